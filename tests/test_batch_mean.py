@@ -256,7 +256,7 @@ def test_an_axis_of_the_mesh_is_no_part_of_a_step():
     with pytest.raises(UserError, match=named):
         step(np.ones(2, np.float32))
     with pytest.raises(UserError, match=named):  # The record of a run is made without a mesh.
-        jax.eval_shape(ensemble.step_of_one, jax.tree.map(lambda leaf: leaf[0], state), BATCHES[0])
+        jax.eval_shape(step_of_one(ensemble), jax.tree.map(lambda leaf: leaf[0], state), BATCHES[0])
 
 
 @pytest.mark.parametrize(("microbatches", "ratio"), [(1, False), (1, True), (2, True)])

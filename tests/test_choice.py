@@ -13,9 +13,9 @@ import pytest
 import networks
 from dist_ens import cluster
 from dist_ens.config import Experiment
+from dist_ens.config.execution_spec import LOWERINGS
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble import select_execution as choice
-from dist_ens.execution import apply as executions
 from dist_ens.execution import autotune
 from dist_ens.experiment.train import train
 from dist_ens.layout import BATCHES, Layout
@@ -69,9 +69,7 @@ def test_a_step_of_members_in_waves_is_that_of_all_waves(monkeypatch):
 
     monkeypatch.setattr(autotune, "timed", of_one_wave)
     ensemble, state, batches = program(networks.mlp, num_members=4)
-    chosen, why = choice.choose(
-        dataclasses.replace(ensemble, waves=2), state, batches, num_steps=100
-    )
+    chosen, why = choice.choose(ensemble.replace(waves=2), state, batches, num_steps=100)
     assert (chosen.execution, chosen.waves) == ("vmap", 2)
     assert [*why.step_secs.values()] == [2.0, 6.0]
 
@@ -312,8 +310,13 @@ def test_a_run_goes_on_on_the_cores_it_began_with(cores, tmp_path):
     assert anew.ensemble.layout.mesh.size == 4
 
 
-def raising(*arrays, **params):
-    raise NotImplementedError("this lowering has no such product\nand more lines")
+def raises(monkeypatch, name):
+    """Lets the rule of a lowering raise an error."""
+
+    def rule(*arrays, **params):
+        raise NotImplementedError("this lowering has no such product\nand more lines")
+
+    monkeypatch.setitem(LOWERINGS, name, dataclasses.replace(LOWERINGS[name], rule=rule))
 
 
 def solving():
@@ -336,7 +339,7 @@ def test_a_network_that_solves_a_linear_system_is_trained_in_every_candidate():
 
 
 def test_a_candidate_that_raises_is_left_out_and_said(monkeypatch):
-    monkeypatch.setitem(executions._RULES, "flat", raising)
+    raises(monkeypatch, "flat")
     ensemble, state, batches = program(networks.transformer)
     names = candidates(ensemble, state, batches)
     assert names[0] == "vmap+flat"
@@ -351,8 +354,8 @@ def test_a_candidate_that_raises_is_left_out_and_said(monkeypatch):
 
 
 def test_where_all_candidates_raise_the_reference_is_taken(monkeypatch):
-    monkeypatch.setitem(executions._RULES, "canonical", raising)
-    monkeypatch.setitem(executions._RULES, "patches", raising)
+    raises(monkeypatch, "canonical")
+    raises(monkeypatch, "patches")
     ensemble, state, batches = program(networks.convolutional, num_members=17)
     assert all("+" in name for name in candidates(ensemble, state, batches))
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
@@ -362,7 +365,7 @@ def test_where_all_candidates_raise_the_reference_is_taken(monkeypatch):
 
 
 def test_a_rule_that_raises_is_not_taken_where_there_is_no_room_to_time(monkeypatch):
-    monkeypatch.setitem(executions._RULES, "flat", raising)
+    raises(monkeypatch, "flat")
     monkeypatch.setattr(Layout, "free_bytes", lambda self: 0)
     chosen, why = choice.choose(*program(networks.transformer), num_steps=10**9)
     assert chosen.execution == "vmap"
@@ -377,6 +380,6 @@ def test_what_the_network_itself_raises_ends_the_choice(monkeypatch):
     ensemble, state, batches = program(networks.transformer)
     traced = ensemble.traced_update(state, batches)
     monkeypatch.setattr(Ensemble, "traced_update", lambda *_: traced)
-    broken = dataclasses.replace(ensemble, loss=no_loss)
+    broken = ensemble.replace(loss=no_loss)
     with pytest.raises(ZeroDivisionError, match="the loss divides"):
         choice.choose(broken, state, batches, num_steps=10**9)

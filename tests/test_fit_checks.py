@@ -161,7 +161,7 @@ def test_an_objective_may_take_labels_that_are_missing():
         return jnp.where(is_known, whole.example_loss(outputs, jnp.where(is_known, labels, 0)), 0)
 
     objective = dataclasses.replace(whole, example_loss=of_known)
-    ensemble = dataclasses.replace(ensemble, loss=objective)
+    ensemble = ensemble.replace(loss=objective)
     result = fit(ensemble, DATA | {"labels": targets}, steps=2)
     assert np.isfinite(result.state.params["w"]).all()
 

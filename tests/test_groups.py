@@ -309,7 +309,7 @@ def test_groups_that_are_not_alike_are_told():
     ensemble = networks.ensemble_of(member, optax.identity(), Layout.make(4), num_groups=3)
     with pytest.raises(UserError, match="4 members cannot be divided evenly among 3 groups"):
         Evaluator(ensemble, 4)
-    ensemble = dataclasses.replace(ensemble, num_groups=2)
+    ensemble = ensemble.replace(num_groups=2)
     inputs = jax.ShapeDtypeStruct((1, 4), np.float32)
     state = networks.begin(ensemble, inputs, member_ids=[1, 0, 2, 3])
     split = ArraySplit(np.ones((6, 4), np.float32), np.zeros(6, np.int32))

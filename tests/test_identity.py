@@ -1,6 +1,5 @@
 """What would make a member depend on its company, on a column, or on JAX's configuration."""
 
-import dataclasses
 import itertools
 
 import flax.linen as nn
@@ -400,7 +399,7 @@ def restored(ensemble, tmp_path):
 
 
 def moved(ensemble, tmp_path):
-    elsewhere = dataclasses.replace(ensemble, layout=Layout.make(2, devices=jax.devices()[:2]))
+    elsewhere = ensemble.replace(layout=Layout.make(2, devices=jax.devices()[:2]))
     return ensemble.layout.moved(networks.begin(elsewhere, INPUTS), MEMBERS)
 
 

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import dist_ens as de
+from dist_ens.ensemble.initial_state import inputs_of
 from dist_ens.errors import UserError
 
 try:
@@ -270,7 +271,7 @@ def test_init_and_apply_of_a_network_are_given_the_same(batch):
         return params.sum(), (model_state, {})
 
     ensemble = ensemble_of((init, apply), loss=loss_fn)
-    inputs = ensemble.inputs_of(batch)
+    inputs = inputs_of(ensemble, batch)
     assert inputs is (X if batch is DATA else batch)
     ensemble.predict(ensemble.init(batch), inputs)
     assert jax.tree.structure(seen[0]) == jax.tree.structure(seen[-1])

@@ -111,6 +111,12 @@ def as_batches(batches: CallBatches | PyTree) -> CallBatches:
     return batches if isinstance(batches, Batches | MemberBatches | Drawn) else Batches(batches)
 
 
+def rows_of(batch: Shapes) -> int | None:
+    """Returns the number of rows that every leaf of a batch has; None if they do not agree."""
+    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    return lengths.pop()[0] if len(lengths) == 1 and lengths != {()} else None
+
+
 def steps_in(batches: CallBatches | PyTree) -> int:
     """Returns the number of steps of a call, from its batches or their shapes."""
     if isinstance(batches, Drawn):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.config.failure_policy import FailurePolicy
-from dist_ens.ensemble.conditional_update import Updated, taken_if
+from dist_ens.ensemble.conditional_update import Updated, apply_update
 from dist_ens.errors import UserError
 from dist_ens.layout import to_host
 from dist_ens.state import State
@@ -186,11 +186,11 @@ def taken_unless_failed(
     record, loss = state.failures, metrics.get("loss", jnp.float32(0))
     cause = _cause_of(policy, record, loss, jnp.where(is_finite, 0, cause_otherwise))
     takes = (cause == 0) & ~record.is_frozen
-    new = taken_if(take)(takes, Updated.of(state), *args)
+    new = apply_update(take, takes, Updated.of(state), *args)
     record = _recorded(policy, record, state.step + 1, jnp.where(record.is_frozen, 0, cause))
     if policy.loss_threshold is not None:
         record = _with_loss(record, loss, takes)
-    state = new.put_in(state)._replace(failures=record)
+    state = new.merged_into(state)._replace(failures=record)
     counts = {FAILED_UPDATES: record.num_failures, IS_FROZEN: record.is_frozen}
     return state, {**metrics, **{n: leaf.astype(jnp.float32) for n, leaf in counts.items()}}
 

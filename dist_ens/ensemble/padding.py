@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dist_ens.ensemble.batches import rows_of
 from dist_ens.errors import UserError
 from dist_ens.layout import BATCH, Layout
-from dist_ens.state import refuse_lists
+from dist_ens.state import described, refuse_lists
 from dist_ens.types import Array, Inputs, Leaf, Outputs
 
 
@@ -30,17 +31,12 @@ def padded_inputs(layout: Layout, inputs: Inputs) -> tuple[Inputs, int]:
     if layout.holds(inputs) and inputs.ndim and _is_whole(inputs.shape[0], layout):
         return inputs, inputs.shape[0]
     refuse_lists(inputs, "the argument inputs")
-    leaves = jax.tree.leaves(inputs)
-    lengths = {np.shape(leaf)[:1] for leaf in leaves}
-    if len(lengths) != 1 or lengths == {()}:
-        shapes = ", ".join(str(list(np.shape(leaf))) for leaf in leaves) or "none"
-        raise UserError(
-            f"The inputs have leaves of shapes {shapes}. Give arrays [batch, ...] with one row for "
-            "each example."
-        )
-    size = lengths.pop()[0]
+    size = rows_of(inputs)
     if not size:
-        raise UserError("The inputs have no examples. Give at least one.")
+        raise UserError(
+            f"The inputs are {described(inputs)}. Give arrays [batch, ...] with one row for each "
+            "example, and at least one."
+        )
     padded_size = layout.data_axis
     while padded_size < size:
         padded_size *= 2
@@ -62,12 +58,7 @@ def _filled_up(leaf: Leaf, size: int) -> Array:
 
 
 def unpadded(outputs: Outputs, size: int | None) -> Outputs:
-    """Returns outputs without those of the padding.
-
-    Args:
-        outputs: Pytree of arrays, leaves [members, batch, ...].
-        size: Number of examples before padding. None if nothing was padded.
-    """
+    """Returns outputs [members, batch, ...] of `size` examples; None if nothing was padded."""
     if size is None:
         return outputs
 

@@ -192,6 +192,6 @@ def _scans(
     """
     if count == 1 or execution.steps is not None:
         return count > 1 and execution.steps == "scanned"
-    if layout.platform != "cpu" or execution.convolutions == "canonical":
+    if layout.platform != "cpu" or "canonical" in execution.lowerings:
         return True
     return not contains(jax.make_jaxpr(update_one)(state, at), CONVOLUTION)

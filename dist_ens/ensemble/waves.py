@@ -18,12 +18,7 @@ from dist_ens.types import Inputs, Metrics, PyTree, Specs, Tree
 
 
 def update_in_waves(waves: Waves, update: Update) -> Update:
-    """Returns an update of members that wait in the hosts' memory; see `Ensemble.update_steps`.
-
-    Args:
-        waves: Division of the members into waves.
-        update: Update of the members of one wave.
-    """
+    """Returns the update of members that wait in the hosts' memory, from that of one wave."""
 
     def update_all(state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
         states, metrics = [], []

@@ -12,7 +12,7 @@ from dist_ens import progress
 from dist_ens.data import ArraySplit, Spec, Split, evaluation_batches
 from dist_ens.data.source_check import check_parts
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.argument_checks import check_ids_of_groups
+from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.errors import BrokenMembersError, UserError, counted, first_line
 from dist_ens.evaluation.label_checks import (

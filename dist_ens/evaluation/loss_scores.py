@@ -16,8 +16,8 @@ from dist_ens import cluster, progress
 from dist_ens.config.execution_spec import Execution
 from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.initial_state import shapes_of
-from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.optimizer import evaluation_params
 from dist_ens.ensemble.waves import results_in_waves
 from dist_ens.errors import UserError, first_line
@@ -242,7 +242,7 @@ class _Programs:
 
 def _programs_of(ensemble: Ensemble) -> _Programs:
     # They do not depend on the execution, so that the ensemble that `fit` makes has the same.
-    kept = ensemble.on(ensemble.layout, "map").evaluation_programs
+    kept = ensemble.on(ensemble.layout, "map").programs.evaluation
     if "loss" not in kept:
         kept["loss"] = _Programs(ensemble)
     return kept["loss"]
@@ -250,7 +250,7 @@ def _programs_of(ensemble: Ensemble) -> _Programs:
 
 def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
     """Returns the function of a member and a batch that computes the loss and its scalars."""
-    loss, num_groups, given = ensemble.bare_loss, ensemble.num_groups, ensemble.loss
+    loss, num_groups, given = ensemble.programs.bare_loss, ensemble.num_groups, ensemble.loss
     takes_train = callable(given) and switch_arguments(given, False, given=4)
 
     @pinned_generator()

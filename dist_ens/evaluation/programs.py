@@ -363,10 +363,10 @@ def programs_of(
         metrics: See `Programs`.
         left_out: See `Programs`.
     """
-    kept = ensemble.evaluation_programs.get("scores")
+    kept = ensemble.programs.evaluation.get("scores")
     if kept is None or not kept.are_of(distribution, metrics, left_out):
         kept = Programs(ensemble, distribution, metrics, left_out)
-        ensemble.evaluation_programs["scores"] = kept
+        ensemble.programs.evaluation["scores"] = kept
     return kept
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from dist_ens.data import LabelScaledSplit, Source, Spec, Split, Standardization, TreeSplit
 from dist_ens.data.class_names import are_names, listed, with_class_numbers
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.argument_checks import rows_of
+from dist_ens.ensemble.batches import rows_of
 from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.ensemble.own_step import loss_of_scoring
 from dist_ens.errors import UserError, kind_of
@@ -124,11 +124,11 @@ def _scored_by(
             "objective and eval_loss score an ensemble that Ensemble.from_step made. This one is "
             "scored by its loss. Leave them out."
         )
-    kept, key = ensemble.evaluation_programs, (objective, eval_loss)
+    kept, key = ensemble.programs.evaluation, (objective, eval_loss)
     if "scored_by" not in kept or kept["scored_by"][0] != key:
         has_apply = ensemble.member.has_apply
         loss = loss_of_scoring(objective, eval_loss, has_apply=has_apply)
-        scored = dataclasses.replace(ensemble, loss=loss)
+        scored = ensemble.replace(loss=loss)
         kept["scored_by"] = key, scored
     return kept["scored_by"][1]
 

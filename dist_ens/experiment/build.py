@@ -379,5 +379,5 @@ def _step_of(run: Run, ensemble: Ensemble, batch: Batch) -> str:
     # The ranges of the inputs belong to the data, so the fingerprint must not depend on them.
     ranges = np.ones((run.spec.num_groups, *run.spec.input_shape), np.float32)
     # The policy for failures may change on resume.
-    plain = dataclasses.replace(ensemble, methods=methods_of(run, ranges), failures=None)
+    plain = ensemble.replace(methods=methods_of(run, ranges), failures=None)
     return fingerprint_of_step(plain, batch)

@@ -9,7 +9,7 @@ from dist_ens.commands import quoted
 from dist_ens.config import Experiment
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.argument_checks import check_microbatches
+from dist_ens.ensemble.checks import check_microbatches
 from dist_ens.errors import UserError, counted, first_line
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCH, REPLICATED, device_bytes

@@ -20,7 +20,7 @@ from dist_ens.config import DataConfig, Experiment, differences_on_resume
 from dist_ens.config.checks import MOST
 from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source, Spec, open_source
-from dist_ens.ensemble.argument_checks import check_ids_of_groups
+from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.errors import UserError
 from dist_ens.experiment.checks import require_own_keys, require_trained_on
 from dist_ens.experiment.config_file import EXPERIMENT

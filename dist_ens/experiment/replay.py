@@ -101,11 +101,8 @@ def replay(
     ranges = source.input_ranges() if run.experiment.loss.adversarial else None
     seed = run.experiment.seed if lineage.seed is None else lineage.seed
     layout = Layout.make(1, devices=jax.local_devices()[:1])
-    alone = dataclasses.replace(
-        build_ensemble(run, layout, finished.parts, ranges),
-        seed=seed,
-        member_ids=(lineage.original_id,),
-        waves=1,
+    alone = build_ensemble(run, layout, finished.parts, ranges).replace(
+        seed=seed, member_ids=(lineage.original_id,), waves=1
     )
     result = fit(
         alone,

@@ -11,7 +11,7 @@ from dist_ens.layout.specs import BATCH, BATCHES, DATA
 from dist_ens.types import PyTree, Tree
 
 
-def dealing_program(layout: Layout) -> Callable[[PyTree, jax.Array], PyTree]:
+def redistribution_program(layout: Layout) -> Callable[[PyTree, jax.Array], PyTree]:
     """Returns the program that gathers batches from a sharded split: `deal(parts, indices)`.
 
     `parts` has leaves [examples, ...] with the spec `BATCH`. `indices` holds the positions of the

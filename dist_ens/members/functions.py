@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -99,34 +99,24 @@ def from_init_and_apply(
         init: Initialiser in either form.
         apply: Forward pass for a batch, in the same form. Default: the member cannot predict.
 
-    Returns:
-        The member.
-
     Raises:
         UserError: If a function has the wrong number of parameters, or the form is not clear.
     """
     is_full = _is_full(init, apply)
-    if not is_full and call_error(init, 1):
-        raise UserError(
-            f"The function init has the parameters {_parameters(init)}. It must be "
-            f"{_FULL_INIT}, with () for no model state, or {_SHORT_INIT}. Change its parameters."
-        )
-    if apply is None:
-        make = _from_full_functions if is_full else from_functions
-        return dataclasses.replace(make(init, _missing_apply), name=name_of(init), has_apply=False)
-    if is_full:
-        if call_error(apply, 5):
+    make = _from_full_functions if is_full else from_functions
+    for name, fn, error in (
+        ("init", init, None if is_full else call_error(init, 1)),
+        ("apply", apply, apply and (call_error(apply, 5) if is_full else _short_error(apply))),
+    ):
+        if error:
             raise UserError(
-                f"The function apply has the parameters {_parameters(apply)}. With {_FULL_INIT} "
-                f"it must be {_FULL_APPLY}. With {_SHORT_INIT} it may be {_SHORT_APPLY}."
+                f"The function {name} has the parameters {_parameters(fn)}. The two functions must "
+                f"be {_FULL_INIT} with () for no model state, and {_FULL_APPLY}; or {_SHORT_INIT} "
+                f"and {_SHORT_APPLY}."
             )
-        return _from_full_functions(init, apply)
-    if _short_error(apply):
-        raise UserError(
-            f"The function apply has the parameters {_parameters(apply)}. With {_SHORT_INIT} it "
-            f"must be {_SHORT_APPLY}. With {_FULL_INIT} it must be {_FULL_APPLY}."
-        )
-    return from_functions(init, apply)
+    if apply is None:
+        return dataclasses.replace(make(init, _missing_apply), name=name_of(init), has_apply=False)
+    return make(init, apply)
 
 
 def _from_full_functions(init: Callable[..., object], apply: Callable[..., object]) -> Member:
@@ -152,12 +142,7 @@ def _missing_apply(*_: object) -> NoReturn:
 
 
 def _two_of(returned: object, signature: str) -> tuple[PyTree, PyTree]:
-    """Returns the return value of a function, and raises a `UserError` unless it is a pair.
-
-    Args:
-        returned: Return value of the function.
-        signature: Required signature of the function, for error messages.
-    """
+    """Returns what a function of a signature returned, if it is a pair."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
         raise UserError(
@@ -168,11 +153,7 @@ def _two_of(returned: object, signature: str) -> tuple[PyTree, PyTree]:
 
 
 def _is_full(init: Callable[..., object], apply: Callable[..., object] | None) -> bool:
-    """Returns whether `init` has the full form; see `from_init_and_apply`.
-
-    Raises:
-        UserError: If `init` may have either form.
-    """
+    """Returns whether `init` has the full form; see `from_init_and_apply`."""
     if call_error(init, 2) or call_error(init, 1):
         return not call_error(init, 2)
     if apply is not None and bool(call_error(apply, 5)) != bool(_short_error(apply)):
@@ -197,6 +178,6 @@ def _short_error(apply: Callable[..., object]) -> str | None:
     return call_error(apply, 2, [*switch_arguments(apply, True)])
 
 
-def _parameters(fn: Callable[..., object]) -> str:
+def _parameters(fn: Any) -> str:
     """Returns the names of a function's parameters, for messages."""
     return f"({', '.join(inspect.signature(fn).parameters)})"

@@ -4,10 +4,7 @@ import inspect
 
 from dist_ens.errors import UserError
 from dist_ens.members.member import Member, require_parameters
-from dist_ens.members.modes import (
-    input_arguments,
-    switch_arguments,
-)
+from dist_ens.members.modes import input_arguments, switch_arguments
 from dist_ens.types import Inputs, Key, ModelState, Network, Outputs, Params
 
 

@@ -176,7 +176,7 @@ class Planner:
         members = planned.members_at_once
         # XLA counts the body of a loop once, whatever its length, so there is no loop over steps.
         way = dataclasses.replace(Execution.parse(planned.execution), steps=None)
-        dispatched, canonical = way.members == "loop", way.convolutions == "canonical"
+        dispatched, canonical = way.members == "loop", "canonical" in way.lowerings
         given_to = self._one_member(ensemble, ensemble.microbatches) if dispatched else ensemble
         program = self._compiled(planned, given_to, _unrolled(way) if dispatched else way)
         over_members = way.members in ("map", "chunk") and members > 1
@@ -184,7 +184,8 @@ class Planner:
         # For the same reason there is no loop over members, over microbatches, or over examples in
         # the gradient of a kernel.
         if over_members or ensemble.microbatches > 1 or canonical:
-            plain = dataclasses.replace(way, convolutions=None) if canonical else way
+            others = tuple(name for name in way.lowerings if name != "canonical")
+            plain = dataclasses.replace(way, lowerings=others)
             # A device computes the indices of a shared order once, and not for each member.
             shared = over_members and not self.per_member
             given = dataclasses.replace(planned, place=Placement.STREAMED) if shared else planned
@@ -235,11 +236,11 @@ class Planner:
         """
         rows = ensemble.layout.ensemble_axis
         alone = self.make_ensemble(self._layout(rows, rows))
-        return dataclasses.replace(alone, microbatches=microbatches)
+        return alone.replace(microbatches=microbatches)
 
     def _compiled(self, planned: PlannedMesh, ensemble: Ensemble, way: Execution) -> Any:
         """Returns the compiled update of one step."""
-        ensemble = dataclasses.replace(ensemble, execution=str(way))
+        ensemble = ensemble.replace(execution=str(way))
         state, batches = self._abstract_state(ensemble), self._batches(ensemble, planned.place, 1)
         update: Any = ensemble.update_steps  # Of one wave it is a jitted program.
         return update.lower(state, batches).compile()

@@ -12,8 +12,7 @@ from typing_extensions import override
 from dist_ens.data import calls
 from dist_ens.data.class_names import are_names
 from dist_ens.ensemble import Batches
-from dist_ens.ensemble.argument_checks import rows_of
-from dist_ens.ensemble.batches import CallBatches
+from dist_ens.ensemble.batches import CallBatches, rows_of
 from dist_ens.errors import RunError, UserError, counted
 from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.host_keys import dtype_in_jax

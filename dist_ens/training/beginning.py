@@ -17,6 +17,7 @@ from dist_ens.config.execution_spec import AUTO
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.failures import saved_structures
+from dist_ens.ensemble.microbatch_check import microbatch_warning
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.errors import UserError, counted
 from dist_ens.json_text import Json
@@ -149,7 +150,7 @@ def begin_run(
         ensemble = chosen
     if ensemble.microbatches > 1 and restored is None and first_step < last_step:
         first = next(batches)
-        warning = ensemble.microbatch_warning(state, first)
+        warning = microbatch_warning(ensemble, state, first)
         if warning is not None:
             warn(warning)
         batches = _with_first(first, batches)
@@ -224,7 +225,7 @@ def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
     ids = ensemble.ids.tolist()
     there = [member for member in opened.members if member.member_id in ids]
     kept = [member.member_id for member in there if member.dropped_step is None]
-    drops = ensemble.failure_policy.policy == "drop" and ensemble.num_groups == 1
+    drops = ensemble.failures.policy == "drop" and ensemble.num_groups == 1
     if not drops:
         gone = [member_id for member_id in ids if member_id not in {m.member_id for m in there}]
         if gone and len(there) == len(opened.members):
@@ -262,7 +263,7 @@ def _layout_of_fewer(layout: Layout, num_members: int) -> Layout | None:
 def _of_members(ensemble: Ensemble, member_ids: list[int], layout: Layout | None) -> Ensemble:
     """Returns an ensemble of some members, in as many waves, on a layout or the default one."""
     some = ensemble.with_members(member_ids)
-    return dataclasses.replace(some, layout=layout or some.layout, waves=ensemble.waves)
+    return some.replace(layout=layout or some.layout, waves=ensemble.waves)
 
 
 def _with_first(first: CallBatches, rest: Iterator[CallBatches]) -> Iterator[CallBatches]:

@@ -12,7 +12,8 @@ from dist_ens.config import MOST_STEPS, whole_number
 from dist_ens.config.checks import require_coefficient
 from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.loss_checks import explained_errors, refuse_tracers
+from dist_ens.ensemble.checks import explained_errors
+from dist_ens.ensemble.initial_state import inputs_of
 from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.evaluation import label_checks
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, specs_of_batch
@@ -211,14 +212,14 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
     step = layout.map_rows(
         lambda state, batch, index: jax.tree.map(
             lambda leaf: leaf[None],
-            ensemble.step(jax.tree.map(lambda leaf: leaf[0], state), batch, index),
+            ensemble.programs.step(jax.tree.map(lambda leaf: leaf[0], state), batch, index),
         ),
         in_specs=(MEMBERS, specs, BATCH),
         out_specs=MEMBERS,
     )
     try:
         with explained_errors():
-            refuse_tracers(jax.make_jaxpr(step)(state, batch, index).consts)
+            jax.make_jaxpr(step)(state, batch, index)
     except UserError:
         raise
     except Exception as error:  # The network and the loss of a user may raise anything.
@@ -231,7 +232,7 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
 def _check_outputs(ensemble: Ensemble, state: State, train: TrainingData) -> None:
     """Raises a `UserError` unless the objective takes the network's outputs and the labels."""
     objective, batch = ensemble.trained_objective, train.batch
-    inputs = ensemble.inputs_of(batch)
+    inputs = inputs_of(ensemble, batch)
 
     def outputs(state: State, inputs: Inputs) -> Outputs:
         one = jax.tree.map(lambda leaf: leaf[0], state)

@@ -85,7 +85,7 @@ class FailedMembers:
     ) -> None:
         self._ensemble = ensemble
         self._member_ids: Sequence[int] = ensemble.ids.tolist()
-        self._policy = ensemble.failure_policy
+        self._policy = ensemble.failures
         self._restarts, self._say, self._opened = restarts, say, opened
         count = ensemble.num_members
         # A thread that saves may read metrics while the loop acts.

@@ -12,13 +12,14 @@ from dist_ens import cluster
 from dist_ens.callbacks import ProgressBar, RunInfo
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.argument_checks import rows_of
+from dist_ens.ensemble.batches import rows_of
 from dist_ens.ensemble.failures import FailedMember
 from dist_ens.ensemble.memory import explained_memory
 from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.evaluation.label_checks import check_inputs
 from dist_ens.json_text import Json, JsonDict
+from dist_ens.layout import holdings
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import checked_metrics
 from dist_ens.peers import Peers
@@ -276,7 +277,7 @@ def fit(
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
         if Peers.current is not None:
-            Peers.current.hold(ensemble.layout.holdings())
+            Peers.current.hold(holdings(ensemble.layout))
         opened = None
         if checkpoints is not None and record is not None:
             opened = stack.enter_context(
@@ -300,7 +301,7 @@ def fit(
         )
         for note in opened.notes if opened else ():
             say(f"Note: {note}")
-        rolls_back = ensemble.failure_policy.policy == "rollback"
+        rolls_back = ensemble.failures.policy == "rollback"
         if rolls_back and checkpoints is not None and checkpoints.keep == 1:
             say(
                 "Note: checkpoint.keep=1 keeps one checkpoint. A save between a failure and the "
@@ -346,7 +347,7 @@ def fit(
         )
 
         if Peers.current is not None:
-            Peers.current.hold(begun.ensemble.layout.holdings())
+            Peers.current.hold(holdings(begun.ensemble.layout))
 
         # 3. The loop: evaluate, save, take the batch, update.
         stop.listen()  # A signal before this line ends the process, as no progress is lost.
@@ -363,7 +364,7 @@ def fit(
             f"{outcome.step:,} of {last_step:,}. Look for NaN in the data, lower the learning "
             "rate, or clip the gradients."
         )
-    if outcome.failed and ensemble.failure_policy.is_checked:
+    if outcome.failed and ensemble.failures.is_checked:
         say(_told_of_failures(outcome.failed))
     if outcome.stopped_by is not None:
         say(_end_of(outcome, run))

@@ -376,7 +376,7 @@ class Loop:
             scores=self._saved_scores(step),
             host_files=host_files,
             # Only `rollback` asks for it.
-            is_due=is_due or self._info.ensemble.failure_policy.policy != "rollback",
+            is_due=is_due or self._info.ensemble.failures.policy != "rollback",
             after=after,
             late_files=self._failures.file_at(step),
             is_wanted=is_wanted,

@@ -1,6 +1,5 @@
 """Restart of single members from their last checkpoint, or from a new seed."""
 
-import dataclasses
 from collections.abc import Callable, Collection, Sequence
 
 import jax
@@ -67,7 +66,7 @@ class MemberRestarts:
         for position in positions:  # Each member has a seed of its own.
             count = int(record.num_restarts[position])
             seed = seed_of_restart(ensemble.seed, int(ensemble.ids[position]), count)
-            other = dataclasses.replace(ensemble, seed=seed).init(self._batch)
+            other = ensemble.replace(seed=seed).init(self._batch)
             state = self._exchanged(state, _with_label_scale_of(state, other), {position})
             told[position] = f"it starts again from the seed {seed} after step {step:,}."
         return state, told

@@ -1,10 +1,17 @@
-"""Slices of an array at one position of every window."""
+"""Shapes on which several lowerings depend: the windows of an array, and the vectors of a CPU."""
 
 import itertools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from numpy.typing import DTypeLike
+
+from dist_ens.types import Leaf
+
+# The widest vectors hold this number of float32 values.
+VECTOR = 16
 
 
 def slices(
@@ -44,3 +51,11 @@ def slices(
             )
         )
     return found
+
+
+def is_float32(
+    lhs: Leaf, rhs: Leaf, *, preferred_element_type: DTypeLike | None, **_: object
+) -> bool:
+    """Returns whether both factors and their product are float32."""
+    types = lhs.dtype, rhs.dtype, preferred_element_type or lhs.dtype
+    return all(dtype == jnp.float32 for dtype in types)
