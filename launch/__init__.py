@@ -23,7 +23,6 @@ VERBS = (
     "slurm",
     "k8s",
     "tpu",
-    "sky",
 )
 
 
