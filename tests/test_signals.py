@@ -20,7 +20,7 @@ from dist_ens.checkpoint import read_newest
 from dist_ens.config import Experiment
 from dist_ens.data import Split, open_source
 from dist_ens.experiment.train import train
-from dist_ens.first_signal import COPY_SECS
+from dist_ens.stop_signal import COPY_SECS
 from test_cluster import free_port
 from test_hosts import codes, log, wait_for
 
@@ -330,7 +330,7 @@ def test_an_interrupt_after_the_work_of_a_command_keeps_its_exit_code():
         "def exit_code(code):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    return code\n"
-        "cli.ends.exit_code = exit_code\n"
+        "cli.stdio.exit_code = exit_code\n"
         "cli.run(lambda: 0, joins_cluster=lambda: False)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
