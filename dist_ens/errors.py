@@ -3,11 +3,12 @@
 A message says what is wrong, with the values, and then what to do.
 """
 
+import difflib
 import enum
 import errno
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dist_ens.commands import printable
@@ -115,6 +116,16 @@ def code_of_write(error: BaseException) -> ExitCode:
         return error.exit_code
     is_full = any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
     return ExitCode.DISK_FULL if is_full else ExitCode.FAULT
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns a question with the nearest known name, or the empty string.
+
+    >>> did_you_mean("learnig_rate", ["learning_rate", "momentum"])
+    " Did you mean 'learning_rate'?"
+    """
+    near = difflib.get_close_matches(name, [*known], n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def counted(count: int, noun: str) -> str:

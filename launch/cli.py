@@ -20,8 +20,7 @@ from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
 from dist_ens.commands import printable, quoted
 from dist_ens.compile_cache import use_compile_cache
-from dist_ens.config import did_you_mean
-from dist_ens.errors import ExitCode, RunError, UserError, code_of_write, first_line
+from dist_ens.errors import ExitCode, RunError, UserError, code_of_write, did_you_mean, first_line
 from dist_ens.paths import given_path, shortened
 from dist_ens.stop_signal import StopSignal
 from launch import hosts, signals, stdio

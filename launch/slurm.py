@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from dist_ens.commands import command_line
-from dist_ens.config import did_you_mean
-from dist_ens.errors import RunError, UserError, counted, first_line
+from dist_ens.errors import RunError, UserError, counted, did_you_mean, first_line
 from dist_ens.exit_codes import ExitCode
 from dist_ens.paths import shortened
 from launch import cli, ends, signals

@@ -4,8 +4,7 @@ import re
 from collections.abc import Sequence
 
 from dist_ens.commands import command_line
-from dist_ens.config import did_you_mean
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, did_you_mean
 from dist_ens.paths import require_local, shortened
 
 # Verbs that the processes of a cluster can run together.

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from dist_ens.commands import command_line
-from dist_ens.config import did_you_mean
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, did_you_mean
 from dist_ens.paths import shortened
 from launch import cli, signals
 from launch.rendered import filled

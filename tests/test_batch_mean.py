@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import dist_ens as de
+from dist_ens.ensemble.programs import step_of_one
 from dist_ens.errors import UserError
 from dist_ens.losses import Ratio, batch_mean
 from dist_ens.randomness import EXAMPLES, INIT, member_key

@@ -17,21 +17,18 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.config import DataConfig, Experiment
-from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import (
     ArraySplit,
     Source,
     Spec,
     calls,
     convert_inputs,
-    describe_source,
     evaluation_batches,
-    open_source,
     source_of_arrays,
     training_batches,
 )
 from dist_ens.errors import UserError
+from dist_ens.experiment import DataConfig, Experiment, OwnParts, describe_source, open_source
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import saved_run
 from dist_ens.sampling import Order
@@ -197,8 +194,8 @@ def test_an_image_feature_is_decoded_without_tensorflow():
 def test_reading_tfds_imports_no_tensorflow(tfds_folder):
     code = (
         "import sys\n"
-        "from dist_ens.config import DataConfig\n"
-        "from dist_ens.data import open_source\n"
+        "from dist_ens.experiment import DataConfig\n"
+        "from dist_ens.experiment import open_source\n"
         f"s = open_source(DataConfig(source='tfds:tiny_digits', data_dir={str(tfds_folder)!r}))\n"
         "print(len(s.train), 'tensorflow' in sys.modules)"
     )
@@ -793,6 +790,8 @@ def test_a_network_or_an_experiment_that_is_none_is_refused(tmp_path):
         UserError, match="lambda> makes an object of type .*, which cannot be called with inputs"
     ):
         train(Experiment(steps=1), tmp_path / "run", parts=OwnParts(member=lambda x: x))
-    with pytest.raises(UserError, match="experiment is a dict, not a dist_ens.config.Experiment"):
+    with pytest.raises(
+        UserError, match="experiment is a dict, not a dist_ens.experiment.Experiment"
+    ):
         train({"steps": 1}, tmp_path / "run")
     assert not (tmp_path / "run").exists()

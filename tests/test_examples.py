@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dist_ens.config import DataConfig
-from dist_ens.data import open_source
+from dist_ens.experiment import DataConfig, open_source
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 

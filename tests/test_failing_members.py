@@ -21,8 +21,7 @@ from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.callbacks.records import shown_loss
 from dist_ens.checkpoint import OpenCheckpoints, read_lineages
-from dist_ens.config import Experiment
-from dist_ens.config.failure_policy import POLICIES
+from dist_ens.ensemble.failure_policy import POLICIES
 from dist_ens.ensemble.failures import (
     CAUSES,
     HISTORY,
@@ -36,6 +35,7 @@ from dist_ens.ensemble.failures import (
 )
 from dist_ens.errors import RunError, UserError
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
 from dist_ens.layout import Waves
 from dist_ens.report.page import write_page

@@ -13,24 +13,24 @@ from scipy.special import log_softmax
 from sklearn.preprocessing import StandardScaler
 
 import networks
-from dist_ens.config import (
+from dist_ens.data import (
+    ArraySplit,
+    Source,
+    Spec,
+    evaluation_batches,
+)
+from dist_ens.errors import UserError
+from dist_ens.evaluation import Evaluator, curves_of
+from dist_ens.experiment import (
     CheckpointConfig,
     DataConfig,
     Experiment,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
-)
-from dist_ens.data import (
-    ArraySplit,
-    Source,
-    Spec,
     describe_source,
-    evaluation_batches,
     open_source,
 )
-from dist_ens.errors import UserError
-from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import Layout

@@ -251,7 +251,7 @@ def test_a_signal_to_one_host_before_the_first_step_ends_all_with_its_code(tmp_p
 SLOW_DATA = """
 import dataclasses, pathlib, runpy, time
 import jax
-from dist_ens.data import open_source
+from dist_ens.experiment import open_source
 
 class SlowSplit:
     in_memory = False  # So that the hosts read the examples of each step.

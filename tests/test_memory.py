@@ -9,15 +9,14 @@ import pytest
 
 import dist_ens as de
 import networks
-from dist_ens.config import Experiment, ModelConfig
 from dist_ens.data import Spec
 from dist_ens.errors import RunError, UserError
+from dist_ens.experiment import Experiment, ModelConfig, make_model
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import Member, from_linen, rematerialized, with_compute_dtype
-from dist_ens.models import make_model
 
 
 def updated(network, *, change=lambda member: member, microbatches=1, mesh=(2, 2), steps=3):

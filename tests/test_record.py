@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest
-from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import source_of_arrays
 from dist_ens.errors import RunError, UserError
+from dist_ens.experiment import OwnParts
 from dist_ens.experiment.build import build_ensemble, identified
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train

@@ -17,8 +17,8 @@ import pytest
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.checkpoint import read_newest
-from dist_ens.config import Experiment
-from dist_ens.data import Split, open_source
+from dist_ens.data import Split
+from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.train import train
 from dist_ens.stop_signal import COPY_SECS
 from test_cluster import free_port
@@ -30,8 +30,8 @@ SAVED_LIMIT_SECS, AT_ONCE_SECS = 30, 5
 CONFIG = """
 import dataclasses, os, pathlib, signal, time, zlib
 import jax, jax.numpy as jnp, numpy as np
-from dist_ens.config import Experiment
-from dist_ens.data import open_source
+from dist_ens.experiment import Experiment
+from dist_ens.experiment import open_source
 
 HERE = pathlib.Path(__file__).parent
 PHASE, STAY_SECS = "{phase}", {stay_secs}

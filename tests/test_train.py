@@ -25,12 +25,11 @@ import networks
 from dist_ens.callbacks import STOP, JsonLines, RunInfo
 from dist_ens.checkpoint import Checkpoints, CheckpointStore
 from dist_ens.checkpoint.manifest import Manifest
-from dist_ens.config import DataConfig, Experiment
-from dist_ens.config.failure_policy import FailurePolicy
-from dist_ens.config.own_parts import OwnParts
-from dist_ens.data import Spec, open_source, source_of_arrays
+from dist_ens.data import Spec, source_of_arrays
+from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.errors import RunError, SaveError, UserError
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment import DataConfig, Experiment, OwnParts, open_source
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import check_room
 from dist_ens.experiment.record import Run

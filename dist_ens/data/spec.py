@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from dist_ens.config import fields_from_record, whole_number
 from dist_ens.data.class_names import listed, require_printable
 from dist_ens.errors import UserError, counted
+from dist_ens.ground.numbers import whole_number
+from dist_ens.ground.records import fields_from_record
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.paths import shortened

@@ -14,9 +14,6 @@ from numpy.typing import DTypeLike
 
 from dist_ens import cluster
 from dist_ens.compile_cache import use_compile_cache_by_default
-from dist_ens.config.checks import MOST_DROPOUT_SAMPLES, MOST_SEED, whole_number
-from dist_ens.config.execution_spec import AUTO, Execution
-from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.data.checks import check_finite_inputs
 from dist_ens.ensemble.batches import CallBatches, rows_of
 from dist_ens.ensemble.checks import (
@@ -28,6 +25,7 @@ from dist_ens.ensemble.checks import (
     checked_methods,
     explained_inputs,
 )
+from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.initial_state import state_from
 from dist_ens.ensemble.optimizer import check_optimizer
@@ -36,10 +34,24 @@ from dist_ens.ensemble.padding import padded_inputs, unpadded
 from dist_ens.ensemble.programs import Programs
 from dist_ens.ensemble.update_steps import Update
 from dist_ens.errors import UserError, counted, kind_of
-from dist_ens.layout import MEMBERS, REPLICATED, Layout, Waves, copied_like, settled, to_host
+from dist_ens.execution.spec import AUTO, Execution
+from dist_ens.ground.numbers import MOST_DROPOUT_SAMPLES, MOST_SEED, whole_number
+from dist_ens.layout import (
+    MEMBERS,
+    REPLICATED,
+    Layout,
+    Waves,
+    copied_like,
+    settled,
+    to_host,
+)
 from dist_ens.losses import Objective, Prediction
 from dist_ens.members import as_member, with_compute_dtype
-from dist_ens.members.label_scale import begin_label_scale, has_label_scale, with_label_scale
+from dist_ens.members.label_scale import (
+    begin_label_scale,
+    has_label_scale,
+    with_label_scale,
+)
 from dist_ens.methods import LossFunction, Method
 from dist_ens.state import State, refuse_lists
 from dist_ens.types import (

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble.conditional_update import Updated, apply_update
+from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.errors import UserError
 from dist_ens.layout import to_host
 from dist_ens.state import State

@@ -10,14 +10,15 @@ import numpy as np
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import FAILED, Lineage
 from dist_ens.commands import quoted
-from dist_ens.config import DataConfig
-from dist_ens.config.failure_policy import FailurePolicy
-from dist_ens.config.own_parts import OwnParts
-from dist_ens.data import Source, Spec, open_source
+from dist_ens.data import Source, Spec
+from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.errors import UserError
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import require_own_keys, require_trained_on
+from dist_ens.experiment.own_parts import OwnParts
+from dist_ens.experiment.schema import DataConfig
+from dist_ens.experiment.sources import open_source
 from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import Layout
 from dist_ens.state import State
@@ -98,10 +99,9 @@ def replay(
     _require_no_rollback(lineage, run.experiment.failures)
     source = open_source(run.experiment.data)
     require_trained_on(run, source)
-    ranges = source.input_ranges() if run.experiment.loss.adversarial else None
     seed = run.experiment.seed if lineage.seed is None else lineage.seed
     layout = Layout.make(1, devices=jax.local_devices()[:1])
-    alone = build_ensemble(run, layout, finished.parts, ranges).replace(
+    alone = build_ensemble(run, layout, finished.parts, source).replace(
         seed=seed, member_ids=(lineage.original_id,), waves=1
     )
     result = fit(

@@ -207,9 +207,7 @@ def _trained_on(experiment: Mapping[str, Json], network: str | None) -> list[tup
     data, loss, optimizer = (experiment[name] for name in ("data", "loss", "optimizer"))
     examples = "" if data["examples"] == "shared" else f", {data['examples']}"
     beside = "".join(
-        f", {name.replace('_', ' ')} {loss[name]:g}"
-        for name in ("label_smoothing", "mixup", "adversarial")
-        if loss[name]
+        f", {name.replace('_', ' ')} {value}" for name, value in loss["options"].items() if value
     )
     schedule = "" if optimizer["schedule"] == "constant" else f", {optimizer['schedule']}"
     return [

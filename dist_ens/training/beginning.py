@@ -13,13 +13,13 @@ import numpy as np
 from dist_ens import cluster
 from dist_ens.checkpoint import OpenCheckpoints, ids_text
 from dist_ens.commands import quoted
-from dist_ens.config.execution_spec import AUTO
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.failures import saved_structures
 from dist_ens.ensemble.microbatch_check import microbatch_warning
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.errors import UserError, counted
+from dist_ens.execution.spec import AUTO
 from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout, connect_hosts, copied_like, to_host
 from dist_ens.members.label_scale import set_label_scale

@@ -8,14 +8,13 @@ import numpy as np
 
 from dist_ens.callbacks.protocol import HOOKS
 from dist_ens.checkpoint import Checkpoints
-from dist_ens.config import MOST_STEPS, whole_number
-from dist_ens.config.checks import require_coefficient
 from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import explained_errors
 from dist_ens.ensemble.initial_state import inputs_of
 from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.evaluation import label_checks
+from dist_ens.ground.numbers import MOST_STEPS, require_coefficient, whole_number
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, specs_of_batch
 from dist_ens.losses import Objective
 from dist_ens.metrics import Metric

@@ -10,8 +10,8 @@ import numpy as np
 
 from dist_ens.checkpoint import OpenCheckpoints, ids_text
 from dist_ens.checkpoint.lineage import FAILED, Event
-from dist_ens.config.failure_policy import OF_FIT
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.failure_policy import OF_FIT
 from dist_ens.ensemble.failures import (
     CAUSES,
     FAILED_UPDATES,

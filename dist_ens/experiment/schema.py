@@ -1,29 +1,18 @@
-"""The sections of an experiment, each checked when it is made."""
+"""The sections of an experiment.
+
+A value is checked by what it stands for, such as the optimizer, when that is made. Only what no
+other place knows is checked here.
+"""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from dist_ens.config.checks import (
-    MOST_DROPOUT_SAMPLES,
-    require,
-    require_coefficient,
-    require_fraction,
-    require_one_of,
-    require_positive,
-)
+from dist_ens.errors import UserError
+from dist_ens.ground.numbers import require_one_of
 
-LOSSES_OF_CLASSES = (
-    "softmax_cross_entropy",
-    "class_mean_cross_entropy",
-    "sigmoid_cross_entropy",
-)
-LOSSES_OF_TARGETS = ("gaussian_nll", "beta_nll", "mse", "pinball")
-LOSSES = LOSSES_OF_CLASSES + LOSSES_OF_TARGETS
 EXAMPLES = ("shared", "permuted", "splits", "bootstrap", "kfold")
 POOLINGS = ("probs", "logits", "vote", "mixture")
-COMPUTE_DTYPES = ("float32", "bfloat16")
 SCHEDULES = ("constant", "linear", "cosine")
 
 
@@ -42,10 +31,6 @@ class LayoutConfig:
 
     ensemble_axis: int | None = None
     waves: int = 1
-
-    def __post_init__(self) -> None:
-        require_positive("layout.ensemble_axis", self.ensemble_axis)
-        require_positive("layout.waves", self.waves)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,30 +82,13 @@ class DataConfig:
     std: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
-        require_positive("data.global_batch_size", self.global_batch_size)
-        require_positive("data.num_classes", self.num_classes)
-        require_positive("data.context_length", self.context_length)
         require_one_of("data.examples", self.examples, EXAMPLES)
-        require(
-            (self.examples == "kfold") == (self.num_folds is not None),
-            "data.num_folds must be set if and only if data.examples='kfold': got data.num_folds="
-            f"{self.num_folds}, data.examples={self.examples!r}. Set --config.data.num_folds=5 "
-            "with --config.data.examples=kfold, or neither.",
-        )
-        require(
-            self.num_folds is None or self.num_folds >= 2,
-            f"data.num_folds must be 2 or more: got {self.num_folds}. 5 is usual.",
-        )
-        require_fraction(
-            "data.validation", self.validation, "0.1 is usual, 0 holds no examples out."
-        )
-        require(
-            self.shuffle or self.examples in ("shared", "bootstrap"),
-            f"data.examples={self.examples!r} needs shuffled examples, and data.shuffle=False. Set "
-            "--config.data.shuffle=True.",
-        )
-        for value in self.std:
-            require_positive("data.std", value)
+        if (self.examples == "kfold") != (self.num_folds is not None):
+            raise UserError(
+                f"data.examples={self.examples!r} and data.num_folds={self.num_folds}: kfold needs "
+                "a number of folds, and the other rules take none. Set "
+                "--config.data.examples=kfold with --config.data.num_folds=5, or neither."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,67 +114,24 @@ class LossConfig:
     Attributes:
         name: Name of the loss. For classes: `softmax_cross_entropy`, `class_mean_cross_entropy`
             (divided by the number of classes) or `sigmoid_cross_entropy`. For real targets:
-            `gaussian_nll`, `beta_nll`, `mse` or `pinball`.
-        beta: Exponent of the variance weighting of `beta_nll`, in [0, 1].
-        levels: Quantile levels of `pinball`, ascending in (0, 1), with 0.5 in the middle.
-        label_smoothing: Label smoothing coefficient, the fraction of each label that is spread
-            evenly over all classes, in [0, 1).
-        mixup: Mixup coefficient alpha. Mixing weights are drawn from Beta(alpha, alpha). 0 disables
-            mixup.
-        adversarial: Step size of adversarial training. The loss is the mean of that of the
-            examples and that of copies, in which each feature is moved by this step in the
-            direction that raises the loss (the fast gradient sign method). The unit is the range
-            of the feature: its largest minus its smallest value over all training examples. 0.01
-            is usual, 0 disables it.
+            `gaussian_nll`, `beta_nll`, `mse` or `pinball`. The name of any function of
+            `dist_ens.losses` that returns an objective is taken too.
+        options: Arguments of that loss, such as `beta` of `beta_nll` and `levels` of `pinball`, and
+            methods that change it, such as `label_smoothing`, `mixup` and `adversarial`. Each is a
+            separate field beside `name`: `loss=dict(name="beta_nll", beta=0.5, mixup=0.2)` in a
+            config file, or `--config.loss.mixup=0.2`. They are listed below. A method with the
+            value 0 is left out.
     """
 
     name: str = "softmax_cross_entropy"
-    beta: float = 0.5
-    levels: tuple[float, ...] = (0.05, 0.5, 0.95)
-    label_smoothing: float = 0.0
-    mixup: float = 0.0
-    adversarial: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_one_of("loss.name", self.name, LOSSES)
-        require(
-            0 <= self.beta <= 1,
-            f"loss.beta must lie in [0, 1]: got {self.beta}. 0.5 is usual, 0 is gaussian_nll.",
-        )
-        for name, of in (("beta", "beta_nll"), ("levels", "pinball")):
-            value, default = getattr(self, name), getattr(type(self), name)
-            require(
-                self.name == of or value == default,
-                f"loss.{name}={value} has no effect with loss.name={self.name}. Set "
-                f'--config.loss.{name}="{default}", or --config.loss.name={of}.',
-            )
-        middle = self.levels[len(self.levels) // 2] if len(self.levels) % 2 else None
-        require(
-            middle == 0.5
-            and list(self.levels) == sorted(set(self.levels))
-            and all(0 < level < 1 for level in self.levels),
-            "loss.levels must ascend in (0, 1), with 0.5 in the middle: got "
-            f'{self.levels}. Try --config.loss.levels="(0.05, 0.5, 0.95)".',
-        )
-        require_fraction(
-            "loss.label_smoothing", self.label_smoothing, "0.1 is usual, 0 disables it."
-        )
-        require(
-            self.label_smoothing == 0 or self.name in LOSSES_OF_CLASSES,
-            f"loss.name={self.name} has no classes whose labels could be smoothed, and "
-            f"loss.label_smoothing={self.label_smoothing}. Set --config.loss.label_smoothing=0.",
-        )
-        for name in ("mixup", "adversarial"):
-            value = getattr(self, name)
-            if value != 0:
-                require_coefficient(f"loss.{name}", value, "Set it to 0 to disable it.")
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The optimizer of every member.
 
-    `dist_ens.optimizers` checks the name and the arguments against Optax's signatures.
+    The name and the arguments are checked against Optax's signatures.
 
     Attributes:
         name: Name of an optimizer in `optax` or `optax.contrib`, such as `adam`.
@@ -239,27 +164,12 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         require_one_of("optimizer.schedule", self.schedule, SCHEDULES)
-        require_positive("optimizer.learning_rate", self.learning_rate)
-        require_positive("optimizer.schedule_steps", self.schedule_steps)
-        require_positive("optimizer.clip_norm", self.clip_norm)
-        require(
-            (self.schedule == "constant") == (self.schedule_steps is None),
-            "optimizer.schedule_steps must be set if and only if the schedule is not constant: got "
-            f"optimizer.schedule={self.schedule!r}, optimizer.schedule_steps="
-            f"{self.schedule_steps}. Set --config.optimizer.schedule_steps with a linear or cosine "
-            "schedule only.",
-        )
-        require(
-            self.schedule == "constant" or self.learning_rate is not None,
-            f"optimizer.schedule={self.schedule!r} has no learning rate to start from. Set "
-            "--config.optimizer.learning_rate.",
-        )
-        require_fraction("optimizer.momentum", self.momentum, "0.9 is usual, 0 disables it.")
-        require(
-            0 <= self.weight_decay < math.inf,
-            f"optimizer.weight_decay must be zero or positive: got {self.weight_decay}. 0 disables "
-            "it.",
-        )
+        if (self.schedule == "constant") != (self.schedule_steps is None):
+            raise UserError(
+                f"optimizer.schedule={self.schedule!r} and optimizer.schedule_steps="
+                f"{self.schedule_steps}: a schedule that decays needs the number of its steps, and "
+                "constant takes none. Set both or neither."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -282,10 +192,6 @@ class ComputeConfig:
     dtype: str = "float32"
     rematerialize: bool = False
     microbatches: int = 1
-
-    def __post_init__(self) -> None:
-        require_one_of("compute.dtype", self.dtype, COMPUTE_DTYPES)
-        require_positive("compute.microbatches", self.microbatches)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -313,12 +219,6 @@ class CheckpointConfig:
     keep_every_steps: int | None = None
     keep_best: str | None = None
     keep_best_of_members: str | None = None
-
-    def __post_init__(self) -> None:
-        require_positive("checkpoint.every_secs", self.every_secs)
-        require_positive("checkpoint.every_steps", self.every_steps)
-        require_positive("checkpoint.keep", self.keep)
-        require_positive("checkpoint.keep_every_steps", self.keep_every_steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -349,17 +249,6 @@ class EvaluationConfig:
     pooling: str = "probs"
     dropout_samples: int | None = None
 
-    def __post_init__(self) -> None:
-        require_positive("evaluation.every_steps", self.every_steps)
-        require(
-            self.every_steps is None or not self.every_epoch,
-            f"evaluation.every_steps={self.every_steps} and evaluation.every_epoch=True exclude "
-            "each other. Set --config.evaluation.every_epoch=False, or leave every_steps out.",
-        )
-        require_positive("evaluation.global_batch_size", self.global_batch_size, most=2**20)
-        require_positive("evaluation.dropout_samples", self.dropout_samples, MOST_DROPOUT_SAMPLES)
-        require_one_of("evaluation.pooling", self.pooling, POOLINGS)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
@@ -370,6 +259,3 @@ class LoggingConfig:
     """
 
     every_steps: int = 100
-
-    def __post_init__(self) -> None:
-        require_positive("logging.every_steps", self.every_steps)

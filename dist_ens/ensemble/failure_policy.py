@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from dist_ens.config.checks import require, require_one_of, require_positive
+from dist_ens.errors import UserError
+from dist_ens.ground.numbers import require_coefficient, require_one_of
 
 POLICIES = ("continue", "skip", "freeze", "rollback", "reseed", "drop", "raise")
 # Policies that `fit` carries out between two calls of the update. Until then the member is frozen.
@@ -45,12 +46,14 @@ class FailurePolicy:
 
     def __post_init__(self) -> None:
         require_one_of("failures.policy", self.policy, POLICIES)
-        require_positive("failures.loss_threshold", self.loss_threshold)
-        require(
-            self.loss_threshold is None or self.is_checked,
-            f"failures.loss_threshold={self.loss_threshold} needs a policy that checks updates, "
-            "and failures.policy='continue' checks none. Set --config.failures.policy=skip.",
-        )
+        if self.loss_threshold is None:
+            return
+        require_coefficient("failures.loss_threshold", self.loss_threshold, "20 is usual.")
+        if not self.is_checked:
+            raise UserError(
+                f"failures.loss_threshold={self.loss_threshold} needs a policy that checks "
+                "updates, and failures.policy='continue' checks none. Set failures.policy=skip."
+            )
 
     @classmethod
     def of(cls, given: "FailurePolicy | str | None") -> "FailurePolicy":

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from dist_ens import cluster
-from dist_ens.config.execution_spec import AUTO
 from dist_ens.data import ArraySplit, Source, calls, example_shapes_of
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.programs import step_of_one
 from dist_ens.ensemble.select_execution import choose
+from dist_ens.execution.spec import AUTO
 from dist_ens.execution.timing import Way, step_ms_of_turns
 from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run

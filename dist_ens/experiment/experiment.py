@@ -7,18 +7,11 @@ from typing import Self
 
 from ml_collections import ConfigDict
 
-from dist_ens.config.checks import (
-    MOST_SEED,
-    MOST_STEPS,
-    refuse_mixed_bootstrap,
-    require,
-    require_positive,
-    whole_number,
-)
-from dist_ens.config.execution_spec import AUTO, Execution
-from dist_ens.config.failure_policy import FailurePolicy
-from dist_ens.config.reading import from_mapping, leaves, to_config_dict_of
-from dist_ens.config.schema import (
+from dist_ens.ensemble.failure_policy import FailurePolicy
+from dist_ens.errors import UserError
+from dist_ens.execution.spec import AUTO
+from dist_ens.experiment.reading import from_mapping, leaves, to_config_dict_of
+from dist_ens.experiment.schema import (
     CheckpointConfig,
     ComputeConfig,
     DataConfig,
@@ -29,7 +22,6 @@ from dist_ens.config.schema import (
     ModelConfig,
     OptimizerConfig,
 )
-from dist_ens.errors import counted
 from dist_ens.json_text import Json, JsonDict
 
 # A resumed run may differ from its checkpoint in these fields only. They change how long or how it
@@ -105,46 +97,21 @@ class Experiment:
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
-        for field in ("num_members", "members_per_group", "epochs", "steps_per_call"):
-            require_positive(field, getattr(self, field))
-        require_positive("steps", self.steps, most=MOST_STEPS)
-        require(
-            (self.num_members is None) != (self.members_per_group is None),
-            f"num_members={self.num_members} and members_per_group={self.members_per_group}, but "
-            "exactly one of them must be set. Give --config.num_members=8 or "
-            "--config.members_per_group=5; a config file sets the other to None.",
-        )
-        if self.member_ids is not None:
-            for member_id in self.member_ids:
-                whole_number("An id in member_ids", member_id, least=0)
-            num_ids = len(set(self.member_ids))
-            require(
-                num_ids == len(self.member_ids) == self.num_members,
-                f"member_ids has {counted(num_ids, 'different id')}, and num_members="
-                f"{self.num_members}. Give each member one id, or set "
-                f"--config.num_members={num_ids}.",
-            )
-        require(
-            0 <= self.seed <= MOST_SEED,
-            f"seed must lie in [0, 2**32): got {self.seed}. Try --config.seed=0.",
-        )
-        require(
-            (self.steps is None) != (self.epochs is None),
-            f"steps={self.steps} and epochs={self.epochs}, but exactly one of them must be set. "
-            "Give --config.steps=1000 or --config.epochs=10.",
-        )
-        if self.execution != AUTO:
-            Execution.parse(self.execution)
-        require(
-            self.loss.mixup == 0 or self.data.shuffle,
-            f"loss.mixup={self.loss.mixup} needs shuffled examples, and data.shuffle=False. Set "
-            "--config.data.shuffle=True.",
-        )
-        refuse_mixed_bootstrap(
-            f"loss.mixup={self.loss.mixup}" if self.loss.mixup else None,
-            "data.examples='bootstrap'" if self.data.examples == "bootstrap" else None,
-            "Set --config.loss.mixup=0, or --config.data.examples=permuted.",
-        )
+        for one, other, hint in (
+            (
+                "num_members",
+                "members_per_group",
+                "--config.num_members=8 or --config.members_per_group=5; a config file sets the "
+                "other to None",
+            ),
+            ("steps", "epochs", "--config.steps=1000 or --config.epochs=10"),
+        ):
+            here, there = getattr(self, one), getattr(self, other)
+            if (here is None) == (there is None):
+                raise UserError(
+                    f"{one}={here} and {other}={there}, but exactly one of them must be set. Give "
+                    f"{hint}."
+                )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> Self:
@@ -156,7 +123,7 @@ class Experiment:
         Raises:
             UserError: If a field is unknown, or has the wrong type or a value out of range.
         """
-        return from_mapping(cls, values, "")
+        return from_mapping(cls, values)
 
     def to_dict(self) -> JsonDict:
         """Returns nested plain data that JSON can hold and `from_dict` reads."""
@@ -189,24 +156,24 @@ class Experiment:
         Raises:
             UserError: If the groups would have different numbers of members, or share examples.
         """
-        require(
-            num_groups == 1 or self.data.examples in ("splits", "bootstrap", "kfold"),
-            f"data.source={self.data.source} has {num_groups} splits, which "
-            f"data.examples={self.data.examples!r} would mix. Set --config.data.examples=splits "
-            "(or bootstrap, or kfold).",
-        )
-        require(
-            num_groups > 1 or self.data.examples != "splits" or self.data.source.startswith("uci:"),
-            f"data.examples='splits' needs a source with several splits, and data.source="
-            f"{self.data.source} has one. Try --config.data.examples=permuted, bootstrap or kfold.",
-        )
+        data = self.data
+        if num_groups > 1 and data.examples not in ("splits", "bootstrap", "kfold"):
+            raise UserError(
+                f"data.source={data.source} has {num_groups} splits, which data.examples="
+                f"{data.examples!r} would mix. Set --config.data.examples=splits."
+            )
+        if num_groups == 1 and data.examples == "splits" and not data.source.startswith("uci:"):
+            raise UserError(
+                "data.examples='splits' needs a source with several splits, and data.source="
+                f"{data.source} has one. Try --config.data.examples=permuted, bootstrap or kfold."
+            )
         if self.num_members is None:
             return num_groups * (self.members_per_group or 1)
-        require(
-            self.num_members % num_groups == 0,
-            f"num_members={self.num_members} is not a multiple of the {num_groups} groups. Try "
-            f"--config.num_members={math.ceil(self.num_members / num_groups) * num_groups}.",
-        )
+        if self.num_members % num_groups:
+            raise UserError(
+                f"num_members={self.num_members} is not a multiple of the {num_groups} groups. Try "
+                f"--config.num_members={math.ceil(self.num_members / num_groups) * num_groups}."
+            )
         return self.num_members
 
 

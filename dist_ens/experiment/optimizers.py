@@ -14,8 +14,9 @@ import numpy as np
 import optax
 import optax.contrib
 
-from dist_ens.config import OptimizerConfig, checked_type, did_you_mean
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError, did_you_mean, first_line
+from dist_ens.experiment.schema import OptimizerConfig
+from dist_ens.ground.records import checked_type
 
 # These arguments are fields of `OptimizerConfig`, so they are not options.
 _FIELDS = ("learning_rate", "momentum", "weight_decay")
