@@ -2,10 +2,11 @@
 
 from dist_ens.config import DataConfig, did_you_mean
 from dist_ens.data.digits import open_digits
-from dist_ens.data.idx import describe_idx, open_idx, open_idx_test
-from dist_ens.data.npz import describe_npz, open_npz
-from dist_ens.data.source import Source, Split, num_held_out
+from dist_ens.data.idx import open_idx, open_idx_test
+from dist_ens.data.npz import open_npz
+from dist_ens.data.source import Source, num_held_out
 from dist_ens.data.spec import Spec
+from dist_ens.data.splits import Split
 from dist_ens.data.text import open_text
 from dist_ens.data.tfds import describe_tfds, open_tfds
 from dist_ens.data.uci import open_uci
@@ -68,13 +69,10 @@ def open_test(config: DataConfig) -> Split:
 
 
 def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
-    """Describes the examples of a data set, and reads as little of it as possible.
+    """Describes the examples of a data set.
 
-    For `idx` and `npz` the headers of all files are read. The training labels are read if
-    `num_classes` is None, and the inputs if their type is wider than 32 bits. An `npz` file with
-    real targets or without a test split is read whole. For `tfds` the
-    metadata are read, and the training labels if nothing else states the number of classes. The
-    digits, texts and tables are read whole. A header that `open_source` refuses is refused here.
+    For `tfds` only the metadata are read, and the training labels if nothing else states the number
+    of classes. All other data sets are opened.
 
     Args:
         config: Description of the data set.
@@ -92,10 +90,6 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
 
 def _describe(config: DataConfig) -> tuple[Spec, int | None]:
     kind, place = _parse(config.source)
-    if kind == "idx":
-        return describe_idx(place, config.num_classes)
-    if kind == "npz":
-        return describe_npz(place, config.num_classes)
     if kind == "tfds":
         return describe_tfds(place, config.data_dir, config.num_classes)
     source = _open(config)

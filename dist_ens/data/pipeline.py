@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from dist_ens.data.source import Split
 from dist_ens.data.source_check import check_parts
+from dist_ens.data.splits import Split
 from dist_ens.sampling import Order
 from dist_ens.types import PyTree
 
