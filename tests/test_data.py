@@ -387,21 +387,6 @@ def test_tfds_features_that_do_not_fit_are_refused(tmp_path, tfds_folder, featur
             read(DataConfig(source="tfds:others", data_dir=str(tmp_path)))
 
 
-def test_a_tfds_data_set_that_cannot_be_read_is_refused(tmp_path, tfds_folder):
-    shutil.copytree(tfds_folder / "tiny_digits", tmp_path / "tiny_digits")
-    config = DataConfig(source="tfds:tiny_digits", data_dir=str(tmp_path))
-    records = next(tmp_path.glob("tiny_digits/*/*train.array_record*"))
-    content = records.read_bytes()
-    for length, why in ((64 * 1024, "A record is empty, as in a file that is cut off"), (1000, "")):
-        records.write_bytes(content[:length])
-        with refused(f"tiny_digits.* cannot be read: {why}.*Prepare it again"):
-            open_source(config).train.take(np.arange(3))
-    info = next(tmp_path.glob("tiny_digits/*/dataset_info.json"))
-    info.write_text(info.read_text().replace("array_record", "tfrecord"))
-    with refused("prepared as tfrecord"):
-        open_source(config)
-
-
 # Arrays
 
 FLOATS = IMAGES.astype(np.float32)
@@ -549,16 +534,10 @@ SPEC = Spec((3,), "float32", (), 2)
     [
         ({"inputs": np.zeros((3, 2)), "labels": np.zeros(3, int)}, "source is a dict, not a"),
         ("digits", "source is a str, not a"),
-        (yielding(**PARTS, mask=((), "bool")), "source.test yields parts .*'mask'"),
-        (yielding(inputs=PARTS["inputs"]), "source.test yields parts .'inputs'., and"),
-        (
-            yielding(**PARTS | {"inputs": ((4,), "float32")}),
-            r"inputs float32\[1, 4\] for one example, and its spec says float32\[1, 3\]",
-        ),
-        (
-            yielding(**PARTS | {"labels": ((), "float32")}),
-            r"labels float32\[1\] for one example, and its spec says int32\[1\]",
-        ),
+        (yielding(**PARTS, mask=((), "bool")), "source.test yields .*'mask'"),
+        (yielding(inputs=PARTS["inputs"]), "source.test yields .'inputs'.* its spec describes"),
+        (yielding(**PARTS | {"inputs": ((4,), "float32")}), r"yields .*shape=\(4,\).*shape=\(3,\)"),
+        (yielding(**PARTS | {"labels": ((), "float32")}), "yields .*float32.* describes, .*int32"),
     ],
 )
 def test_a_source_that_is_none_is_refused_before_anything_is_written(source, told, tmp_path):
@@ -575,9 +554,3 @@ def test_a_split_may_yield_what_numpy_makes_of_numbers(tmp_path):
     experiment = Experiment.from_dict({"steps": 1, "data": {"global_batch_size": 8}})
     trained = train(experiment, tmp_path, source=Source(SPEC, train=wide, test=wide))
     assert trained.step == 1
-
-
-def test_a_split_that_is_none_is_refused():
-    for split in ([1, 2, 3], {"inputs": np.zeros(3)}):
-        with refused("The train split is a .* which lacks the method take or"):
-            Source(SPEC, train=split, test=yielding(**PARTS))

@@ -256,7 +256,6 @@ def test_names_that_training_did_not_see_are_refused(named):
     [
         (np.where(NAMES == "ant", "dog", NAMES), "has 2 classes, 'cat', 'dog', and the objective"),
         (np.array([*NAMES[1:], None], object), "has 'None' among its names of classes"),
-        (np.full(EXAMPLES, "cat"), "has one class: all labels are 'cat'"),
     ],
 )
 def test_names_that_are_not_the_classes_of_the_objective_are_told(labels, told):

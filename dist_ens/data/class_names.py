@@ -25,15 +25,9 @@ def names_in(labels: np.ndarray, where: str) -> tuple[str, ...]:
         where: Name of the labels in error messages.
 
     Raises:
-        UserError: If a label is no text, or all labels are equal.
+        UserError: If a label is no text.
     """
-    names = np.unique(_as_text(labels, where)).tolist()
-    if len(names) == 1:
-        raise UserError(
-            f"{where} has one class: all labels are {shortened(names[0])}. Check that they are the "
-            "labels."
-        )
-    return tuple(names)
+    return tuple(np.unique(_as_text(labels, where)).tolist())
 
 
 def class_numbers(labels: np.ndarray, names: Sequence[str], where: str) -> np.ndarray:
@@ -99,12 +93,11 @@ def listed(names: Sequence[str]) -> str:
 
 def _as_text(labels: np.ndarray, where: str) -> np.ndarray:
     """Returns labels as an array of text; raises a `UserError` if one of them is no text."""
-    if labels.dtype.kind == "O":
-        no_text = [label for label in labels.ravel() if not isinstance(label, str)]
-        if no_text:
-            raise UserError(
-                f"{where} has {shortened(repr(no_text[0]))} among its names of classes, which is "
-                f"no text ({counted(len(no_text), 'such label')} in all). Remove these examples, "
-                "or give text or numbers alone."
-            )
+    no_text = [each for each in labels.ravel() if not isinstance(each, str | bytes)]
+    if no_text:
+        raise UserError(
+            f"{where} has {shortened(repr(no_text[0]))} among its names of classes, which is no "
+            f"text ({counted(len(no_text), 'such label')} in all). Remove these examples, or give "
+            "text or numbers alone."
+        )
     return labels.astype(str)

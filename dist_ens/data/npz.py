@@ -3,7 +3,7 @@
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -75,7 +75,11 @@ def read_npz(path: pathlib.Path, name: str, *alternatives: Sequence[str]) -> lis
     try:
         with opened_to_read(path) as file, np.lib.npyio.NpzFile(file) as arrays:
             keys = max(alternatives, key=lambda names: len({*names} & {*arrays}))
-            _check_keys(name, keys, arrays)
+            if missing := [key for key in keys if key not in arrays]:
+                raise UserError(
+                    f"{name} lacks {', '.join(missing)}. It has {shortened(', '.join(arrays))}. "
+                    f"Save it again with {', '.join(keys)}."
+                )
             return [arrays[key] for key in keys]
     except UserError:
         raise
@@ -86,15 +90,6 @@ def read_npz(path: pathlib.Path, name: str, *alternatives: Sequence[str]) -> lis
             f"{name} cannot be read: {first_line(error)} Correct the path, or write the file again "
             "with numpy.savez: rows of equal length, numbers as numbers, and text with astype(str)."
         ) from error
-
-
-def _check_keys(name: str, keys: Sequence[str], there: Iterable[str]) -> None:
-    missing = [key for key in keys if key not in there]
-    if missing:
-        raise UserError(
-            f"{name} lacks {', '.join(missing)}. It has {shortened(', '.join(there))}. Save it "
-            f"again with {', '.join(keys)}."
-        )
 
 
 def _divided(inputs: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:

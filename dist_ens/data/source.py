@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_ens.data.spec import Spec
 from dist_ens.data.splits import PartOfSplit, Split
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError
 
 _AT_A_TIME = 10_000  # Number of examples that are taken at once to read a whole split.
 # The fingerprint of a source covers all examples of a split in memory of up to the first number of
@@ -34,20 +34,6 @@ class Source:
     train: Split
     test: Split
     valid: Split | None = None
-
-    def __post_init__(self) -> None:
-        for name, split in (("train", self.train), ("test", self.test)):
-            if not hasattr(split, "take") or not hasattr(split, "__len__"):
-                raise UserError(
-                    f"The {name} split is {kind_of(split)}, which lacks the method take or "
-                    "__len__. Use dist_ens.data.ArraySplit for arrays, or write a class like "
-                    "dist_ens.data.Split."
-                )
-            if len(split) % self.spec.num_groups:
-                raise UserError(
-                    f"The {name} split has {len(split):,} examples, which cannot be divided evenly "
-                    f"among {self.spec.num_groups} groups. Give all groups equally many examples."
-                )
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:

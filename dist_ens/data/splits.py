@@ -101,16 +101,14 @@ class TreeSplit:
         held = [held_array(leaf, n) for n, (_, leaf) in zip(names, leaves, strict=True)]
         self.tree = jax.tree.unflatten(structure, held)
         lengths = {leaf.shape[:1] for leaf in held}
-        if len(lengths) != 1 or () in lengths:
+        if len(lengths) != 1 or lengths & {(), (0,)}:
             shapes = (f"{n} {list(leaf.shape)}" for n, leaf in zip(names, held, strict=True))
             raise UserError(
-                f"The arrays of {name} have different lengths: {', '.join(shapes) or 'no arrays'}. "
-                "Give every array one row for each example, or batches without rows as a list of "
-                "batches."
+                f"The arrays of {name} have different lengths, or no examples: "
+                f"{', '.join(shapes) or 'no arrays'}. Give every array one row for each example, "
+                "or batches without rows as a list of batches."
             )
         ((self._length,),) = lengths
-        if not self._length:
-            raise UserError(f"{name} has no examples. Give at least one.")
 
     def __len__(self) -> int:
         return self._length

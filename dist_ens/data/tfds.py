@@ -45,9 +45,10 @@ class TfdsSplit:
         """Reads the examples at some positions, int64[...].
 
         Raises:
-            UserError: If a record cannot be read, or its values cannot be used.
+            UserError: If an input is not finite, or a label is not a class.
         """
-        inputs, labels = _read(self.records, indices.ravel(), self.keys, self.where)
+        records = self.records.__getitems__(indices.ravel().tolist())
+        inputs, labels = (np.stack([record[key] for record in records]) for key in self.keys)
         check_finite(self.where, inputs)
         check_labels(self.where, labels, self.num_classes)
         inputs = narrowed(inputs, held_dtype(inputs.dtype), f"{self.where}, {self.keys[0]}")
@@ -73,18 +74,20 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
         The source.
 
     Raises:
-        UserError: If the data set is unknown, cannot be prepared here, or lacks a split. Also if it
-            does not have numeric inputs of one shape and class numbers as labels.
+        UserError: If the data set is unknown or cannot be prepared here, or does not have numeric
+            inputs of one shape and class numbers as labels.
     """
     builder = _builder(name, data_dir)
-    _prepare(builder, name)
+    if not builder.is_prepared():
+        if importlib.util.find_spec("tensorflow") is None:
+            raise UserError(
+                f"tfds:{name} is not prepared in {builder.data_dir}, and preparing it needs "
+                "TensorFlow, which is not installed. Install it, pip install "
+                "'dist-ens[tfds-prepare]', and run the same command again, or set "
+                "--config.data.data_dir to a folder where the data set is prepared."
+            )
+        builder.download_and_prepare(file_format="array_record")
     where = f"tfds:{name} in {builder.data_dir}"
-    if not {"train", "test"} <= {*builder.info.splits}:
-        raise UserError(
-            f"{where} lacks a split train or test. Its splits are: "
-            f"{', '.join(builder.info.splits) or 'none'}. Choose another data set, or write its "
-            "arrays to an npz source."
-        )
     keys, spec = _described(builder, num_classes, where)
     train, test = (
         TfdsSplit(
@@ -112,8 +115,7 @@ def describe_tfds(
 
     Raises:
         UserError: If the data set is unknown, or does not have numeric inputs of one shape and
-            class numbers as labels. Also if it is not prepared and nothing states the number of
-            classes.
+            class numbers as labels.
     """
     builder = _builder(name, data_dir)
     _, spec = _described(builder, num_classes, f"tfds:{name} in {builder.data_dir}")
@@ -133,25 +135,6 @@ def _builder(name: str, data_dir: str | None) -> _Builder:
             f"TFDS cannot open {shortened(f'tfds:{name}')} with data_dir={data_dir}: "
             f"{first_line(error)[:_LONGEST_REASON]} Correct the name, or --config.data.data_dir."
         ) from error
-
-
-def _prepare(builder: _Builder, name: str) -> None:
-    """Prepares a data set for reading without TensorFlow, unless it is prepared already."""
-    if not builder.is_prepared():
-        if importlib.util.find_spec("tensorflow") is None:
-            raise UserError(
-                f"tfds:{name} is not prepared in {builder.data_dir}, and preparing it needs "
-                "TensorFlow, which is not installed. Install it, pip install "
-                "'dist-ens[tfds-prepare]', and run the same command again, or set "
-                "--config.data.data_dir to a folder where the data set is prepared."
-            )
-        builder.download_and_prepare(file_format="array_record")
-    if builder.info.file_format.value != "array_record":
-        raise UserError(
-            f"tfds:{name} is prepared as {builder.info.file_format.value} in {builder.data_dir}, "
-            "and only array_record is read without TensorFlow. Prepare it again with "
-            "file_format='array_record', in another data folder."
-        )
 
 
 def _described(
@@ -177,13 +160,7 @@ def _described(
         )
     inputs, labels = given
     classes = num_classes or getattr(labels, "num_classes", None)
-    if classes is None:
-        if not builder.is_prepared():
-            raise UserError(
-                f"{where} does not state its number of classes. Prepare the data set, or set "
-                "--config.data.num_classes."
-            )
-        classes = _num_classes(builder, keys[1], f"{where}, split train")
+    classes = classes or _num_classes(builder, keys[1], f"{where}, split train")
     return keys, Spec(tuple(inputs.shape), np.dtype(inputs.np_dtype).name, (), classes)
 
 
@@ -196,19 +173,8 @@ def _num_classes(builder: _Builder, label_key: str, where: str) -> int:
     }
     records = builder.as_data_source(split="train", decoders=undecoded)
     labels = [
-        _read(records, part, (label_key,), where)[0]
+        record[label_key]
         for part in np.split(np.arange(len(records)), range(_RECORDS, len(records), _RECORDS))
+        for record in records.__getitems__(part.tolist())
     ]
-    return count_classes(where, np.concatenate(labels))
-
-
-def _read(records: Any, indices: np.ndarray, keys: tuple[str, ...], where: str) -> list[np.ndarray]:
-    """Reads the values of some features of records, [records, ...] each."""
-    try:
-        read = records.__getitems__(indices.tolist())
-        # The reader takes a file that ends early for one of empty records.
-        if any(record[key] is None for record in read for key in keys):
-            raise ValueError("A record is empty, as in a file that is cut off")
-    except (OSError, RuntimeError, ValueError) as error:  # The reader has no error class.
-        raise UserError(f"{where} cannot be read: {first_line(error)} Prepare it again.") from error
-    return [np.stack([record[key] for record in read]) for key in keys]
+    return count_classes(where, np.array(labels))

@@ -21,7 +21,7 @@ def open_uci(file: str) -> Source:
     Args:
         file: Path of an `.npz` file. It holds `data` [rows, columns], `index_features`
             int[features] and `index_target` int[]. `train_idx` int[splits, train] and `test_idx`
-            int[splits, test] hold the rows of each split.
+            int[splits, test] hold the rows of each split, or int[train] and int[test] of one.
 
     Returns:
         The source, in float32, with one group for each split.
@@ -36,12 +36,7 @@ def open_uci(file: str) -> Source:
     path = given_path(file, "uci:FILE")
     name = f"uci:{shortened(str(path))}"
     data, features, target, train_rows, test_rows = read_npz(path, name, _KEYS)
-    shapes = [list(each.shape) for each in (data, features, target, train_rows, test_rows)]
-    if [len(shape) for shape in shapes] != [2, 1, target.ndim, 2, 2] or target.size != 1:
-        raise UserError(
-            f"{name}: {', '.join(_KEYS)} have the shapes {shapes}. Save them as [rows, columns], "
-            "[features], [], [splits, training rows] and [splits, test rows]."
-        )
+    train_rows, test_rows = np.atleast_2d(train_rows, test_rows)
     data = narrowed(data, np.float64, f"{name}, data", exact=True)
     check_finite(f"{name}, data", data)
     column = int(target.item())
