@@ -179,8 +179,6 @@ class _Announcement:
             f"{layout}{in_waves}{resumes}.",
             soft_wrap=True,
         )
-        for note in self._built.source.notes:
-            self._console.print(f"Note: {note}", soft_wrap=True)
         other = self._built.run.other_versions(self._before[-1]) if self._before else None
         if other:
             self._console.print(other, soft_wrap=True)
