@@ -17,6 +17,7 @@ from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import Member, from_linen, rematerialized, with_compute_dtype
+from failing import fit
 
 
 def updated(network, *, change=lambda member: member, microbatches=1, mesh=(2, 2), steps=3):
@@ -76,7 +77,7 @@ def with_loss(loss, mesh=(2, 1), **options):
 def said_by_fit(ensemble):
     said = []
     batches = [{"x": ROWS}] * 2
-    de.fit(ensemble, batches, steps=2, progress=False, say=said.append)
+    fit(ensemble, batches, steps=2, say=said.append)
     return [line for line in said if "microbatches" in line]
 
 

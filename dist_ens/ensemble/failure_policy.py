@@ -5,9 +5,7 @@ import dataclasses
 from dist_ens.errors import UserError
 from dist_ens.ground.numbers import require_coefficient, require_one_of
 
-POLICIES = ("continue", "skip", "freeze", "rollback", "reseed", "drop", "raise")
-# Policies that `fit` carries out between two calls of the update. Until then the member is frozen.
-OF_FIT = ("rollback", "reseed", "raise")
+POLICIES = ("continue", "skip", "freeze", "drop", "raise")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,8 +23,6 @@ class FailurePolicy:
             - `skip`: takes the member's next update. After 100 failed updates in a row the member
               is frozen.
             - `freeze`: takes no more updates of the member.
-            - `rollback`: sets the member back to its last checkpoint.
-            - `reseed`: starts the member again from a new seed.
             - `drop`: freezes the member, and leaves it out when the run is resumed.
             - `raise`: ends the run with an error.
         loss_threshold: Number of standard deviations by which a loss may exceed the running mean of
@@ -37,7 +33,7 @@ class FailurePolicy:
         UserError: If the policy is unknown, or the threshold is not positive or needs a policy that
             checks updates.
 
-    >>> FailurePolicy(policy="rollback", loss_threshold=20.0).is_checked
+    >>> FailurePolicy(policy="freeze", loss_threshold=20.0).is_checked
     True
     """
 

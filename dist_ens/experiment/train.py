@@ -33,7 +33,7 @@ from dist_ens.report.metrics_file import METRICS
 from dist_ens.run_digests import write_run_file
 from dist_ens.state import State
 from dist_ens.terminal import PlainConsole
-from dist_ens.training import FitResult, fit
+from dist_ens.training import Door, FitArguments, FitResult, run_fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,9 +109,9 @@ def train(
         built.run.check_resumes(before[-1], workdir)
 
     evaluation = experiment.evaluation
-    result = fit(
-        built.ensemble,
-        built.data,
+    arguments = FitArguments(
+        ensemble=built.ensemble,
+        data=built.data,
         steps=experiment.steps,
         epochs=experiment.epochs,
         callbacks=[
@@ -129,10 +129,13 @@ def train(
         steps_per_call=experiment.steps_per_call,
         log_every=experiment.logging.every_steps,
         progress=False,
+    )
+    door = Door(
         record=built.run,
         say=lambda sentence: console.print(sentence, soft_wrap=True),
         check_resume=check_resume,
     )
+    result = run_fit(arguments, door)
     ensemble = result.ensemble
     run = built.run.chosen(ensemble.execution, ensemble.layout.mesh.size, experiment.steps_per_call)
     if result.signal is not None:

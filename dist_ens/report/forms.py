@@ -129,7 +129,7 @@ def _is_pit(value: Json) -> bool:
 
 def _is_failed_member(value: Json) -> bool:
     """Returns whether a value holds the fields of a member with failed updates."""
-    numbers = ("member_id", "failed_updates", "first_step", "last_step", "restarts")
+    numbers = ("member_id", "failed_updates", "first_step", "last_step")
     return (
         isinstance(value, dict)
         and all(is_whole(value.get(name)) for name in numbers)
