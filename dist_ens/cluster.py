@@ -1,4 +1,7 @@
-"""The processes of a run: starting `jax.distributed`, choosing devices, agreeing on values."""
+"""The processes of a run: starting `jax.distributed`, choosing devices, agreeing on values.
+
+Every host must call the functions that agree on a value equally often, and waits for the others.
+"""
 
 import contextlib
 import ctypes
@@ -182,7 +185,7 @@ def exchanged_cards(timeout_secs: float) -> list[Card]:
     """Returns the card of each process, sent through the coordination service.
 
     Args:
-        timeout_secs: Time to wait for the other processes, in seconds.
+        timeout_secs: Time to wait for each of the other processes, in seconds.
 
     Raises:
         UserError: If the processes have different versions.
@@ -226,7 +229,6 @@ def processor() -> tuple[str, int]:
 
 
 def _usable_cores() -> int:
-    """Returns the number of cores that this process may use; all cores if that is not known."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return usable or 1
 
@@ -261,12 +263,9 @@ def is_main() -> bool:
 
 
 def as_main_sees(value: int) -> int:
-    """Returns process 0's value on every host. Every host must call this, and waits for the others.
+    """Returns process 0's integer of 64 bits, or its bool, on every host.
 
     Hosts use it to agree on what they see on a shared disk, which may change between two looks.
-
-    Args:
-        value: Value of this host, a bool or an integer that fits in 64 bits.
     """
     # JAX would cut an integer of NumPy to 32 bits.
     sent = int(value).to_bytes(8, "little", signed=True)
@@ -274,31 +273,19 @@ def as_main_sees(value: int) -> int:
 
 
 def bytes_of_main(value: bytes) -> bytes:
-    """Returns process 0's bytes on every host. Every host must call this, and waits for the others.
-
-    Args:
-        value: Bytes of this host, equally many on every host.
-    """
+    """Returns process 0's bytes on every host. Each host gives equally many."""
     if jax.process_count() == 1:
         return value
     return np.asarray(_broadcast(np.frombuffer(value, np.uint8)), np.uint8).tobytes()
 
 
 def any_host(value: bool) -> bool:
-    """Returns whether a value is true on any host. Every host must call this, and waits for others.
-
-    Args:
-        value: Value of this host.
-    """
+    """Returns whether a value is true on any host."""
     return value if jax.process_count() == 1 else bool(hosts_with(value))
 
 
 def hosts_with(value: bool) -> list[int]:
-    """Returns the numbers of the processes on which a value is true. Every host must call this.
-
-    Args:
-        value: Value of this host.
-    """
+    """Returns the numbers of the processes on which a value is true."""
     if jax.process_count() == 1:
         return [0] if value else []
     with jax.transfer_guard("allow"):
@@ -307,10 +294,9 @@ def hosts_with(value: bool) -> list[int]:
 
 
 def clock() -> float:
-    """Returns the seconds on process 0's clock, the same on every host.
+    """Returns the seconds on process 0's clock, by which all hosts make the same decision.
 
-    Every host must call this, and waits for the others. All hosts make the same decision from this
-    time. A call takes a millisecond or two on several hosts, and next to nothing on one.
+    A call takes a millisecond or two on several hosts, and next to nothing on one.
     """
     now = time.perf_counter()
     if jax.process_count() == 1:
