@@ -39,6 +39,7 @@ from dist_ens.types import Tree
 # counts from the last heartbeat, which may have come half its time-out before the process was lost.
 _JAX_IS_LATER, _JAX_IS_LATER_SECS = 2, 10
 _BUSY_SECS = 10.0  # Time for a port to become free after another run.
+_ADDRESS = re.compile(r"(\[[^\[\]]+\]|[^:\s]+):([0-9]{1,5})")
 _LOOPBACK = re.compile(r"127\.|localhost:|\[::1\]")
 
 
@@ -85,10 +86,11 @@ def start(
                 left_out,
             )
         return []
+    bind_address = None
     if coordinator_address is not None:
         _check_address(coordinator_address, listens=process_id == 0)
-    # JAX would listen on every network of the machine, also for processes of this machine alone.
-    is_local = coordinator_address is not None and _LOOPBACK.match(coordinator_address)
+        if _LOOPBACK.match(coordinator_address):
+            bind_address = coordinator_address  # JAX would listen on every network of the machine.
     try:
         with _reported_abort(start_timeout_secs):
             jax.distributed.initialize(
@@ -104,9 +106,9 @@ def start(
                     math.ceil(_JAX_IS_LATER * heartbeat_timeout_secs) + _JAX_IS_LATER_SECS
                 ),
                 shutdown_timeout_seconds=math.ceil(shutdown_timeout_secs),
-                coordinator_bind_address=coordinator_address if is_local else None,
+                coordinator_bind_address=bind_address,
             )
-    except (ValueError, KeyError, IndexError, ImportError) as error:
+    except (ValueError, KeyError, IndexError, ImportError, RuntimeError) as error:
         if not are_given and "coordinator_address should be defined" in str(error):
             return []  # A machine with TPUs that belongs to no slice of several.
         raise UserError(
@@ -128,7 +130,8 @@ def _check_address(address: str, *, listens: bool) -> None:
         address: Address of process 0.
         listens: Whether this is process 0, which listens there.
     """
-    if not re.fullmatch(r"(\[[^\[\]]+\]|[^:\s]+):[0-9]{1,5}", address):
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found[2]) < 2**16:
         raise UserError(
             f"--coordinator_address={shortened(address)} is not host:port. Give the address of "
             "process 0, such as 10.0.0.1:1234."
@@ -136,7 +139,7 @@ def _check_address(address: str, *, listens: bool) -> None:
     until = time.monotonic() + _BUSY_SECS
     while listens:
         try:
-            socket.create_server(("", int(address.rpartition(":")[2]))).close()
+            socket.create_server(("", int(found[2]))).close()
             return
         except OSError as error:
             if error.errno == errno.EADDRINUSE and time.monotonic() < until:
@@ -166,11 +169,12 @@ def _reported_abort(timeout_secs: float) -> Iterator[None]:
             os._exit(ExitCode.HOST_LOST)
 
     libc = ctypes.CDLL(None)
-    libc.signal(signal.SIGABRT, report)
+    libc.signal.restype = ctypes.c_void_p
+    before = libc.signal(signal.SIGABRT, report)
     try:
         yield
     finally:
-        libc.signal(signal.SIGABRT, None)
+        libc.signal(signal.SIGABRT, ctypes.c_void_p(before))
 
 
 def client() -> Any:
