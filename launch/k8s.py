@@ -17,7 +17,7 @@ from launch.path_flags import define_path
 from launch.rendered import deliver
 from launch.started_command import StartedCommand
 
-_NAME = flags.DEFINE_string("name", None, "Name of the JobSet.")
+_NAME: flags.FlagHolder[str] = flags.DEFINE_string("name", None, "Name of the JobSet.")
 _IMAGE = flags.DEFINE_string("image", None, "Container image with dist_ens and the config files.")
 _TPU_ACCELERATOR = flags.DEFINE_string(
     "tpu_accelerator", None, "Kind of TPU as GKE names it, such as tpu-v6e-slice."
