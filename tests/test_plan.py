@@ -231,7 +231,6 @@ def test_a_split_of_every_group_is_counted_and_members_are_of_all_groups(tmp_pat
     assert plan["max_num_members"] % 4 == 0
     assert "1 x 1: unroll in 2 waves; the training set whole on every device" in ended.stdout
     assert f"that fits on it is about {plan['max_num_members']:,}. Next" in ended.stdout
-    assert ended.stdout.endswith("On a CPU, the members of other waves wait in the same memory.\n")
 
 
 def test_the_most_copies_of_a_member_are_estimated_without_compiling_them(monkeypatch):

@@ -31,8 +31,7 @@ class Planner:
     Attributes:
         experiment: Experiment to plan.
         spec: Description of the data.
-        training_set: Training set that the devices may keep. None if its length is not known or the
-            run is too short to keep it; the hosts then send the batches.
+        training_set: Training set that the devices may keep; None if the hosts send the batches.
         per_member: Whether each member has different batches from the others.
         make_ensemble: Function of a layout that returns the ensemble of the experiment.
         devices: Devices of one kind, which need not be attached to this machine.
@@ -377,10 +376,7 @@ def _line_at(points: list[tuple[int, int]], height: float) -> int | None:
 
 
 def _call_bytes(ensemble: Ensemble, batches: CallBatches) -> int:
-    """Returns the bytes of the batches of a call on a device.
-
-    These are only the indices of the examples, if the step draws them from a whole split.
-    """
+    """Returns the bytes of the batches of a call on a device, or of the indices that it draws."""
     if not isinstance(batches, Drawn):
         return device_bytes(batches)
     order, layout = batches.order, ensemble.layout
@@ -389,10 +385,7 @@ def _call_bytes(ensemble: Ensemble, batches: CallBatches) -> int:
 
 
 def _given_bytes(ensemble: Ensemble, batches: CallBatches) -> int:
-    """Returns the bytes of the batches in the arguments of a compiled program.
-
-    They include the positions of the examples only if a method uses them.
-    """
+    """Returns the bytes of the batches in a program, with positions only if a method uses them."""
     if isinstance(batches, Drawn):
         return device_bytes(batches.cursor)
     return device_bytes(batches if ensemble.uses_positions else batches.examples)
