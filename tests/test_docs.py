@@ -9,13 +9,11 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from dist_ens.config import MAY_CHANGE_ON_RESUME, Experiment
 
 import commands
 import dist_ens
 import launch
 from dist_ens.errors import ExitCode
-from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from dist_ens.metrics import CATALOGUE
 
