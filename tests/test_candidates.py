@@ -57,13 +57,6 @@ def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
     assert [str(Execution.parse(name)) for name in names] == names
 
 
-@pytest.mark.parametrize(("num_members", "way"), [(4, "unroll"), (17, "map")])
-def test_masks_are_a_candidate_that_can_lose(num_members, way):
-    names = candidates(*program(pooling, num_members))
-    assert [name for name in names if "masks" not in name] == [f"{way}+canonical"]
-    assert names[0] == f"{way}+canonical+masks"
-
-
 def test_what_takes_long_to_compile_is_no_candidate():
     def ways(network, num_members, steps=2):
         found = candidates(*program(network, num_members, steps), steps)

@@ -37,15 +37,6 @@ def most_turns(why):
     return [name for name in why.step_secs if why.num_turns.get(name, 0) == most]
 
 
-def test_what_another_version_chose_is_not_taken(monkeypatch):
-    ensemble, state, batches = program(networks.mlp, 4)
-    traced = ensemble.traced_update(state, batches)
-    before, again = (choice._program(ensemble, traced, ["map"], state, batches) for _ in range(2))
-    assert before == again
-    monkeypatch.setattr("dist_ens.__version__", "0.0.0")
-    assert choice._program(ensemble, traced, ["map"], state, batches) != before
-
-
 def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
     ensemble, state, batches = program(networks.mlp)
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
@@ -105,19 +96,6 @@ def test_what_was_not_settled_is_kept_for_runs_as_long_alone(monkeypatch):
     assert chosen(300, True).why == "the fastest in an earlier run of this program"
 
 
-def test_what_was_tried_is_told():
-    secs = {"vmap": 0.002, "map": 0.001, "loop": 0.004}
-    told = str(choice.Choice("map", "the fastest of those tried", secs))
-    assert told == "Execution map: the fastest of those tried (map 1, vmap 2, loop 4 ms a step)."
-    turns = {"map": 15, "vmap": 15, "unroll": 5}
-    told = str(choice.Choice("map", "the fastest of those tried", secs | {"unroll": 5e-4}, turns))
-    assert told.endswith(
-        "tried (median of 15 rounds: map 1, vmap 2; median of 5 rounds: unroll 0.5; once: loop 4 "
-        "ms a step)."
-    )
-    assert str(choice.Choice("map", "the rule")) == "Execution map: the rule."
-
-
 def test_a_short_run_follows_the_rule():
     chosen, why = choice.choose(*program(networks.mlp), num_steps=1)
     assert chosen.execution == "vmap"
@@ -133,13 +111,6 @@ def test_a_short_run_follows_the_rule():
     assert len(why.step_secs) > 1  # a rule is not kept as if it had been measured
 
 
-def test_the_longest_run_is_not_kept_waiting_for_its_choice(monkeypatch):
-    monkeypatch.setattr(autotune, "LONGEST_SECS", 0)
-    _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
-    assert [*why.step_secs] == ["vmap"]
-    assert why.why.endswith("timing others would take more than 0 s, or too much memory")
-
-
 def test_what_does_not_fit_in_memory_is_not_run(monkeypatch):
     free = iter([1e12])  # at first, for a copy of the state; then none
     monkeypatch.setattr(Layout, "free_bytes", lambda layout: next(free, 0))
@@ -148,15 +119,6 @@ def test_what_does_not_fit_in_memory_is_not_run(monkeypatch):
     _, why = choice.choose(*program(networks.mlp, num_members=5), num_steps=10**9)
     assert why.why == "the rule, because memory is too small to time candidates"
     assert not why.step_secs
-
-
-def test_a_damaged_memory_of_choices_is_no_obstacle(tmp_path):
-    kept = tmp_path / "cache" / "dist_ens" / "executions.json"
-    kept.parent.mkdir(parents=True)
-    for damaged in ("", "[]", "{"):
-        kept.write_text(damaged)
-        chosen, _ = choice.choose(*program(networks.mlp), num_steps=10**9)
-        assert json.loads(kept.read_text()).popitem()[1] == chosen.execution
 
 
 def experiment(**changes):

@@ -182,20 +182,6 @@ def test_convolutions_of_few_channels_have_neighbours_for_features(kernel, convo
     assert contains(traced, lowerings.CONVOLUTION, lambda a, b, **_: b.shape == convolved)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "params"),
-    [
-        (jnp.bfloat16, {}),
-        (jnp.float32, {"lhs_dilation": (2, 1)}),
-        (jnp.float32, {"rhs_dilation": (1, 2)}),
-    ],
-)
-def test_other_convolutions_have_their_own_features(dtype, params):
-    kernel = (3, 3, 4, 4)
-    traced = canonical(jnp.ones((2, 8, 8, 4), dtype), jnp.ones(kernel, dtype), **params)
-    assert contains(traced, lowerings.CONVOLUTION, lambda a, b, **_: b.shape == kernel)
-
-
 @pytest.mark.parametrize("lowering", CONVOLUTIONS)
 def test_convolutions_of_many_members_are_the_same_and_none_is_grouped(lowering):
     rules = {lowerings.CONVOLUTION: CONVOLUTIONS[lowering]}

@@ -119,14 +119,6 @@ def test_an_nnx_module_is_switched_by_an_attribute_of_every_usual_name(name):
     assert trains_and_evaluates(from_nnx(lambda rngs: Net(rngs, name)))
 
 
-def test_an_nnx_module_is_switched_by_an_argument():
-    class Net(Nnx):
-        def __call__(self, x, is_training=False):
-            return self.dropped(x, is_training)
-
-    assert trains_and_evaluates(from_nnx(lambda rngs: Net(rngs)))
-
-
 class Equinox(eqx.Module):
     head: eqx.nn.Linear
     dropout: eqx.nn.Dropout
@@ -198,27 +190,6 @@ def test_a_switch_that_somebody_has_set_stays_set():
     np.testing.assert_array_equal(trained, evaluated)
 
 
-class WithAField(nn.Module):
-    """Its field has nothing to do with evaluation."""
-
-    test: bool = False
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3)(x) * (100 if self.test else 1)
-
-
-def test_a_field_of_a_general_name_is_no_switch():
-    (trained, _), (evaluated, _) = both(from_linen(WithAField()))
-    np.testing.assert_array_equal(trained, evaluated)
-
-
-def test_inputs_that_are_called_like_a_switch_are_none():
-    member = from_functions(weights, lambda train, test: test @ train)
-    (trained, _), (evaluated, _) = both(member)
-    np.testing.assert_array_equal(trained, evaluated)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nnx", "equinox"])
 def test_dropout_samples_are_drawn_whatever_the_call_takes(kind):
@@ -250,13 +221,6 @@ class AsksItsStreams(nn.Module):
         return nn.Dense(3)(nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x))
 
 
-class HasConstants(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        scale = self.variable("constants", "scale", jnp.ones, (1, 6))
-        return nn.Dense(3)(x * scale.value)
-
-
 class Frozen(nn.Module):
     """Batch statistics that are frozen on purpose: there is no switch."""
 
@@ -267,7 +231,6 @@ class Frozen(nn.Module):
 
 def test_a_network_without_a_switch_computes_the_same_in_both():
     assert not trains_and_evaluates(from_linen(Frozen()))
-    assert not trains_and_evaluates(from_linen(HasConstants()))
     assert trains_and_evaluates(from_linen(AsksItsStreams()))
 
 

@@ -9,7 +9,12 @@ import jax
 import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
-from dist_ens.config.checks import refuse_mixed_bootstrap, require_one_of, whole_number
+from dist_ens.config.checks import (
+    MOST_DROPOUT_SAMPLES,
+    refuse_mixed_bootstrap,
+    require_one_of,
+    whole_number,
+)
 from dist_ens.config.schema import COMPUTE_DTYPES
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.errors import UserError, counted, first_line, kind_of
@@ -23,8 +28,10 @@ from dist_ens.types import Inputs, Metrics, ModelState, Outputs, Shapes
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 
 
-def checked_ids(member_ids: Iterable[Any], num_members: int) -> tuple[int, ...]:
-    """Returns the members' ids as Python integers, each different and from 0 on."""
+def checked_ids(member_ids: Iterable[Any] | None, num_members: int) -> tuple[int, ...] | None:
+    """Returns the members' ids, if given, as Python integers, each different and from 0 on."""
+    if member_ids is None:
+        return None
     ids = tuple(whole_number("An id in member_ids", each, least=0) for each in member_ids)
     if len(ids) != num_members or len(set(ids)) != len(ids):
         raise UserError(
@@ -32,6 +39,13 @@ def checked_ids(member_ids: Iterable[Any], num_members: int) -> tuple[int, ...]:
             "different id."
         )
     return ids
+
+
+def checked_samples(count: int | None) -> int | None:
+    """Returns the number of dropout samples, if given, as a Python integer."""
+    if count is None:
+        return None
+    return whole_number("dropout_samples", count, least=1, most=MOST_DROPOUT_SAMPLES)
 
 
 def check_ids_of_groups(member_ids: Sequence[int], num_groups: int) -> None:
@@ -120,18 +134,7 @@ def check_loss_outputs(
 ) -> tuple[jax.Array | Ratio, ModelState, Metrics]:
     """Returns the loss, the new model state and the metrics that a loss returned.
 
-    Args:
-        results: Return value of the loss.
-        model_state: Model state that the loss was given.
-
-    Returns:
-        The loss, the model state, and metrics by name, float32[]: the loss and its auxiliary
-        values. A `Ratio` stays one.
-
-    Raises:
-        UserError: If the results have another structure, the loss or an auxiliary value is not a
-            scalar, an auxiliary value is called "loss", or the model state changed its structure,
-            shapes or types.
+    The metrics, float32[], are the loss and its auxiliary values. A `Ratio` stays one.
     """
     match results:
         case (loss, (new_state, Mapping() as aux)):
@@ -181,11 +184,7 @@ _REMEDIES: dict[type[Exception], str] = {
 
 @contextlib.contextmanager
 def explained_errors(what: str = "loss") -> Iterator[None]:
-    """Turns the tracing errors that a loss often causes into a `UserError` that says what to do.
-
-    Args:
-        what: Name of what is traced, for the messages.
-    """
+    """Turns the tracing errors that a loss often causes into a `UserError` that says what to do."""
     try:
         yield
     except tuple(_REMEDIES) as error:
@@ -199,10 +198,7 @@ def explained_errors(what: str = "loss") -> Iterator[None]:
 def explained_inputs(inputs: Inputs, takes: Callable[[Shapes], object]) -> Iterator[None]:
     """Turns what a network raises for inputs that it does not take into a `UserError`.
 
-    Args:
-        inputs: Inputs of the network, for the message.
-        takes: Function of shapes and types of inputs that raises an error unless the network takes
-            them.
+    `takes(shapes)` raises an error unless the network takes inputs of these shapes.
     """
     try:
         yield
@@ -233,12 +229,9 @@ def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) 
 
 
 def check_microbatches(field: str, count: int, batch: Shapes | int) -> None:
-    """Raises a `UserError` unless a batch divides into microbatches.
+    """Raises a `UserError` that names a field unless a batch divides into `count` microbatches.
 
-    Args:
-        field: Name of the argument or field that holds the number of microbatches.
-        count: Number of microbatches.
-        batch: Batch, or the number of its examples over all hosts.
+    Instead of the batch, the number of its examples over all hosts may be given.
     """
     rows = batch if isinstance(batch, int) else rows_of(batch)
     if rows is None:
@@ -254,11 +247,7 @@ def check_microbatches(field: str, count: int, batch: Shapes | int) -> None:
 
 
 def check_alive(step: Any) -> None:
-    """Raises a `UserError` if a state was donated to an earlier update.
-
-    Args:
-        step: Step of the state, whose other arrays are donated together with it.
-    """
+    """Raises a `UserError` if a state, of which this is the step, was donated to an update."""
     if isinstance(step, jax.Array) and step.is_deleted():
         raise UserError(
             "The state was given to an update before, which has freed its arrays. Go on with the "

@@ -55,10 +55,6 @@ class GradientStep:
             batch: Batch, leaves [batch, ...].
             index: Positions of the batch's examples in the training split, int32[batch]. Default:
                 the positions are unknown.
-
-        Returns:
-            The new state, and metrics by name, float32[]: `loss` and the auxiliary values of the
-            loss.
         """
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         of_step = jax.random.fold_in(jax.random.fold_in(state.key, OPTIMIZER), state.step)
@@ -86,10 +82,9 @@ class GradientStep:
         return without_weak_types(state._replace(step=state.step + 1)), metrics
 
     def loss_of(self, state: State) -> Loss:
-        """Returns the loss of a member, `loss(params, model_state, (batch, index), key)`.
+        """Returns the loss of a member with a key and an id.
 
-        Args:
-            state: State of the member, of which only the key and the id are used.
+        It is `loss(params, model_state, (batch, index), key)`.
         """
 
         def loss(

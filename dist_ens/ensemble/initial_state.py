@@ -16,7 +16,8 @@ from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.host_keys import dtype_in_jax
 from dist_ens.layout import MEMBERS, Layout, Waves
 from dist_ens.losses import Objective
-from dist_ens.members import Member
+from dist_ens.members import Member, with_compute_dtype
+from dist_ens.members.label_scale import with_label_scale
 from dist_ens.members.member import INPUTS_RULE
 from dist_ens.randomness import INIT, member_key, pinned_generator
 from dist_ens.state import (
@@ -42,16 +43,21 @@ if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
 
 
+def network_for(member: Member, objective: Objective | None, dtype: str | None) -> Member:
+    """Returns the member that is trained: with its compute type, and the scale of its labels."""
+    if objective is None:
+        return member
+    network = with_compute_dtype(member, dtype or "float32")
+    return with_label_scale(network) if objective.standardize else network
+
+
 def state_of_one(
     member: Member, optimizer: Optimizer, shapes: Shapes, *, is_checked: bool = False
 ) -> Callable[..., State]:
     """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
 
-    Args:
-        member: Network of one member.
-        optimizer: Optimizer of one member.
-        shapes: Shapes and types of the inputs of the network's `init`, a pytree.
-        is_checked: Whether the state has a record of failed updates.
+    `shapes` are those of the inputs of the network's `init`. The state has a record of failed
+    updates if `is_checked`.
     """
 
     @pinned_generator()
@@ -128,12 +134,7 @@ class Initializer:
         return ids, jax.ShapeDtypeStruct((), np.uint32)
 
     def __call__(self, ids: np.ndarray, seed: int) -> State:
-        """Returns the state at step 0, leaves [members, ...].
-
-        Args:
-            ids: Ids of the members, int32[members].
-            seed: Seed, in [0, 2**32).
-        """
+        """Returns the state at step 0 of the members with some ids, int32[members]."""
         count, program = self._waves.count, self.compiled.result()
         by_wave = ids.reshape(self._layout.ensemble_axis, count, -1).swapaxes(0, 1)
         states = (
@@ -165,11 +166,7 @@ def state_from(
 ) -> State:
     """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`.
 
-    Args:
-        ensemble: Ensemble of the networks.
-        params: Parameters, or networks that hold them, one for each member.
-        model_states: Model states, one for each member; None if the networks have or hold none.
-        member: Network of one member, with or without the scale of the labels.
+    `member` is the network of one member, with or without the scale of the labels.
     """
     if not isinstance(params, list | tuple):
         raise UserError(
@@ -252,8 +249,7 @@ def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:
 def shapes_of(tree: PyTree) -> Shapes:
     """Returns the shapes and types that a pytree has in JAX, which holds numbers in 32 bits.
 
-    Args:
-        tree: Pytree of arrays, numbers, or shapes and types (`jax.ShapeDtypeStruct`).
+    Its leaves are arrays, numbers, or shapes and types (`jax.ShapeDtypeStruct`).
     """
 
     def shape_of(leaf: Leaf) -> jax.ShapeDtypeStruct:

@@ -87,14 +87,7 @@ class OwnStep:
     ) -> tuple[State, Metrics]:
         """Returns the state after one step, and the metrics of the step by name, float32[].
 
-        Args:
-            state: State of the member.
-            batch: Batch of the step, any pytree.
-            index: Positions of the batch's examples in the training split, which are not used.
-
-        Raises:
-            UserError: If the step returns something else than a state like the given one and a dict
-                of numbers.
+        The step is given any pytree as a batch, and not the positions of its examples.
         """
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         with explained_errors("step"):
@@ -124,14 +117,8 @@ def loss_of_scoring(
 ) -> Objective | LossFunction | None:
     """Returns the loss by which a user's own step is scored; None without one.
 
-    Args:
-        objective: Objective that reads the outputs of `apply`.
-        eval_loss: Function `eval_loss(state, batch, key) -> (loss, metrics)`.
-        has_apply: Whether the members have a forward pass `apply`.
-
-    Raises:
-        UserError: If both are given, or the objective standardises labels or has no outputs to
-            read.
+    An objective reads the outputs of `apply`; `eval_loss(state, batch, key) -> (loss, metrics)`
+    replaces it.
     """
     if eval_loss is None:
         if objective is not None and not (isinstance(objective, Objective) and has_apply):
