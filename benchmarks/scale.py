@@ -28,10 +28,10 @@ from dist_ens import Checkpoints, Ensemble
 from dist_ens.checkpoint import OpenCheckpoints, StepRecord
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator
+from dist_ens.experiment import make_optimizer
 from dist_ens.feed import Placement, TrainingSet
 from dist_ens.layout import Layout
 from dist_ens.losses import Objective
-from dist_ens.optimizers import make_optimizer
 from dist_ens.plan import PlannedMesh, Planner, Topology
 from dist_ens.state import State
 from dist_ens.types import Shapes

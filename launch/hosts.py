@@ -14,8 +14,7 @@ import jax
 from dist_ens import cluster
 from dist_ens.errors import first_line
 from dist_ens.exit_codes import ExitCode
-from dist_ens.meeting import Card
-from dist_ens.peers import Peers, is_of_collective
+from dist_ens.peers import Card, Peers, is_of_collective
 from launch import ends
 
 # Time for the other processes to read from process 0 why the run ends.

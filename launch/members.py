@@ -25,8 +25,7 @@ from dist_ens.checkpoint import FOLDER, SavedMembers, ids_text, read_lineages, s
 from dist_ens.checkpoint.store import CheckpointStore, is_gone
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.commands import quoted
-from dist_ens.config import did_you_mean
-from dist_ens.errors import RunError, UserError, counted
+from dist_ens.errors import RunError, UserError, counted, did_you_mean
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.members import drop, extend, merge, select
 from dist_ens.experiment.networks import export_members, import_members

@@ -2,13 +2,12 @@
 
 import sys
 
-import numpy as np
 from absl import flags
 
 from dist_ens import cluster, report
-from dist_ens.data import comes_in_memory, describe_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import counted
+from dist_ens.experiment import comes_in_memory, describe_source
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
@@ -79,9 +78,7 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
     parts = config.own_parts(spec)
 
     def make_ensemble(layout: Layout) -> Ensemble:
-        # The compiled program does not depend on the values of the ranges.
-        ranges = np.zeros((spec.num_groups, *spec.input_shape), np.float32)
-        ensemble = build_ensemble(run, layout, parts, ranges)
+        ensemble = build_ensemble(run, layout, parts)
         check_training(run, ensemble)
         return ensemble
 

@@ -3,11 +3,9 @@
 import re
 from collections.abc import Sequence
 
-from dist_ens.commands import quoted
-from dist_ens.config import did_you_mean
-from dist_ens.errors import UserError
+from dist_ens.commands import command_line
+from dist_ens.errors import UserError, did_you_mean
 from dist_ens.paths import require_local, shortened
-from launch.arguments import value_of
 
 # Verbs that the processes of a cluster can run together.
 STARTED = ("train", "evaluate", "predict")
@@ -52,15 +50,14 @@ class StartedCommand:
         self.arguments, self.launcher = tuple(after), tuple(before[1:])
         return before
 
-    def line(self, *words: str, added: Sequence[str] = ()) -> str:
+    def line(self, *words: str) -> str:
         """Returns the line of a shell that starts the same command, and not as a dry run.
 
         Args:
             *words: Words before the flags, such as `dist-ens` and the launcher's verb.
-            added: More flags of the launcher.
         """
         own = [flag for flag in self.launcher if not re.match("--?dry_run", flag)]
-        return shell_line([*words, *own, *added, "--", *self.arguments])
+        return command_line(*words, *own, "--", *self.arguments)
 
 
 def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -76,15 +73,16 @@ def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def shell_line(arguments: Sequence[str]) -> str:
-    """Returns arguments as one line of a shell, which splits it into exactly these arguments.
+def value_of(arguments: Sequence[str], name: str) -> str | None:
+    """Returns the last value of a flag in a command line; None if the flag is not there.
 
-    Every launcher quotes through this function what a person typed.
-
-    Args:
-        arguments: Words of a command.
-
-    >>> shell_line(["train", "--workdir=my runs", "--config.seed=$HOME"])
-    "train '--workdir=my runs' '--config.seed=$HOME'"
+    >>> value_of(["train", "--workdir=a", "-workdir", "b"], "workdir")
+    'b'
     """
-    return " ".join(quoted(argument) for argument in arguments)
+    value = None
+    words = iter(arguments)
+    for word in words:
+        given, equals, text = word.partition("=")
+        if given in (f"-{name}", f"--{name}"):
+            value = text if equals else next(words, None)
+    return value

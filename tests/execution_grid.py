@@ -59,7 +59,7 @@ class Grid:
     def __init__(self, config, most=16):
         import jax
 
-        from dist_ens.config import Experiment
+        from dist_ens.experiment import Experiment
         from dist_ens.experiment.build import build_ensemble
         from dist_ens.experiment.record import Run
         from dist_ens.layout import Layout

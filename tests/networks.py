@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dist_ens.config import ModelConfig
 from dist_ens.ensemble import Ensemble
+from dist_ens.experiment import ModelConfig, make_model
 from dist_ens.layout import BATCHES, MEMBERS, Layout, copied
 from dist_ens.losses import categorical
 from dist_ens.members import from_linen
-from dist_ens.models import make_model
 
 BATCH = 16
 CLASSES = 5

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 PACKAGES = (
     "slurmctld",
@@ -87,6 +87,14 @@ def _free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+def wait_for(condition: Callable[[], object], what: object) -> None:
+    """Waits until a condition holds. The error names what has it."""
+    deadline = time.monotonic() + LIMIT_SECS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
 
 
 class SlurmCluster:
@@ -166,14 +174,8 @@ class SlurmCluster:
         self._processes.callback(process.wait)
         self._processes.callback(process.terminate)
 
-    def _wait(self, condition) -> None:
-        """Waits until a condition holds."""
-        deadline = time.monotonic() + LIMIT_SECS
-        while not condition():
-            if time.monotonic() > deadline:
-                logs = [path.read_text() for path in self._folder.glob("*.out")]
-                raise TimeoutError("\n".join(logs))
-            time.sleep(0.2)
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        wait_for(condition, self._folder)
 
     def run(self, *command: str, check: bool = True, **options) -> str:
         """Returns what a command of Slurm prints."""

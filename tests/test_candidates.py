@@ -6,11 +6,10 @@ import optax
 import pytest
 
 import networks
-from dist_ens.config import ModelConfig
-from dist_ens.config.execution_spec import Execution
 from dist_ens.execution import heuristics as room
+from dist_ens.execution.spec import Execution
+from dist_ens.experiment import ModelConfig, make_model
 from dist_ens.layout import BATCHES, Layout
-from dist_ens.models import make_model
 from test_executions import narrow, pooling
 
 

@@ -12,11 +12,11 @@ import pytest
 
 import networks
 from dist_ens import cluster
-from dist_ens.config import Experiment
-from dist_ens.config.execution_spec import LOWERINGS
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble import select_execution as choice
 from dist_ens.execution import autotune
+from dist_ens.execution.spec import LOWERINGS
+from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import Member

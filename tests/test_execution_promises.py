@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.config.execution_spec import LOWERINGS as KNOWN
-from dist_ens.config.execution_spec import MEMBERS
+from dist_ens.execution.spec import LOWERINGS as KNOWN
+from dist_ens.execution.spec import (
+    MEMBERS,
+)
 from execution_grid import (
     ALONE,
     FOUR,

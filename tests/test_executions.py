@@ -8,17 +8,16 @@ import optax
 import pytest
 
 import networks
-from dist_ens.config import ModelConfig
-from dist_ens.config.execution_spec import LOWERINGS, MEMBERS, STEPS
 from dist_ens.ensemble import Batches
 from dist_ens.execution import Execution, Lowering, register
 from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.lowerings import CONVOLUTION
 from dist_ens.execution.rewrite import contains
+from dist_ens.execution.spec import LOWERINGS, MEMBERS, STEPS
+from dist_ens.experiment import ModelConfig, make_model
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.losses import categorical
 from dist_ens.members import as_member, from_linen
-from dist_ens.models import make_model
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 

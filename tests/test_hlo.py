@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import networks
-from dist_ens.config import Experiment
 from dist_ens.data import Spec
 from dist_ens.execution.heuristics import candidates
+from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.feed import Placement, abstract_batches

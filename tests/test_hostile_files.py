@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from dist_ens.array_files import read_npy
-from dist_ens.config import DataConfig
-from dist_ens.data import describe_source, open_source
 from dist_ens.errors import UserError
+from dist_ens.experiment import DataConfig, describe_source, open_source
 from dist_ens.experiment.config_file import ExperimentFile
 from dist_ens.experiment.network_files import read_network
 from dist_ens.report import read_run

@@ -9,11 +9,10 @@ import pytest
 from dist_ens.callbacks import JsonLines, Report, RunInfo
 from dist_ens.checkpoint import Checkpoints, CheckpointStore
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest
-from dist_ens.config import Experiment
-from dist_ens.data import open_source
 from dist_ens.errors import RunError, SaveError, UserError
 from dist_ens.execution.decision_cache import keep_execution
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.assess import EvaluationRequest, assess
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import train

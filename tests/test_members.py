@@ -31,8 +31,8 @@ from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.manifest import MANIFEST, LeafEntry, Manifest
 from dist_ens.checkpoint.reading import check_arrays
 from dist_ens.checkpoint.writing import database_spec
-from dist_ens.config import Experiment, OwnParts
 from dist_ens.errors import RunError, UserError
+from dist_ens.experiment import Experiment, OwnParts
 from dist_ens.experiment.members import _free_ids, drop, extend, merge, require_folder, select
 from dist_ens.experiment.network_files import (
     network_paths,

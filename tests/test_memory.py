@@ -9,14 +9,14 @@ import pytest
 
 import dist_ens as de
 import networks
-from dist_ens.config import Experiment, ModelConfig
 from dist_ens.data import Spec
 from dist_ens.errors import RunError
+from dist_ens.experiment import Experiment, ModelConfig, make_model
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import from_linen, rematerialized, with_compute_dtype
-from dist_ens.models import make_model
+from failing import fit
 
 
 def updated(network, *, change=lambda member: member, microbatches=1, mesh=(2, 2), steps=3):
@@ -76,7 +76,7 @@ def with_loss(loss, mesh=(2, 1), **options):
 def said_by_fit(ensemble):
     said = []
     batches = [{"x": ROWS}] * 2
-    de.fit(ensemble, batches, steps=2, progress=False, say=said.append)
+    fit(ensemble, batches, steps=2, say=said.append)
     return [line for line in said if "microbatches" in line]
 
 

@@ -6,9 +6,8 @@ import pytest
 
 import dist_ens as de
 from dist_ens.callbacks import JsonLines, Report
-from dist_ens.config import DataConfig
-from dist_ens.data import open_source
 from dist_ens.errors import UserError
+from dist_ens.experiment import DataConfig, open_source
 from dist_ens.experiment.config_file import ConfigFile, ExperimentFile
 from dist_ens.experiment.network_files import network_paths
 from dist_ens.paths import given_path, shortened, utf8_path

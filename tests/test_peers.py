@@ -25,8 +25,8 @@ from benchmarks.peers.order import Order
 from benchmarks.peers.way import Absent
 from benchmarks.workloads import WORKLOADS, Workload
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.config import OptimizerConfig
 from dist_ens.execution import timing
+from dist_ens.experiment import OptimizerConfig
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Of Adam's, steps along a gradient that is zero but for rounding are as long as any other.

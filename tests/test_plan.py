@@ -14,10 +14,10 @@ import two_hosts
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens import cluster
-from dist_ens.config import Experiment
 from dist_ens.data import Spec
 from dist_ens.errors import RunError, UserError
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.feed import Placement, TrainingSet

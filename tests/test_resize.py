@@ -198,7 +198,7 @@ def record_row(record_property, config, execution, places, result):
 NOTING = """
 import dataclasses, json, pathlib, runpy, threading
 import jax
-from dist_ens.data import open_source
+from dist_ens.experiment import open_source
 from dist_ens.sampling import Order
 
 HERE = pathlib.Path(__file__).parent

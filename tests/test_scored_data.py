@@ -148,12 +148,12 @@ def test_one_example_without_its_batch_is_told_and_a_batch_of_one_is_predicted(n
 
 
 @pytest.mark.parametrize(("value", "told"), [(np.nan, "NaN"), (-np.inf, "infinity")])
-def test_inputs_that_are_not_finite_are_refused_with_their_column(value, told):
+def test_inputs_that_are_not_finite_are_refused_with_their_index(value, told):
     ensemble = ensemble_of(de.losses.categorical(3))
     right = data_with(np.arange(EXAMPLES) % 3)
     state, wrong = ensemble.init(right), right | {"inputs": INPUTS.copy()}
     wrong["inputs"][2:4, 1] = value
-    message = rf" has {told} in column 1, in 2 of 8 examples, the first at index \(2, 1\)\. Remove"
+    message = rf" has {told}, in 2 of 8 examples, the first at index \(2, 1\)\. Remove"
     for name, use in (
         ("data", lambda: de.fit(ensemble, wrong, steps=1, validation=0.5, progress=False)),
         ("eval_data", lambda: de.fit(ensemble, right, steps=1, eval_data=wrong, progress=False)),

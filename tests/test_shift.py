@@ -7,17 +7,18 @@ import optax
 import pytest
 
 import networks
-from dist_ens.config import (
+from dist_ens.data import ArraySplit, Spec
+from dist_ens.errors import UserError
+from dist_ens.evaluation import Evaluator
+from dist_ens.evaluation.shift import require_float_inputs, shifted_splits
+from dist_ens.experiment import (
     CheckpointConfig,
     DataConfig,
     Experiment,
     ModelConfig,
     OptimizerConfig,
+    open_source,
 )
-from dist_ens.data import ArraySplit, Spec, open_source
-from dist_ens.errors import UserError
-from dist_ens.evaluation import Evaluator
-from dist_ens.evaluation.shift import require_float_inputs, shifted_splits
 from dist_ens.experiment.assess import EvaluationRequest, assess
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import train

@@ -17,10 +17,10 @@ import pytest
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.checkpoint import read_newest
-from dist_ens.config import Experiment
-from dist_ens.data import Split, open_source
+from dist_ens.data import Split
+from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.train import train
-from dist_ens.first_signal import COPY_SECS
+from dist_ens.stop_signal import COPY_SECS
 from test_cluster import free_port
 from test_hosts import codes, log, wait_for
 
@@ -30,8 +30,8 @@ SAVED_LIMIT_SECS, AT_ONCE_SECS = 30, 5
 CONFIG = """
 import dataclasses, os, pathlib, signal, time, zlib
 import jax, jax.numpy as jnp, numpy as np
-from dist_ens.config import Experiment
-from dist_ens.data import open_source
+from dist_ens.experiment import Experiment
+from dist_ens.experiment import open_source
 
 HERE = pathlib.Path(__file__).parent
 PHASE, STAY_SECS = "{phase}", {stay_secs}
@@ -330,7 +330,7 @@ def test_an_interrupt_after_the_work_of_a_command_keeps_its_exit_code():
         "def exit_code(code):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    return code\n"
-        "cli.ends.exit_code = exit_code\n"
+        "cli.stdio.exit_code = exit_code\n"
         "cli.run(lambda: 0, joins_cluster=lambda: False)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

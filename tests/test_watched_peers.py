@@ -6,9 +6,8 @@ import time
 import pytest
 
 from dist_ens import peers
-from dist_ens.exit_codes import ExitCode
-from dist_ens.meeting import Card
-from dist_ens.peers import Failure, Peers
+from dist_ens.errors import ExitCode
+from dist_ens.peers import Card, Failure, Peers
 
 pytestmark = pytest.mark.quick
 TIMEOUT_SECS = 0.3

@@ -19,8 +19,8 @@ from dist_ens.checkpoint.record import LOOP_RECORD, RESUMES, check_resumes
 from dist_ens.checkpoint.run_folder import locked, require_writable_folder
 from dist_ens.checkpoint.store import CheckpointStore
 from dist_ens.commands import quoted
-from dist_ens.config import whole_number
 from dist_ens.errors import UserError, value_and_kind
+from dist_ens.ground.numbers import whole_number
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import MEMBERS, Layout, check_lengths
 from dist_ens.paths import given_path

@@ -23,9 +23,6 @@ from dist_ens.json_text import Json, JsonDict
 from dist_ens.state import State
 from dist_ens.types import Tree
 
-# Name of the file of a checkpoint that was saved at another time than the cadence asks for.
-_NOT_DUE_FILE = "not_due"
-
 
 class OpenCheckpoints:
     """The checkpoints of a folder that is locked for one run; made by `Checkpoints.open`.
@@ -139,45 +136,6 @@ class OpenCheckpoints:
             return None
         return state
 
-    def restore_before(
-        self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int]
-    ) -> tuple[Tree, int] | None:
-        """Returns the newest sound state of an earlier step than a given one, with its step.
-
-        A state that was saved with `is_due` is preferred, so that a run that was interrupted takes
-        the same as one that was not. The function waits for the last save. Checkpoints that are
-        damaged on some host are set aside. Every host must call this.
-
-        Args:
-            step: Step that is too late.
-            abstract: The state's structure with shapes, types and shardings as leaves.
-            others: Other structures that the state may have.
-            member_ids: Ids of the members to restore.
-
-        Returns:
-            The state and its step; None if no earlier step is saved.
-
-        Raises:
-            RunError: If a checkpoint cannot be read for another reason than damage.
-        """
-        with contextlib.suppress(SaveError):  # It was said when it happened.
-            self.wait()
-        while True:
-            saved = [saved for saved in reversed(self._store.steps()) if saved < step]
-            earlier = next(filter(self._was_due, saved), max(saved, default=0))
-            earlier = cluster.as_main_sees(earlier)
-            if not earlier:
-                return None
-            state, damage = self._state_at(earlier, abstract, *others, member_ids=member_ids)
-            hosts = _hosts_with_damage(earlier, damage)
-            if not hosts and state is not None:
-                return state, earlier
-            moved = self._store.set_aside(earlier)
-            self._tell(
-                f"The checkpoint of step {earlier} is damaged: {_why(hosts, damage)}. It is kept "
-                f"as {quoted(moved)}, and training continues without it."
-            )
-
     def restore_at(
         self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int]
     ) -> Tree | None:
@@ -224,7 +182,6 @@ class OpenCheckpoints:
         record: Mapping[str, Json] | None = None,
         scores: Mapping[str, float] | None = None,
         host_files: Mapping[str, bytes] | None = None,
-        is_due: bool = True,
         after: Callable[[], None] = lambda: None,
         late_files: Callable[[], Mapping[str, bytes]] = dict,
         is_wanted: Callable[[Mapping[str, Leaf]], bool] = lambda _: True,
@@ -242,7 +199,6 @@ class OpenCheckpoints:
             record: Description of the run. Default: the one that the folder was opened with.
             scores: Scores of the ensemble at this step, by name. Default: none.
             host_files: Bytes that belong to this host, by name (`[a-z_]+`).
-            is_due: Whether the cadence asks for this save; see `restore_before`.
             after: Function that the writing thread calls before it writes.
             late_files: Function that returns more host files, which the writing thread calls after
                 `after`.
@@ -267,7 +223,7 @@ class OpenCheckpoints:
             state,
             self._record if record is None else record,
             scores=scores,
-            host_files={**(host_files or {}), **({} if is_due else {_NOT_DUE_FILE: b"1"})},
+            host_files=host_files,
             # The thread that writes is late, and later events are of later steps.
             lineage_of=partial(self._lineage_in, dict(self._lineages)),
             after=checked_after,
@@ -320,13 +276,6 @@ class OpenCheckpoints:
         except OSError:
             return None
         return status.st_dev, status.st_ino
-
-    def _was_due(self, step: int) -> bool:
-        """Returns whether the cadence asked for the save of a step, as far as it can be read."""
-        try:
-            return self._store.restore_host_file(step, _NOT_DUE_FILE, is_shared=True) is None
-        except RunError:  # Restoring the state reports it.
-            return True
 
     def _state_at(
         self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None

@@ -9,15 +9,9 @@ import jax
 import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
-from dist_ens.config.checks import (
-    MOST_DROPOUT_SAMPLES,
-    refuse_mixed_bootstrap,
-    require_one_of,
-    whole_number,
-)
-from dist_ens.config.schema import COMPUTE_DTYPES
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.errors import UserError, counted, first_line, kind_of
+from dist_ens.ground.numbers import MOST_DROPOUT_SAMPLES, require_one_of, whole_number
 from dist_ens.losses import Objective, Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
@@ -86,11 +80,11 @@ def checked_methods(methods: Iterable[Any]) -> tuple[Method, ...]:
                 f"methods holds {repr(method)[:80]}, which is no function from a loss to a loss. "
                 "Give methods that were called, such as dist_ens.methods.bootstrap()."
             )
-    refuse_mixed_bootstrap(
-        "The method mixup" if any(getattr(each, "is_mixup", False) for each in methods) else None,
-        "bootstrap" if any(getattr(each, "is_bootstrap", False) for each in methods) else None,
-        "Leave one of the two methods out.",
-    )
+    if all(any(getattr(m, kind, False) for m in methods) for kind in ("is_mixup", "is_bootstrap")):
+        raise UserError(
+            "The method mixup would mix out-of-bag examples into those of the member, which "
+            "bootstrap draws. Leave one of the two methods out."
+        )
     return methods
 
 
@@ -102,7 +96,7 @@ def checked_dtype(dtype: DTypeLike | None) -> str | None:
         name = jnp.dtype(dtype).name
     except TypeError:
         name = str(dtype)
-    require_one_of("compute_dtype", name, COMPUTE_DTYPES)
+    require_one_of("compute_dtype", name, ("float32", "bfloat16"))
     return name
 
 

@@ -14,9 +14,6 @@ from numpy.typing import DTypeLike
 
 from dist_ens import cluster
 from dist_ens.compile_cache import use_compile_cache_by_default
-from dist_ens.config.checks import MOST_SEED, whole_number
-from dist_ens.config.execution_spec import AUTO, Execution
-from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.checks import (
     check_alive,
@@ -28,6 +25,7 @@ from dist_ens.ensemble.checks import (
     checked_samples,
     explained_inputs,
 )
+from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.initial_state import network_for, state_from
 from dist_ens.ensemble.optimizer import check_optimizer
@@ -36,6 +34,8 @@ from dist_ens.ensemble.padding import placed_inputs, unpadded
 from dist_ens.ensemble.programs import Programs
 from dist_ens.ensemble.update_steps import Update
 from dist_ens.errors import UserError, counted
+from dist_ens.execution.spec import AUTO, Execution
+from dist_ens.ground.numbers import MOST_SEED, whole_number
 from dist_ens.layout import MEMBERS, Layout, Waves, copied_like, settled, to_host
 from dist_ens.losses import Objective, Prediction
 from dist_ens.members import as_member

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble.conditional_update import Updated, apply_update
+from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.errors import UserError
 from dist_ens.layout import to_host
 from dist_ens.state import State
@@ -47,7 +47,6 @@ class FailureRecord(NamedTuple):
         first_step: Step of the first failed update, int32[]; 0 without a failure. The update from
             step 49 to step 50 is that of step 50.
         last_step: Step of the last failed update, int32[]; 0 without a failure.
-        num_restarts: Number of times that the member was rolled back or reseeded, int32[].
         num_losses: Number of losses in the running mean, at most `HISTORY`, int32[].
         loss_mean: Running mean of the losses, float32[].
         loss_variance: Running variance of the losses, float32[].
@@ -59,7 +58,6 @@ class FailureRecord(NamedTuple):
     cause: jax.Array
     first_step: jax.Array
     last_step: jax.Array
-    num_restarts: jax.Array
     num_losses: jax.Array
     loss_mean: jax.Array
     loss_variance: jax.Array
@@ -75,7 +73,6 @@ class FailedMember(NamedTuple):
             were not finite.
         first_step: Step of the first failed update.
         last_step: Step of the last failed update.
-        restarts: Number of times that the member was rolled back or reseeded.
         is_frozen: Whether the member takes no more updates. It is left out of the scores of the
             ensemble then.
     """
@@ -85,7 +82,6 @@ class FailedMember(NamedTuple):
     failed_updates: int
     first_step: int
     last_step: int
-    restarts: int = 0
     is_frozen: bool = False
 
 
@@ -353,6 +349,5 @@ def member_of(record: FailureRecord, position: int, member_id: int) -> FailedMem
         int(record.num_failures[position]),
         step_of(record.first_step[position]),
         step_of(record.last_step[position]),
-        int(record.num_restarts[position]),
         bool(record.is_frozen[position]),
     )

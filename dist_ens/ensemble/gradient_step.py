@@ -7,9 +7,9 @@ from typing import TypeAlias
 import jax
 import optax
 
-from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble.checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.conditional_update import Updated
+from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import checked_update
 from dist_ens.ensemble.microbatches import Loss, gradients_in_parts
 from dist_ens.ensemble.optimizer import calls_loss, loss_functions, update_of

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens import cluster
-from dist_ens.config.execution_spec import Execution
 from dist_ens.ensemble.batches import CallBatches, as_batches, one_step
 from dist_ens.ensemble.microbatches import parts_of
 from dist_ens.ensemble.own_step import OwnStep
 from dist_ens.ensemble.update_steps import steps_of_all
 from dist_ens.ensemble.waves import batches_of_wave
+from dist_ens.execution.spec import Execution
 from dist_ens.layout import Waves, to_host
 from dist_ens.losses.averaging import Ratio, averaged
 from dist_ens.randomness import UPDATE, pinned_generator

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from dist_ens.config.failure_policy import FailurePolicy
 from dist_ens.ensemble.checks import explained_errors, parts_text
+from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import NEW_STATE, taken_unless_failed
 from dist_ens.errors import UserError, kind_of
 from dist_ens.losses import Objective

@@ -10,7 +10,6 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from dist_ens import cluster
-from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.ensemble.batches import Batches, CallBatches
 from dist_ens.ensemble.checks import check_microbatches, explained_errors, require_rows
 from dist_ens.ensemble.gradient_step import GradientStep
@@ -25,6 +24,7 @@ from dist_ens.errors import UserError
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.lift import Lifted, sharded
+from dist_ens.execution.spec import AUTO, Execution
 from dist_ens.host_keys import host_array
 from dist_ens.layout import (
     BATCH,

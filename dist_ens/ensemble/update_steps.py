@@ -6,7 +6,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dist_ens.config.execution_spec import Execution
 from dist_ens.ensemble.batches import (
     Batches,
     CallBatches,
@@ -23,6 +22,7 @@ from dist_ens.execution.lift import sharded
 from dist_ens.execution.loop import Loop
 from dist_ens.execution.lowerings import CONVOLUTION
 from dist_ens.execution.rewrite import contains
+from dist_ens.execution.spec import Execution
 from dist_ens.layout import (
     BATCHES,
     MEMBER_BATCHES,

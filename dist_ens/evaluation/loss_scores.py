@@ -13,7 +13,6 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from typing_extensions import override
 
 from dist_ens import cluster, progress
-from dist_ens.config.execution_spec import Execution
 from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import check_loss_outputs, explained_errors
@@ -25,6 +24,7 @@ from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.lift import sharded
 from dist_ens.execution.rewrite import rewritten
+from dist_ens.execution.spec import Execution
 from dist_ens.layout import MEMBERS, REPLICATED, Waves, device_bytes, put_everywhere, to_host
 from dist_ens.losses import Ratio
 from dist_ens.members.modes import switch_arguments

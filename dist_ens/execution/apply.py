@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 
-from dist_ens.config.execution_spec import LOWERINGS, MEMBERS, Execution, Members, register
 from dist_ens.execution import lowerings
 from dist_ens.execution.rewrite import Rule, rewritten
+from dist_ens.execution.spec import LOWERINGS, MEMBERS, Execution, Members, register
 from dist_ens.layout import Layout, broadcast
 from dist_ens.types import Axes, Leaf, PyTree, Tree
 

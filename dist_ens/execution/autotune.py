@@ -10,10 +10,10 @@ import jax
 
 from dist_ens import cluster
 from dist_ens.compile_cache import spared_secs
-from dist_ens.config.execution_spec import Execution
 from dist_ens.errors import first_line
 from dist_ens.execution import timing
 from dist_ens.execution.lowerings import CONVOLUTION
+from dist_ens.execution.spec import Execution
 from dist_ens.layout import MEMBERS, copied
 from dist_ens.state import State
 from dist_ens.types import Metrics, PyTree, Specs

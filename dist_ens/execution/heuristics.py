@@ -5,7 +5,6 @@ import math
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from dist_ens.config.execution_spec import registered
 from dist_ens.execution.lowerings import (
     CONVOLUTION,
     MAX_POOL_GRADIENT,
@@ -14,6 +13,7 @@ from dist_ens.execution.lowerings import (
     becomes_sums,
 )
 from dist_ens.execution.rewrite import contains
+from dist_ens.execution.spec import registered
 from dist_ens.layout import Layout
 from dist_ens.types import Leaf
 

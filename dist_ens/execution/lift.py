@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
-from dist_ens.config.execution_spec import AUTO, Execution
 from dist_ens.errors import UserError
 from dist_ens.execution.apply import lowered, over_members
 from dist_ens.execution.loop import Loop
+from dist_ens.execution.spec import AUTO, Execution
 from dist_ens.layout import (
     DATA,
     ENSEMBLE,

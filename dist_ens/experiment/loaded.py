@@ -17,8 +17,13 @@ from dist_ens.checkpoint import (
     read_newest,
 )
 from dist_ens.commands import quoted
-from dist_ens.config.own_parts import OwnParts
-from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs, open_source
+from dist_ens.data import (
+    Source,
+    Spec,
+    Split,
+    TreeSplit,
+    convert_inputs,
+)
 from dist_ens.data.class_names import with_class_numbers
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import frozen_positions, saved_structures
@@ -28,7 +33,9 @@ from dist_ens.evaluation.scoring import BATCH_SIZE, Examples, arrays_of, example
 from dist_ens.experiment.answers import kept_calibration
 from dist_ens.experiment.build import NOTHING
 from dist_ens.experiment.checks import require_trained_on
+from dist_ens.experiment.own_parts import OwnParts
 from dist_ens.experiment.record import Run
+from dist_ens.experiment.sources import open_source
 from dist_ens.experiment.workdir import open_finished
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import to_host

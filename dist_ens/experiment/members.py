@@ -16,18 +16,20 @@ from dist_ens.checkpoint import (
     write_members,
 )
 from dist_ens.commands import quoted
-from dist_ens.config import DataConfig, Experiment, differences_on_resume
-from dist_ens.config.checks import MOST
-from dist_ens.config.own_parts import OwnParts
-from dist_ens.data import Source, Spec, open_source
+from dist_ens.data import Source, Spec
 from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.errors import UserError
 from dist_ens.experiment.checks import require_own_keys, require_trained_on
 from dist_ens.experiment.config_file import EXPERIMENT
+from dist_ens.experiment.experiment import Experiment, differences_on_resume
+from dist_ens.experiment.own_parts import OwnParts
 from dist_ens.experiment.record import Run
+from dist_ens.experiment.schema import DataConfig
+from dist_ens.experiment.sources import open_source
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import parts_of
 from dist_ens.file_writing import UNFINISHED
+from dist_ens.ground.numbers import MOST
 from dist_ens.json_text import JsonDict
 from dist_ens.report.files import to_json
 from dist_ens.run_digests import DIGESTS, write_run_file

@@ -20,11 +20,10 @@ from dist_ens.checkpoint import (
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Event
 from dist_ens.commands import quoted
-from dist_ens.config import Experiment
-from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Source
 from dist_ens.errors import RunError, UserError, code_of_write, counted
 from dist_ens.experiment.build import NOTHING, build
+from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.members import require_folder, write_run
 from dist_ens.experiment.network_files import (
     network_paths,
@@ -33,6 +32,7 @@ from dist_ens.experiment.network_files import (
     require_no_other_networks,
     write_network,
 )
+from dist_ens.experiment.own_parts import OwnParts
 
 
 def export_members(

@@ -16,11 +16,11 @@ from dist_ens.checkpoint import (
     require_config_record,
 )
 from dist_ens.commands import option, quoted
-from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.experiment.build import NOTHING, build_ensemble, check_network
+from dist_ens.experiment.own_parts import OwnParts
 from dist_ens.experiment.record import Run
 from dist_ens.layout import Layout
 from dist_ens.paths import given_path

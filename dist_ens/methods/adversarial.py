@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dist_ens.config.checks import require_coefficient
+from dist_ens.ground.numbers import require_coefficient
 from dist_ens.losses.averaging import averaged
 from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method, with_float_inputs
 from dist_ens.types import Batch, ModelState, Params, PyTree

@@ -2,8 +2,8 @@
 
 import optax
 
-from dist_ens.config.checks import require_fraction
 from dist_ens.errors import UserError
+from dist_ens.ground.numbers import require_fraction
 from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method, require_objective
 from dist_ens.types import Batch, ModelState, Params
 

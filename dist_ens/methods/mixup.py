@@ -2,7 +2,7 @@
 
 import jax
 
-from dist_ens.config.checks import require_coefficient
+from dist_ens.ground.numbers import require_coefficient
 from dist_ens.methods.loss import (
     LossInfo,
     LossResults,

@@ -15,8 +15,7 @@ import psutil
 from jax.experimental import topologies
 
 from dist_ens.commands import quoted
-from dist_ens.config import did_you_mean
-from dist_ens.errors import RunError, UserError, first_line
+from dist_ens.errors import RunError, UserError, did_you_mean, first_line
 from dist_ens.paths import shortened
 
 HERE = "here"

@@ -129,7 +129,7 @@ def _is_pit(value: Json) -> bool:
 
 def _is_failed_member(value: Json) -> bool:
     """Returns whether a value holds the fields of a member with failed updates."""
-    numbers = ("member_id", "failed_updates", "first_step", "last_step", "restarts")
+    numbers = ("member_id", "failed_updates", "first_step", "last_step")
     return (
         isinstance(value, dict)
         and all(is_whole(value.get(name)) for name in numbers)
@@ -143,9 +143,7 @@ _EXAMPLES = _list_of(_object_of(lambda value: is_number(value) or _is_text(value
 _EXPERIMENT = _object_with(
     seed=is_whole,
     data=_object_with(source=_is_text, examples=_is_text, global_batch_size=is_whole),
-    loss=_object_with(
-        name=_is_text, label_smoothing=is_number, mixup=is_number, adversarial=is_number
-    ),
+    loss=_object_with(name=_is_text),
     optimizer=_object_with(name=_is_text, schedule=_is_text, learning_rate=is_number),
 )
 _SUMMARY: Mapping[str, Form] = {

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dist_ens.config.execution_spec import Lowering, register
 from dist_ens.execution.lowerings.convolutions import (
     CONVOLUTION,
     canonical,
@@ -22,6 +21,7 @@ from dist_ens.execution.lowerings.convolutions import (
 )
 from dist_ens.execution.lowerings.patches import convolution_as_patches
 from dist_ens.execution.lowerings.shapes import VECTOR, is_float32, slices
+from dist_ens.execution.spec import Lowering, register
 from dist_ens.layout import sum_over_columns
 
 # A convolution of one feature is given at most this number of features. With more, multiplying

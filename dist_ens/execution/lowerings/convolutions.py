@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from dist_ens.config.execution_spec import Lowering, register
+from dist_ens.execution.spec import Lowering, register
 
 CONVOLUTION = lax.conv_general_dilated_p
 

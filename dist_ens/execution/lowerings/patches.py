@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dist_ens.config.execution_spec import Lowering, register
 from dist_ens.execution.lowerings.convolutions import (
     CONVOLUTION,
     canonical,
@@ -19,6 +18,7 @@ from dist_ens.execution.lowerings.convolutions import (
     sums_over_examples,
 )
 from dist_ens.execution.lowerings.shapes import slices
+from dist_ens.execution.spec import Lowering, register
 from dist_ens.layout import sum_over_columns
 
 

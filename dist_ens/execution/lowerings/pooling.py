@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 
-from dist_ens.config.execution_spec import Lowering, register
 from dist_ens.execution.lowerings.shapes import slices
+from dist_ens.execution.spec import Lowering, register
 
 MAX_POOL_GRADIENT = lax.select_and_scatter_add_p
 

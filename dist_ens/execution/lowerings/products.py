@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dist_ens.config.execution_spec import Lowering, register
 from dist_ens.execution.lowerings.shapes import VECTOR, is_float32
+from dist_ens.execution.spec import Lowering, register
 from dist_ens.layout import sum_over_columns
 from dist_ens.types import Leaf
 
