@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -189,24 +189,17 @@ def explained_errors(what: str = "loss") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained_inputs(inputs: Inputs, takes: Callable[[Shapes], object]) -> Iterator[None]:
-    """Turns what a network raises for inputs that it does not take into a `UserError`.
-
-    `takes(shapes)` raises an error unless the network takes inputs of these shapes.
-    """
+def explained_inputs(inputs: Inputs) -> Iterator[None]:
+    """Turns what a network raises for inputs that it does not take into a `UserError`."""
     try:
         yield
     except (UserError, RuntimeError):  # A device may be full, or an array deleted.
         raise
     except Exception as error:  # The network of a user may raise anything.
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), inputs)
-        remedy = "Give inputs like those of the training data, [examples, ...]."
-        with contextlib.suppress(Exception):
-            takes(one)
-            remedy = f"They are one example. Give a batch such as {described(one)}."
         raise UserError(
             f"The network does not take the inputs {described(inputs)}: {type(error).__name__}: "
-            f"{first_line(error)} {remedy}"
+            f"{first_line(error)} Give inputs like those of the training data, [examples, ...]. A "
+            "single example is an array of length 1."
         ) from error
 
 

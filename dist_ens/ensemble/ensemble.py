@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 
 import jax
@@ -401,7 +401,7 @@ class Ensemble:
                 is that of another prediction.
         """
         here, needed, placed, size = placed_inputs(self, state, inputs)
-        with explained_inputs(inputs, partial(here.programs.outputs_of_one, needed)):
+        with explained_inputs(inputs):
             prediction = here.programs.predict(needed, placed)
         prediction = settled(here.layout, prediction if size is None else prediction.first(size))
         if state.class_names:
@@ -422,7 +422,7 @@ class Ensemble:
                 inputs on the host are NaN or infinite.
         """
         here, needed, placed, size = placed_inputs(self, state, inputs)
-        with explained_inputs(inputs, partial(here.programs.outputs_of_one, needed)):
+        with explained_inputs(inputs):
             return settled(here.layout, unpadded(here.outputs(needed, placed), size))
 
     @property
