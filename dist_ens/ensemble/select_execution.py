@@ -111,10 +111,9 @@ def choose(
     # A choice for which time was short holds for runs of the same length only: a longer run has
     # more time to try candidates.
     of_this_length = f"{program} {num_steps}"
-    choice = _earlier(program, of_this_length, [*known], workdir)
-    if choice is None:
-        call = autotune.Call(state, batches, specs_of(batches), steps_in(batches))
-        choice = _timed(known, names, call, num_steps, program)
+    call = autotune.Call(state, batches, specs_of(batches), steps_in(batches))
+    earlier = _earlier(program, of_this_length, [*known], workdir)
+    choice = earlier or _timed(known, names, call, num_steps, program)
     if workdir is not None and cluster.is_main():
         keep_execution(of_this_length, choice.option, workdir)
     return known[choice.option], choice

@@ -20,6 +20,7 @@ from dist_ens.layout import (
     broadcast,
     join_rows,
     layout_of_row,
+    part_of_row,
     put_numbers,
 )
 from dist_ens.types import PyTree, Specs, Structure, Tree
