@@ -72,8 +72,8 @@ class Ensemble:
     Up to rounding, a member depends on the seed and its `member_id` alone. It does not depend on
     the number of members, their layout or their execution. Its step sees the whole batch.
 
-    The programs of an ensemble are compiled once and found again by later calls. If the process has
-    no folder for JAX's compilation cache, it takes that of the command line, `~/.cache/dist_ens`.
+    Its programs are compiled once and found again by later calls. If the process has no folder for
+    JAX's compilation cache, it takes that of the command line, `~/.cache/dist_ens`.
 
     Attributes:
         member: Network of one member, in any form that `as_member` accepts.
@@ -231,17 +231,14 @@ class Ensemble:
             eval_loss: Function of one member, `eval_loss(state, batch, key) -> (loss, metrics)`, by
                 which data is scored as by a loss function. Default: none.
             num_members: See `Ensemble`, as for all further arguments.
-            seed: See `Ensemble`.
-            layout: See `Ensemble`.
-            execution: See `Ensemble`.
-            member_ids: See `Ensemble`.
-            waves: See `Ensemble`.
-            failures: See `Ensemble`. A step fails if its metric "loss" is not finite, or if a
-                finite number of the state becomes infinite or NaN.
-            batch_specs: See `Ensemble`.
-
-        Raises:
-            UserError: If an argument has a value that it cannot have.
+            seed: Seed.
+            layout: Layout.
+            execution: Execution.
+            member_ids: Ids of the members.
+            waves: Number of waves.
+            failures: Policy. A step fails if its metric "loss" is not finite, or if a finite number
+                of the state becomes infinite or NaN.
+            batch_specs: Parts of a batch without rows.
 
         >>> def init(key, batch):
         ...     return {"w": jax.random.normal(key, (3,)), "average": jax.numpy.zeros(3)}
@@ -295,9 +292,6 @@ class Ensemble:
 
         Returns:
             The state, leaves [members, ...].
-
-        Raises:
-            UserError: If the batch has no inputs for the objective.
         """
         return self.programs.initializer(batch)(self.ids, self.seed)
 
@@ -325,9 +319,8 @@ class Ensemble:
             the labels have mean 0 and standard deviation 1 until `fit` sets them.
 
         Raises:
-            UserError: If the members cannot be stacked, their number is not `num_members`, or they
-                do not fit the network. The fit is not checked here if the shapes of the network
-                depend on its inputs.
+            UserError: If the members cannot be stacked, or do not fit the network. This is not
+                checked here if the shapes of the network depend on its inputs.
         """
         is_whole = model_states is not None and any(map(has_label_scale, model_states))
         member = self.network if is_whole else self.member
@@ -396,9 +389,9 @@ class Ensemble:
             the parts of a calibrated entropy are None.
 
         Raises:
-            UserError: If the network was given without `apply` or does not take the inputs, inputs
-                on the host are NaN or infinite, the ensemble has several groups, or the calibration
-                is that of another prediction.
+            UserError: If the network has no `apply` or does not take the inputs, inputs on the host
+                are NaN or infinite, the ensemble has several groups, or the calibration is that of
+                another prediction.
         """
         here, needed, placed, size = placed_inputs(self, state, inputs)
         with explained_inputs(inputs):
@@ -418,8 +411,7 @@ class Ensemble:
             inputs: Inputs; see `predict`.
 
         Raises:
-            UserError: If the network was given without `apply` or does not take the inputs, or
-                inputs on the host are NaN or infinite.
+            UserError: See `predict`.
         """
         here, needed, placed, size = placed_inputs(self, state, inputs)
         with explained_inputs(inputs):
@@ -463,11 +455,7 @@ class Ensemble:
         return variants[key]
 
     def with_members(self, member_ids: Sequence[int]) -> "Ensemble":
-        """Returns the same ensemble with other members, on a new layout.
-
-        Args:
-            member_ids: Ids of the members, different whole numbers from 0 on.
-        """
+        """Returns the same ensemble with the members of some ids, on a new layout."""
         count = len(member_ids)
         layout = Layout.make(count, devices=cluster.devices_for(count))
         return self._variant(
