@@ -440,7 +440,7 @@ def test_a_haiku_network_with_dropout_alone_has_no_state():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: as_member(), "did not get a network. Give a flax.linen module"),
+        (lambda: as_member(), "takes either a network or init.* Give a flax.linen module"),
         (lambda: as_member(Nnx(nnx.Rngs(0))), r"exist already.*as_member\(lambda rngs: Nnx\("),
         (lambda: as_member(Equinox(jax.random.key(0))), r"as_member\(lambda key: Equinox\("),
         (lambda: as_member(Registered(jnp.zeros(3))), "instance of the class Registered, whose"),
