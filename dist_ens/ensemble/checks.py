@@ -92,10 +92,7 @@ def checked_dtype(dtype: DTypeLike | None) -> str | None:
     """Returns the name of the type in which a network computes; None if `dtype` is None."""
     if dtype is None:
         return None
-    try:
-        name = jnp.dtype(dtype).name
-    except TypeError:
-        name = str(dtype)
+    name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
     require_one_of("compute_dtype", name, ("float32", "bfloat16"))
     return name
 

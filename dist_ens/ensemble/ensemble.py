@@ -319,8 +319,7 @@ class Ensemble:
             the labels have mean 0 and standard deviation 1 until `fit` sets them.
 
         Raises:
-            UserError: If the members cannot be stacked, or do not fit the network. This is not
-                checked here if the shapes of the network depend on its inputs.
+            UserError: If the members cannot be stacked, or their number is not `num_members`.
         """
         is_whole = model_states is not None and any(map(has_label_scale, model_states))
         member = self.network if is_whole else self.member

@@ -23,8 +23,6 @@ from dist_ens.randomness import INIT, member_key, pinned_generator
 from dist_ens.state import (
     State,
     described,
-    differing,
-    leaf_types,
     stack_members,
     without_weak_types,
 )
@@ -183,7 +181,6 @@ def state_from(
     stacked, model_state = without_weak_types(
         (stack_members([own for own, _ in parts]), stack_members([own for _, own in parts]))
     )
-    check_parts(member, *parts[0])
     ids, optimizer = jnp.asarray(ensemble.ids), ensemble.optimizer
     keys = jax.vmap(partial(member_key, ensemble.seed))(ids)
     with pinned_generator():
@@ -201,25 +198,6 @@ def state_from(
     state = ensemble.layout.put(without_weak_types(state), MEMBERS)
     waves = Waves(ensemble.layout, ensemble.waves)
     return state if waves.count == 1 else waves.off_devices(state)
-
-
-def check_parts(member: Member, params: Params, model_state: ModelState) -> None:
-    """Raises a `UserError` unless parameters and a model state fit a network, as far as known.
-
-    Nothing is checked if the shapes of the network depend on its inputs, as those of flax.linen do.
-    """
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    try:
-        expected = jax.eval_shape(lambda key: member.init(key, None), key)
-    except Exception:  # The network needs its inputs, and may raise anything without them.
-        return
-    there, here = leaf_types((params, model_state)), leaf_types(expected)
-    for leaf in differing(here, there):
-        raise UserError(
-            f"The given parameters and model state do not fit the network {member.name}: leaf "
-            f"{leaf} is {there.get(leaf, 'absent')} in member 0 and {here.get(leaf, 'absent')} in "
-            "the network. Give those of networks like this one."
-        )
 
 
 def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:
