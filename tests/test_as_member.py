@@ -187,40 +187,6 @@ def test_the_short_form_sets_the_switch_and_the_full_form_keeps_the_state():
     assert full.apply(params, state, X, None, False)[1]["calls"] == 0.0
 
 
-PARAMS = {"w": jnp.ones((6, 3))}
-
-
-@pytest.mark.parametrize(
-    ("init", "apply", "model_state"),
-    [
-        (lambda key, batch=None: (PARAMS, ()), None, ()),
-        (lambda key, batch=None: ({"w": jnp.ones((batch.shape[-1], 3))}, ()), None, ()),
-        (lambda key, batch=None: (PARAMS, {"calls": jnp.zeros(())}), full_apply, {"calls": 0.0}),
-        (lambda key, width=3: {"w": jnp.ones((6, width))}, None, ()),
-    ],
-    ids=["a pair", "of the batch", "by apply", "a width"],
-)
-def test_an_init_with_a_default_has_the_form_of_what_it_returns(init, apply, model_state):
-    params, found = as_member(init=init, apply=apply).init(jax.random.key(0), X)
-    np.testing.assert_array_equal(params["w"], np.ones((6, 3)))
-    assert found == model_state
-
-
-def test_an_init_with_a_default_that_may_have_either_form_is_refused():
-    def init(key, scale=1.0):
-        return jnp.ones((6, 3)) * scale, jnp.zeros(3)
-
-    with pytest.raises(
-        UserError, match=r"\(key, scale\) returned a tuple of two, which may be par"
-    ):
-        as_member(init=init)
-    params, model_state = as_member(
-        init=init, apply=lambda params, x: x @ params[0] + params[1]
-    ).init(jax.random.key(0), X)
-    assert len(params) == 2
-    assert model_state == ()
-
-
 @pytest.mark.parametrize("init", [short_init, full_init])
 def test_a_network_without_apply_trains_but_cannot_predict(init):
     member = as_member(init=init)

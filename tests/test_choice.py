@@ -5,7 +5,6 @@ import json
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -19,9 +18,7 @@ from dist_ens.execution.spec import LOWERINGS
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
 from dist_ens.layout import BATCHES, Layout
-from dist_ens.members import Member
 from test_candidates import candidates, program
-from test_executions import narrow
 
 
 @pytest.fixture(autouse=True)
@@ -63,22 +60,6 @@ def test_a_step_of_members_in_waves_is_that_of_all_waves(monkeypatch):
     chosen, why = choice.choose(ensemble.replace(waves=2), state, batches, num_steps=100)
     assert (chosen.execution, chosen.waves) == ("vmap", 2)
     assert [*why.step_secs.values()] == [2.0, 6.0]
-
-
-def test_candidates_that_are_close_are_timed_again_in_turns(monkeypatch):
-    def last_is_fastest(ways, num_turns):
-        for way in ways:
-            way.run(1)
-        return [[2.0 * (len(ways) - i)] for i in range(len(ways))]  # of calls of two steps
-
-    monkeypatch.setattr(autotune.timing, "step_secs_of_short_turns", last_is_fastest)
-    monkeypatch.setattr(autotune, "_CLOSE", 1e9)
-    ensemble, state, batches = program(networks.mlp)
-    chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
-    assert sorted(why.num_turns) == sorted(candidates(ensemble, state, batches))
-    names = [*why.num_turns]
-    assert why.step_secs == {name: len(names) - i for i, name in enumerate(names)}
-    assert chosen.execution == names[-1]
 
 
 def test_what_was_not_settled_is_kept_for_runs_as_long_alone(monkeypatch):
@@ -220,15 +201,6 @@ def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch, num_members, f
     assert [*why.step_secs] == [*on_all, f"{on_one} on one device"]
 
 
-@pytest.mark.parametrize(("name", "num_devices"), [("vmap", 4), ("vmap on one device", 1)])
-def test_one_core_is_used_where_it_is_the_fastest(cores, monkeypatch, name, num_devices):
-    timing = autotune.Timing(name, {name: 1.0}, {}, True, 1.0)
-    monkeypatch.setattr(autotune, "timed", lambda *_: timing)
-    chosen, why = choice.choose(*on_four_cores(4), num_steps=10**9)
-    assert why.option == name
-    assert chosen.layout.mesh.size == num_devices
-
-
 def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
     tried = []
 
@@ -281,25 +253,6 @@ def raises(monkeypatch, name):
     monkeypatch.setitem(LOWERINGS, name, dataclasses.replace(LOWERINGS[name], rule=rule))
 
 
-def solving():
-    """A network with a linear solve, whose functions JAX keeps in a named tuple."""
-
-    member, inputs, label_shape = narrow()
-
-    def apply(params, model_state, x, key, train):
-        matrix = jnp.eye(x.shape[1]) + x.T @ x / 100
-        return member.apply(params, model_state, jnp.linalg.solve(matrix, x.T).T, key, train)
-
-    return Member(member.init, apply), inputs, label_shape
-
-
-def test_a_network_that_solves_a_linear_system_is_trained_in_every_candidate():
-    ensemble, state, batches = program(solving)
-    _, why = choice.choose(ensemble, state, batches, num_steps=10**9)
-    assert any("+" in name for name in why.step_secs), "no lowering was tried"
-    assert not why.failed
-
-
 def test_a_candidate_that_raises_is_left_out_and_said(monkeypatch):
     raises(monkeypatch, "flat")
     ensemble, state, batches = program(networks.transformer)
@@ -324,15 +277,6 @@ def test_where_all_candidates_raise_the_reference_is_taken(monkeypatch):
     assert chosen.execution == "loop"
     again, why = choice.choose(ensemble, state, batches, num_steps=10**9)
     assert (again.execution, why.step_secs) == ("loop", {})
-
-
-def test_a_rule_that_raises_is_not_taken_where_there_is_no_room_to_time(monkeypatch):
-    raises(monkeypatch, "flat")
-    monkeypatch.setattr(Layout, "free_bytes", lambda self: 0)
-    chosen, why = choice.choose(*program(networks.transformer), num_steps=10**9)
-    assert chosen.execution == "vmap"
-    assert why.why == "the rule, because memory is too small to time candidates"
-    assert "vmap+flat" in why.failed
 
 
 def test_what_the_network_itself_raises_ends_the_choice(monkeypatch):

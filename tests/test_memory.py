@@ -133,22 +133,6 @@ def test_parts_of_a_batch_have_statistics_and_dropout_of_their_own():
     assert_close(parts.params, again.params, rtol=1e-5, atol=1e-6)
 
 
-def test_every_part_of_a_batch_has_dropout_masks_of_its_own():
-    def first_loss(network, parts):  # of a batch that is the same examples over and over
-        member, inputs, label_shape = network()
-        layout = Layout.make(4, devices=jax.devices()[:1])
-        ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, microbatches=parts)
-        batches = networks.batches_for(inputs, label_shape, 1)
-        batches = {name: np.concatenate([leaf] * parts, axis=1) for name, leaf in batches.items()}
-        batches = layout.put(batches, BATCHES)
-        state = networks.born_on(layout, network)
-        return jax.device_get(ensemble.update_steps(state, batches)[1]["loss"])
-
-    np.testing.assert_allclose(first_loss(networks.mlp, 2), first_loss(networks.mlp, 4), rtol=1e-5)
-    difference = first_loss(networks.dropout, 2) - first_loss(networks.dropout, 4)
-    assert np.abs(difference).min() > 1e-4
-
-
 class Deep(nn.Module):
     """Much between its matrix products that a backward pass wants."""
 
