@@ -182,12 +182,6 @@ def test_a_lifted_step_is_given_any_pytree_as_its_batch(mesh):
     np.testing.assert_allclose(lifted(members, graph(1), own), expected + np.arange(4), rtol=1e-5)
 
 
-def test_batches_without_arrays_are_counted():
-    drawn = fit(ensemble_of("nothing", (1, 1)), iter([None] * STEPS))
-    require_equal(drawn.state, "nothing")
-    assert drawn.step == STEPS
-
-
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_batches_without_rows_are_scored_one_after_another(mesh):
     ensemble = ensemble_of("graph", mesh)

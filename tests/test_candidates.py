@@ -67,24 +67,6 @@ def test_what_takes_long_to_compile_is_no_candidate():
     assert "unroll" not in ways(networks.convolutional, 8, steps=3)  # a copy per step too
 
 
-def test_a_product_is_large_by_its_own_matrices():
-    def is_large(*shape, batch=()):
-        lhs, rhs = (
-            jax.ShapeDtypeStruct((*batch, *side), "float32") for side in (shape[:2], shape[1:])
-        )
-        axes = tuple(range(len(batch)))
-        last = len(batch)
-        traced = jax.make_jaxpr(
-            lambda a, b: jax.lax.dot_general(a, b, (((last + 1,), (last,)), (axes, axes)))
-        )(lhs, rhs)
-        return room.contains(traced, room.PRODUCT, room._is_large)
-
-    assert is_large(128, 128, 256)  # 2**22
-    assert not is_large(128, 127, 256)
-    assert not is_large(128, 32, 128, batch=(32, 4))  # 2**26 in all
-    assert is_large(128, 128, 256, batch=(2,))
-
-
 def test_many_small_members_may_be_batched_some_at_a_time():
     def chunks(network, num_members):
         return [name for name in candidates(*program(network, num_members)) if "chunk" in name]

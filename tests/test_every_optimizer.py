@@ -306,15 +306,6 @@ def test_four_members_are_trained_as_one_after_another(name):
     assert max(moved) > 1e-6  # else nothing was compared
 
 
-def test_reduce_on_plateau_lowers_the_rate_of_the_member_whose_loss_stands_still():
-    # Factor 0.5 after one step without an improvement: members that improve keep 1.
-    _, state = trained(COMBINED["reduce_on_plateau"])
-    members = trained_by_hand(COMBINED["reduce_on_plateau"])
-    expected = [float(member.opt_state[1].scale) for member in members]
-    assert state.opt_state[1].scale.tolist() == expected
-    assert min(expected) < 1
-
-
 def test_members_with_noise_draw_numbers_of_their_own():
     for name in ("noisy_sgd", "add_noise", "an object with value and key"):
         _, state = trained((OPTIMIZERS | COMBINED)[name])

@@ -274,13 +274,6 @@ def test_init_and_apply_of_a_network_are_given_the_same(batch):
     ]
 
 
-def test_a_network_that_does_not_take_a_batch_says_what_it_is_given():
-    ensemble = ensemble_of(Linen(), loss=lambda params, model_state, batch, key: None)
-    sentence = r"\(Linen\) could not be initialised on .image float32\[8, 6\].*the whole batch if"
-    with pytest.raises(UserError, match=sentence):
-        ensemble.init(Batch(X, DATA["labels"]))
-
-
 class Sows(nn.Module):
     """A module with a penalty, other sown values and values that depend on the batch's size."""
 
