@@ -70,22 +70,21 @@ def check_batch_specs(declared: object, microbatches: int) -> None:
 
 def checked_methods(methods: Iterable[Any]) -> tuple[Method, ...]:
     """Returns the methods of an ensemble as a tuple, each a function from a loss to a loss."""
-    if callable(methods):
-        methods = (methods,)
-    methods = tuple(methods)
-    for method in methods:
+    listed = [methods] if callable(methods) else list(methods)
+    for method in listed:
         is_maker = method in (adversarial, bootstrap, label_smoothing, mixup)
-        if is_maker or call_error(method, 1) is not None:
+        if callable(methods) or is_maker or call_error(method, 1) is not None:
+            shown = name_of(method) if callable(method) else repr(method)[:80]
             raise UserError(
-                f"methods holds {repr(method)[:80]}, which is no function from a loss to a loss. "
-                "Give methods that were called, such as dist_ens.methods.bootstrap()."
+                f"methods holds {shown}. Give a tuple of functions from a loss to a loss, such as "
+                "methods=(dist_ens.methods.bootstrap(),)."
             )
-    if all(any(getattr(m, kind, False) for m in methods) for kind in ("is_mixup", "is_bootstrap")):
+    if all(any(getattr(m, kind, False) for m in listed) for kind in ("is_mixup", "is_bootstrap")):
         raise UserError(
             "The method mixup would mix out-of-bag examples into those of the member, which "
             "bootstrap draws. Leave one of the two methods out."
         )
-    return methods
+    return tuple(listed)
 
 
 def checked_dtype(dtype: DTypeLike | None) -> str | None:
@@ -106,9 +105,10 @@ def check_loss(loss: Any) -> None:
     if isinstance(loss, type) or makes_objective:
         raise UserError(f"The loss is {name}, which was not called. Give {name}(...).")
     if error is not None:
+        signature = inspect.signature(loss) if callable(loss) else ""
         raise UserError(
-            f"The loss {name} cannot be called with four arguments: {error}. Give an objective, "
-            f"such as dist_ens.losses.categorical(10), or a function {_SIGNATURE}."
+            f"The loss {name}{signature} cannot be called with four arguments: {error}. Give an "
+            f"objective, such as dist_ens.losses.categorical(10), or a function {_SIGNATURE}."
         )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import Jaxpr, Literal, Var
 
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError
 from dist_ens.execution.rewrite import equations, nested
 from dist_ens.members.modes import named_arguments
 from dist_ens.randomness import key_of_optimizer
@@ -33,7 +33,7 @@ def check_optimizer(optimizer: object) -> None:
     """Raises a `UserError` unless an object has `init` and `update`, like Optax's optimizers."""
     has_both = all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
     if not has_both or isinstance(optimizer, type):
-        shown = name_of(optimizer) if callable(optimizer) else kind_of(optimizer)
+        shown = name_of(optimizer) if callable(optimizer) else repr(optimizer)[:80]
         raise UserError(
             f"The optimizer is {shown}, which lacks init and update. Give one of Optax's that was "
             "called, such as optax.adam(1e-3)."
