@@ -414,7 +414,6 @@ def test_a_haiku_network_with_dropout_alone_has_no_state():
         (lambda: as_member(lambda key: Linen()), "makes a flax.linen module.*Give the module it"),
         (lambda: as_member(Unregistered), r"Leaf \(the whole\) of a member is an object of class"),
         (lambda: as_member(eqx.nn.Linear), "it also needs in_features, out_features"),
-        (lambda: as_member(lambda key: Nnx(nnx.Rngs(key))), "from a key. Make it from rngs"),
         (lambda: as_member(lambda: Linen()), "cannot be called with a key or with rngs alone"),
         (lambda: as_member(lambda key: jnp.zeros(3).missing), "key, it raised AttributeError"),
         (lambda: as_member(short_init), "object of type dict, which cannot be called"),

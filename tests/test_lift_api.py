@@ -80,58 +80,6 @@ def test_every_execution_gives_the_same_values(execution, mesh, expected):
     assert_close(stepped(lifted, layout), expected)
 
 
-def convolutional(member, batch):
-    """A step of a network with a convolution, max-pooling and a product."""
-
-    def loss(member):
-        x = jax.lax.conv_general_dilated(
-            batch, member["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-        return jnp.square(x.reshape(len(x), -1) @ member["head"]).mean()
-
-    value, gradient = jax.value_and_grad(loss)(member)
-    return gradient, value
-
-
-def init_convolutional(key):
-    kernel, head = jax.random.split(key)
-    return {
-        "kernel": jax.random.normal(kernel, (3, 3, 2, 4)),
-        "head": jax.random.normal(head, (2 * 2 * 4, 3)),
-    }
-
-
-LOWERINGS = ["vmap", "vmap+patches", "unroll+canonical+masks", "vmap+apart+aligned", "map+flat"]
-
-
-@pytest.fixture(scope="module")
-def images():
-    return np.random.default_rng(1).normal(size=(4, 4, 4, 2)).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def gradients(images):
-    members = [init_convolutional(jax.random.fold_in(member_key(0, i), INIT)) for i in range(2)]
-    one = jax.jit(convolutional)
-    results = [one(member, images) for member in members]
-    return jax.device_get(jax.tree.map(lambda *leaves: np.stack(leaves), *results))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("execution", LOWERINGS)
-def test_every_lowering_gives_the_same_values(execution, images, gradients):
-    layout = layout_of(1, 2, num_members=2)
-    specs = ("members", "batch")
-    lifted = de.lift(convolutional, layout=layout, in_specs=specs, execution=execution)
-    found = jax.device_get(lifted(layout.init(init_convolutional, jax.random.key(0)), images))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max()),
-        found,
-        gradients,
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("execution", ["vmap", "loop"])
 def test_a_donated_argument_is_used_up_and_others_are_not(execution):

@@ -288,10 +288,7 @@ class Layout:
             )
 
     def free_bytes(self) -> float:
-        """Returns the free memory of a device of this host, in bytes.
-
-        CPU devices share the free memory of the host equally.
-        """
+        """Returns the free memory of a device of this host, in bytes; CPU devices share it."""
         if self.platform == "cpu":
             return psutil.virtual_memory().available / len(self.mesh.local_devices)
         stats = self.mesh.local_devices[0].memory_stats()

@@ -110,15 +110,9 @@ def _from_factory(make: Callable[..., Network]) -> Member:
     argument = _argument_of(make)
     of_argument = _of_one_argument(make, argument)
     is_named = argument.name in ("rngs", "key")
-    network, kind = _traced(of_argument, [argument.name] if is_named else ["key", "rngs"])
+    network = _traced(of_argument, [argument.name] if is_named else ["key", "rngs"])
     name = type(network).__name__
     if _is_a(network, "flax.nnx", "Module"):
-        if kind == "key":
-            raise UserError(
-                f"{name_of(make)} makes the flax.nnx module {name} from a key. Make it from "
-                "rngs, so that its random streams can be set in every step: "
-                f"as_member(lambda rngs: {name}(..., rngs=rngs))."
-            )
         return from_nnx(of_argument)
     if _is_a(network, "equinox", "Module"):
         import equinox as eqx
@@ -186,10 +180,10 @@ def _of_one_argument(
     return of_argument
 
 
-def _traced(make: Callable[[object], Network], kinds: list[str]) -> tuple[Network, str]:
-    """Returns the network that a function makes, with traced arrays, and the kind of its argument.
+def _traced(make: Callable[[object], Network], kinds: list[str]) -> Network:
+    """Returns the network that a function makes of a "key" or of "rngs", with traced arrays.
 
-    The kinds, "key" or "rngs", are tried one after another.
+    The kinds of argument are tried one after another.
     """
     made: list[Network] = []
     errors: dict[str, Exception] = {}
@@ -207,7 +201,7 @@ def _traced(make: Callable[[object], Network], kinds: list[str]) -> tuple[Networ
             jax.eval_shape(
                 functools.partial(trace, kind=kind), jax.eval_shape(lambda: jax.random.key(0))
             )
-            return made[0], kind
+            return made[0]
         except Exception as error:  # A user's function may raise anything.
             errors[kind] = error
     said = " ".join(
