@@ -13,7 +13,6 @@ import time
 from absl import flags
 
 from dist_ens.commands import command_line
-from dist_ens.errors import RunError, UserError, counted, did_you_mean, first_line
 from dist_ens.errors import RunError, UserError, counted, first_line
 from dist_ens.exit_codes import ExitCode
 from launch import cli, ends, signals

@@ -15,8 +15,6 @@ import subprocess
 from absl import flags
 
 from dist_ens.commands import command_line
-from dist_ens.errors import UserError, did_you_mean
-from dist_ens.paths import shortened
 from launch import cli, signals
 from launch.rendered import filled
 from launch.started_command import StartedCommand

@@ -346,13 +346,8 @@ def returning(change):
     ("parts", "message"),
     [
         (
-            {"step": lambda state, batch: state},
-            r"cannot be called as step: too many positional arguments. It must be step\(state, bat",
-        ),
-        ({"init": {"w": 1}}, r"init is a dict. Give a function init\(key, batch\) -> state"),
-        (
             {"init": lambda key, batch: batch["x"]},
-            r"raised TypeError for the batch float32\[16, 2\]: .* It must be init\(key, batch\) ->",
+            r"could not be initialised on float32\[16, 2\]: TypeError: .* It is given",
         ),
         (
             {"init": lambda key, batch: {"f": len}},
@@ -360,28 +355,31 @@ def returning(change):
         ),
         (
             {"step": returning(lambda state, m: (state, {} if m["loss"] > 0 else m))},
-            "The step needs the value of a traced array while it is compiled",
+            "The step cannot be compiled: TracerBoolConversionError",
         ),
-        ({"step": returning(lambda state, _: state)}, r"The step returned a dict. A step is step"),
+        (
+            {"step": returning(lambda state, _: state)},
+            r"The step returned a dict. It must be step\(",
+        ),
         (
             {"step": returning(lambda state, metrics: (state | {"d": []}, metrics))},
-            r"returned a state whose leaf \['d'\]\[0\] is absent, and it was given float32\[2, 8\]",
+            r"returned a state of .*, and it was given one of \['d'\]\[0\] float32\[2, 8\]",
         ),
         (
             {"step": returning(lambda state, m: (jax.tree.map(jnp.float16, state), m))},
-            r"whose leaf \['d'\]\[0\] is float16\[2, 8\], and it was given float32\[2, 8\]",
+            r"returned a state of \['d'\]\[0\] float16\[2, 8\]",
         ),
         (
             {"step": returning(lambda state, m: (state | {"more": None}, m))},
-            r"returned a state of the structure .*'more': None",
+            r"returned a state of .*Return the state with the structure",
         ),
         (
             {"step": returning(lambda state, m: (state, m["loss"]))},
-            r"The metrics of the step are an array float32\[\], not a dict of numbers by name",
+            r"The step returned \(a dict, float32\[\]\). It must be step",
         ),
         (
             {"step": returning(lambda state, m: (state, {"all": jnp.zeros(3)}))},
-            r"The metric 'all' of the step is an array float32\[3\], and it must be one real",
+            r"The metric 'all' of the step is float32\[3\], and it must be one real",
         ),
         (
             {
@@ -397,14 +395,14 @@ def returning(change):
         ({"eval_loss": len, "objective": de.losses.gaussian()}, "Both objective and eval_loss are"),
         (
             {"step": returning(lambda state, m: (state, {"phase": jnp.complex64(1j)}))},
-            r"The metric 'phase' of the step is an array complex64\[\], and it must be one real",
+            r"The metric 'phase' of the step is complex64\[\], and it must be one real",
         ),
         (
             {"objective": de.losses.gaussian(), "apply": None},
             "scores the outputs of apply, and the ensemble has none",
         ),
     ],
-    ids=range(16),
+    ids=range(14),
 )
 def test_a_wrong_use_is_refused_in_one_sentence(parts, message):
     with pytest.raises(UserError, match=message):

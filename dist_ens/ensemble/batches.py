@@ -59,12 +59,7 @@ class Batches:
 
     @classmethod
     def shapes_of_step(cls, batch: Shapes, index: Shapes = None) -> "Batches":
-        """Returns the shapes of the batches of one step.
-
-        Args:
-            batch: Shapes and types of a batch.
-            index: Shape and type of the positions of its examples. Default: no positions.
-        """
+        """Returns the shapes of the batches of one step, from those of a batch and positions."""
         examples, index = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), (batch, index)
         )

@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.errors import UserError, counted, first_line, kind_of
-from dist_ens.ground.numbers import require_one_of, whole_number
+from dist_ens.ground.numbers import MOST_DROPOUT_SAMPLES, require_one_of, whole_number
 from dist_ens.losses import Objective, Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
@@ -22,8 +22,10 @@ from dist_ens.types import Inputs, Metrics, ModelState, Outputs, Shapes
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 
 
-def checked_ids(member_ids: Iterable[Any], num_members: int) -> tuple[int, ...]:
-    """Returns the members' ids as Python integers, each different and from 0 on."""
+def checked_ids(member_ids: Iterable[Any] | None, num_members: int) -> tuple[int, ...] | None:
+    """Returns the members' ids, if given, as Python integers, each different and from 0 on."""
+    if member_ids is None:
+        return None
     ids = tuple(whole_number("An id in member_ids", each, least=0) for each in member_ids)
     if len(ids) != num_members or len(set(ids)) != len(ids):
         raise UserError(
@@ -31,6 +33,13 @@ def checked_ids(member_ids: Iterable[Any], num_members: int) -> tuple[int, ...]:
             "different id."
         )
     return ids
+
+
+def checked_samples(count: int | None) -> int | None:
+    """Returns the number of dropout samples, if given, as a Python integer."""
+    if count is None:
+        return None
+    return whole_number("dropout_samples", count, least=1, most=MOST_DROPOUT_SAMPLES)
 
 
 def check_ids_of_groups(member_ids: Sequence[int], num_groups: int) -> None:
@@ -61,32 +70,28 @@ def check_batch_specs(declared: object, microbatches: int) -> None:
 
 def checked_methods(methods: Iterable[Any]) -> tuple[Method, ...]:
     """Returns the methods of an ensemble as a tuple, each a function from a loss to a loss."""
-    if callable(methods):
-        methods = (methods,)
-    methods = tuple(methods)
-    for method in methods:
+    listed = [methods] if callable(methods) else list(methods)
+    for method in listed:
         is_maker = method in (adversarial, bootstrap, label_smoothing, mixup)
-        if is_maker or call_error(method, 1) is not None:
+        if callable(methods) or is_maker or call_error(method, 1) is not None:
+            shown = name_of(method) if callable(method) else repr(method)[:80]
             raise UserError(
-                f"methods holds {repr(method)[:80]}, which is no function from a loss to a loss. "
-                "Give methods that were called, such as dist_ens.methods.bootstrap()."
+                f"methods holds {shown}. Give a tuple of functions from a loss to a loss, such as "
+                "methods=(dist_ens.methods.bootstrap(),)."
             )
-    if all(any(getattr(m, kind, False) for m in methods) for kind in ("is_mixup", "is_bootstrap")):
+    if all(any(getattr(m, kind, False) for m in listed) for kind in ("is_mixup", "is_bootstrap")):
         raise UserError(
             "The method mixup would mix out-of-bag examples into those of the member, which "
             "bootstrap draws. Leave one of the two methods out."
         )
-    return methods
+    return tuple(listed)
 
 
 def checked_dtype(dtype: DTypeLike | None) -> str | None:
     """Returns the name of the type in which a network computes; None if `dtype` is None."""
     if dtype is None:
         return None
-    try:
-        name = jnp.dtype(dtype).name
-    except TypeError:
-        name = str(dtype)
+    name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
     require_one_of("compute_dtype", name, ("float32", "bfloat16"))
     return name
 
@@ -100,9 +105,10 @@ def check_loss(loss: Any) -> None:
     if isinstance(loss, type) or makes_objective:
         raise UserError(f"The loss is {name}, which was not called. Give {name}(...).")
     if error is not None:
+        signature = inspect.signature(loss) if callable(loss) else ""
         raise UserError(
-            f"The loss {name} cannot be called with four arguments: {error}. Give an objective, "
-            f"such as dist_ens.losses.categorical(10), or a function {_SIGNATURE}."
+            f"The loss {name}{signature} cannot be called with four arguments: {error}. Give an "
+            f"objective, such as dist_ens.losses.categorical(10), or a function {_SIGNATURE}."
         )
 
 
@@ -119,18 +125,7 @@ def check_loss_outputs(
 ) -> tuple[jax.Array | Ratio, ModelState, Metrics]:
     """Returns the loss, the new model state and the metrics that a loss returned.
 
-    Args:
-        results: Return value of the loss.
-        model_state: Model state that the loss was given.
-
-    Returns:
-        The loss, the model state, and metrics by name, float32[]: the loss and its auxiliary
-        values. A `Ratio` stays one.
-
-    Raises:
-        UserError: If the results have another structure, the loss or an auxiliary value is not a
-            scalar, an auxiliary value is called "loss", or the model state changed its structure,
-            shapes or types.
+    The metrics, float32[], are the loss and its auxiliary values. A `Ratio` stays one.
     """
     match results:
         case (loss, (new_state, Mapping() as aux)):
@@ -180,11 +175,7 @@ _REMEDIES: dict[type[Exception], str] = {
 
 @contextlib.contextmanager
 def explained_errors(what: str = "loss") -> Iterator[None]:
-    """Turns the tracing errors that a loss often causes into a `UserError` that says what to do.
-
-    Args:
-        what: Name of what is traced, for the messages.
-    """
+    """Turns the tracing errors that a loss often causes into a `UserError` that says what to do."""
     try:
         yield
     except tuple(_REMEDIES) as error:
@@ -195,27 +186,17 @@ def explained_errors(what: str = "loss") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained_inputs(inputs: Inputs, takes: Callable[[Shapes], object]) -> Iterator[None]:
-    """Turns what a network raises for inputs that it does not take into a `UserError`.
-
-    Args:
-        inputs: Inputs of the network, for the message.
-        takes: Function of shapes and types of inputs that raises an error unless the network takes
-            them.
-    """
+def explained_inputs(inputs: Inputs) -> Iterator[None]:
+    """Turns what a network raises for inputs that it does not take into a `UserError`."""
     try:
         yield
     except (UserError, RuntimeError):  # A device may be full, or an array deleted.
         raise
     except Exception as error:  # The network of a user may raise anything.
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), inputs)
-        remedy = "Give inputs like those of the training data, [examples, ...]."
-        with contextlib.suppress(Exception):
-            takes(one)
-            remedy = f"They are one example. Give a batch such as {described(one)}."
         raise UserError(
             f"The network does not take the inputs {described(inputs)}: {type(error).__name__}: "
-            f"{first_line(error)} {remedy}"
+            f"{first_line(error)} Give inputs like those of the training data, [examples, ...]. A "
+            "single example is an array of length 1."
         ) from error
 
 
@@ -232,12 +213,9 @@ def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) 
 
 
 def check_microbatches(field: str, count: int, batch: Shapes | int) -> None:
-    """Raises a `UserError` unless a batch divides into microbatches.
+    """Raises a `UserError` that names a field unless a batch divides into `count` microbatches.
 
-    Args:
-        field: Name of the argument or field that holds the number of microbatches.
-        count: Number of microbatches.
-        batch: Batch, or the number of its examples over all hosts.
+    Instead of the batch, the number of its examples over all hosts may be given.
     """
     rows = batch if isinstance(batch, int) else rows_of(batch)
     if rows is None:
@@ -253,11 +231,7 @@ def check_microbatches(field: str, count: int, batch: Shapes | int) -> None:
 
 
 def check_alive(step: Any) -> None:
-    """Raises a `UserError` if a state was donated to an earlier update.
-
-    Args:
-        step: Step of the state, whose other arrays are donated together with it.
-    """
+    """Raises a `UserError` if a state, of which this is the step, was donated to an update."""
     if isinstance(step, jax.Array) and step.is_deleted():
         raise UserError(
             "The state was given to an update before, which has freed its arrays. Go on with the "

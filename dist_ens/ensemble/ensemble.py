@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 
 import jax
@@ -14,8 +14,7 @@ from numpy.typing import DTypeLike
 
 from dist_ens import cluster
 from dist_ens.compile_cache import use_compile_cache_by_default
-from dist_ens.data.checks import check_finite_inputs
-from dist_ens.ensemble.batches import CallBatches, rows_of
+from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.checks import (
     check_alive,
     check_batch_specs,
@@ -23,37 +22,26 @@ from dist_ens.ensemble.checks import (
     checked_dtype,
     checked_ids,
     checked_methods,
+    checked_samples,
     explained_inputs,
 )
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import FailureRecord, no_failures
-from dist_ens.ensemble.initial_state import state_from
+from dist_ens.ensemble.initial_state import network_for, state_from
 from dist_ens.ensemble.optimizer import check_optimizer
 from dist_ens.ensemble.own_step import OwnStep, loss_of_scoring
-from dist_ens.ensemble.padding import padded_inputs, unpadded
+from dist_ens.ensemble.padding import placed_inputs, unpadded
 from dist_ens.ensemble.programs import Programs
 from dist_ens.ensemble.update_steps import Update
-from dist_ens.errors import UserError, counted, kind_of
+from dist_ens.errors import UserError, counted
 from dist_ens.execution.spec import AUTO, Execution
-from dist_ens.ground.numbers import MOST_DROPOUT_SAMPLES, MOST_SEED, whole_number
-from dist_ens.layout import (
-    MEMBERS,
-    REPLICATED,
-    Layout,
-    Waves,
-    copied_like,
-    settled,
-    to_host,
-)
+from dist_ens.ground.numbers import MOST_SEED, whole_number
+from dist_ens.layout import MEMBERS, Layout, Waves, copied_like, settled, to_host
 from dist_ens.losses import Objective, Prediction
-from dist_ens.members import as_member, with_compute_dtype
-from dist_ens.members.label_scale import (
-    begin_label_scale,
-    has_label_scale,
-    with_label_scale,
-)
+from dist_ens.members import as_member
+from dist_ens.members.label_scale import begin_label_scale, has_label_scale
 from dist_ens.methods import LossFunction, Method
-from dist_ens.state import State, refuse_lists
+from dist_ens.state import State
 from dist_ens.types import (
     Batch,
     Inputs,
@@ -84,8 +72,8 @@ class Ensemble:
     Up to rounding, a member depends on the seed and its `member_id` alone. It does not depend on
     the number of members, their layout or their execution. Its step sees the whole batch.
 
-    The programs of an ensemble are compiled once and found again by later calls. If the process has
-    no folder for JAX's compilation cache, it takes that of the command line, `~/.cache/dist_ens`.
+    Its programs are compiled once and found again by later calls. If the process has no folder for
+    JAX's compilation cache, it takes that of the command line, `~/.cache/dist_ens`.
 
     Attributes:
         member: Network of one member, in any form that `as_member` accepts.
@@ -180,11 +168,7 @@ class Ensemble:
         self.seed = whole_number("seed", seed, least=0, most=MOST_SEED)
         self.microbatches = whole_number("microbatches", microbatches, least=1)
         self.num_groups = whole_number("num_groups", num_groups, least=1)
-        self.dropout_samples = dropout_samples
-        if dropout_samples is not None:
-            self.dropout_samples = whole_number(
-                "dropout_samples", dropout_samples, least=1, most=MOST_DROPOUT_SAMPLES
-            )
+        self.dropout_samples = checked_samples(dropout_samples)
         self.execution, self.methods = execution, checked_methods(methods)
         self.compute_dtype = checked_dtype(compute_dtype)
         self.failures = FailurePolicy.of(failures)
@@ -199,18 +183,12 @@ class Ensemble:
             )
         self.layout = layout
         self.waves = Waves.at_least(layout, whole_number("waves", waves, least=1)).count
-        self.member_ids = None
-        if member_ids is not None:
-            self.member_ids = checked_ids(member_ids, self.num_members)
+        self.member_ids = checked_ids(member_ids, self.num_members)
         self.ids = np.asarray(self.member_ids or range(self.num_members), np.int32)
         self.objective = loss if isinstance(loss, Objective) else None
         self.trained_objective = self.objective if own_step is None else None
+        self.network = network_for(self.member, self.objective, self.compute_dtype)
         self.uses_positions = any(getattr(m, "uses_positions", False) for m in self.methods)
-        self.network = self.member
-        if self.objective is not None:
-            self.network = with_compute_dtype(self.member, self.compute_dtype or "float32")
-            if self.objective.standardize:
-                self.network = with_label_scale(self.network)
         self.programs = Programs(self)
 
     @classmethod
@@ -253,17 +231,14 @@ class Ensemble:
             eval_loss: Function of one member, `eval_loss(state, batch, key) -> (loss, metrics)`, by
                 which data is scored as by a loss function. Default: none.
             num_members: See `Ensemble`, as for all further arguments.
-            seed: See `Ensemble`.
-            layout: See `Ensemble`.
-            execution: See `Ensemble`.
-            member_ids: See `Ensemble`.
-            waves: See `Ensemble`.
-            failures: See `Ensemble`. A step fails if its metric "loss" is not finite, or if a
-                finite number of the state becomes infinite or NaN.
-            batch_specs: See `Ensemble`.
-
-        Raises:
-            UserError: If an argument has a value that it cannot have.
+            seed: Seed.
+            layout: Layout.
+            execution: Execution.
+            member_ids: Ids of the members.
+            waves: Number of waves.
+            failures: Policy. A step fails if its metric "loss" is not finite, or if a finite number
+                of the state becomes infinite or NaN.
+            batch_specs: Parts of a batch without rows.
 
         >>> def init(key, batch):
         ...     return {"w": jax.random.normal(key, (3,)), "average": jax.numpy.zeros(3)}
@@ -299,9 +274,6 @@ class Ensemble:
         Args:
             **changes: New values of arguments of `Ensemble`, by their names.
 
-        Raises:
-            UserError: If an argument has a value that it cannot have.
-
         >>> network = (lambda key: jax.numpy.ones(3), lambda params, x: x @ params)
         >>> ensemble = Ensemble(network, optax.sgd(0.1), lambda *args: None, num_members=2)
         >>> ensemble.replace(seed=3).seed
@@ -320,18 +292,11 @@ class Ensemble:
 
         Returns:
             The state, leaves [members, ...].
-
-        Raises:
-            UserError: If the batch has no inputs for the objective.
         """
         return self.programs.initializer(batch)(self.ids, self.seed)
 
     def compile_init(self, batch: Batch) -> None:
-        """Begins to compile the program of `init` in a thread, and does not wait.
-
-        Args:
-            batch: Batch, or its shapes and types; see `init`.
-        """
+        """Begins to compile the program of `init(batch)` in a thread, and does not wait."""
         _ = self.programs.initializer(batch).compiled
 
     def abstract_state(self, batch: Batch) -> State:
@@ -354,9 +319,7 @@ class Ensemble:
             the labels have mean 0 and standard deviation 1 until `fit` sets them.
 
         Raises:
-            UserError: If the members cannot be stacked, their number is not `num_members`, or they
-                do not fit the network. The fit is not checked here if the shapes of the network
-                depend on its inputs.
+            UserError: If the members cannot be stacked, or their number is not `num_members`.
         """
         is_whole = model_states is not None and any(map(has_label_scale, model_states))
         member = self.network if is_whole else self.member
@@ -425,12 +388,12 @@ class Ensemble:
             the parts of a calibrated entropy are None.
 
         Raises:
-            UserError: If the network was given without `apply` or does not take the inputs, inputs
-                on the host are NaN or infinite, the ensemble has several groups, or the calibration
-                is that of another prediction.
+            UserError: If the network has no `apply` or does not take the inputs, inputs on the host
+                are NaN or infinite, the ensemble has several groups, or the calibration is that of
+                another prediction.
         """
-        here, needed, placed, size = self._placed(state, inputs)
-        with explained_inputs(inputs, partial(here.programs.outputs_of_one, needed)):
+        here, needed, placed, size = placed_inputs(self, state, inputs)
+        with explained_inputs(inputs):
             prediction = here.programs.predict(needed, placed)
         prediction = settled(here.layout, prediction if size is None else prediction.first(size))
         if state.class_names:
@@ -447,11 +410,10 @@ class Ensemble:
             inputs: Inputs; see `predict`.
 
         Raises:
-            UserError: If the network was given without `apply` or does not take the inputs, or
-                inputs on the host are NaN or infinite.
+            UserError: See `predict`.
         """
-        here, needed, placed, size = self._placed(state, inputs)
-        with explained_inputs(inputs, partial(here.programs.outputs_of_one, needed)):
+        here, needed, placed, size = placed_inputs(self, state, inputs)
+        with explained_inputs(inputs):
             return settled(here.layout, unpadded(here.outputs(needed, placed), size))
 
     @property
@@ -467,9 +429,7 @@ class Ensemble:
     def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
         """Returns the traced update of one member after another, without lowerings.
 
-        Args:
-            state: State of the ensemble, or its shapes and types.
-            batches: Batches of a call, or their shapes and types.
+        The state and the batches of a call may be given as shapes and types.
         """
         return self.programs.traced_update(state, batches)
 
@@ -494,11 +454,7 @@ class Ensemble:
         return variants[key]
 
     def with_members(self, member_ids: Sequence[int]) -> "Ensemble":
-        """Returns the same ensemble with other members, on a new layout.
-
-        Args:
-            member_ids: Ids of the members, different whole numbers from 0 on.
-        """
+        """Returns the same ensemble with the members of some ids, on a new layout."""
         count = len(member_ids)
         layout = Layout.make(count, devices=cluster.devices_for(count))
         return self._variant(
@@ -514,9 +470,7 @@ class Ensemble:
     def with_record(self, state: State) -> State:
         """Returns a state with a record of failed updates if this ensemble checks updates.
 
-        Args:
-            state: State of the ensemble, of any layout. Its own record is kept. An ensemble that
-                checks nothing removes it.
+        A record in the state is kept. An ensemble that checks nothing removes it.
         """
         if not self.failures.is_checked:
             return state if state.failures == () else state._replace(failures=())
@@ -531,9 +485,6 @@ class Ensemble:
 
         If the state has another number of members, as after `select_members`, the ensemble of those
         members is returned.
-
-        Args:
-            state: State of the ensemble or of some members, on any layout.
         """
         elsewhere = self.programs.elsewhere
         if state.step.shape[0] != self.num_members:
@@ -547,28 +498,3 @@ class Ensemble:
         if mesh not in elsewhere:
             elsewhere[mesh] = self.on(Layout(mesh, self.num_members))
         return elsewhere[mesh], state
-
-    def _placed(self, state: State, inputs: Inputs) -> tuple["Ensemble", State, Inputs, int | None]:
-        """Returns ensemble, needed state and inputs on one layout, and the number of examples.
-
-        The number is None if the inputs hold no rows, and are therefore not padded.
-        """
-        if not self.member.has_apply:
-            raise UserError(
-                "This ensemble cannot predict: its member has no apply. Give one to "
-                "as_member(init=..., apply=...) or Ensemble.from_step(..., apply=...), or call the "
-                "network yourself with state.params."
-            )
-        if not isinstance(state, State):
-            raise UserError(f"The state is {kind_of(state)}. Give a State, such as result.state.")
-        check_alive(state.step)
-        if self.objective is not None:  # A loss function may take inputs that are missing.
-            check_finite_inputs("The argument inputs", inputs)
-        here, state = self.at(state)
-        size: int | None = None
-        if self.objective is None and (self.batch_specs != "batch" or rows_of(inputs) is None):
-            refuse_lists(inputs, "the argument inputs", and_numbers=False)
-            placed = here.layout.placed(inputs, REPLICATED, "The inputs")
-        else:
-            placed, size = padded_inputs(here.layout, inputs)
-        return here, here.programs.needed(state), placed, size

@@ -48,9 +48,6 @@ def fingerprint_of_step(ensemble: Ensemble, batch: Shapes) -> str:
     Args:
         ensemble: Ensemble of any layout.
         batch: Shapes and types of a global batch, leaves [batch, ...].
-
-    Returns:
-        64 hexadecimal digits.
     """
     member = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),

@@ -10,7 +10,7 @@ import optax
 from dist_ens.ensemble.checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.conditional_update import Updated
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.ensemble.failures import checked_update
+from dist_ens.ensemble.failures import GRADIENT, are_finite, taken_unless_failed
 from dist_ens.ensemble.microbatches import Loss, gradients_in_parts
 from dist_ens.ensemble.optimizer import calls_loss, loss_functions, update_of
 from dist_ens.losses import Objective
@@ -55,10 +55,6 @@ class GradientStep:
             batch: Batch, leaves [batch, ...].
             index: Positions of the batch's examples in the training split, int32[batch]. Default:
                 the positions are unknown.
-
-        Returns:
-            The new state, and metrics by name, float32[]: `loss` and the auxiliary values of the
-            loss.
         """
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         of_step = jax.random.fold_in(jax.random.fold_in(state.key, OPTIMIZER), state.step)
@@ -69,13 +65,16 @@ class GradientStep:
         if self.failures.is_checked:
             extra = {"value": loss, "grad": grads, "key": of_step}
             calls = calls_loss(self.optimizer, grads, state.opt_state, state.params, **extra)
-            state, metrics = checked_update(
+            state, metrics = taken_unless_failed(
                 self.failures,
                 self._apply_update,
                 state,
+                metrics,
+                are_finite(grads),
+                GRADIENT,
                 grads,
                 model_state,
-                metrics,
+                loss,
                 of_step,
                 again if calls else None,
             )
@@ -86,10 +85,9 @@ class GradientStep:
         return without_weak_types(state._replace(step=state.step + 1)), metrics
 
     def loss_of(self, state: State) -> Loss:
-        """Returns the loss of a member, `loss(params, model_state, (batch, index), key)`.
+        """Returns the loss of a member with a key and an id.
 
-        Args:
-            state: State of the member, of which only the key and the id are used.
+        It is `loss(params, model_state, (batch, index), key)`.
         """
 
         def loss(
@@ -122,7 +120,7 @@ class GradientStep:
         key: Key,
         again: Again | None,
     ) -> Updated:
-        """Returns what an update changes, after the update; see `checked_update`."""
+        """Returns what an update changes, after the update."""
         extra = {"value": loss, "grad": grads, "key": key}
         if again is not None:
             extra |= loss_functions(partial(self._gradients, again=again))

@@ -16,14 +16,13 @@ from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.host_keys import dtype_in_jax
 from dist_ens.layout import MEMBERS, Layout, Waves
 from dist_ens.losses import Objective
-from dist_ens.members import Member
+from dist_ens.members import Member, with_compute_dtype
+from dist_ens.members.label_scale import with_label_scale
 from dist_ens.members.member import INPUTS_RULE
 from dist_ens.randomness import INIT, member_key, pinned_generator
 from dist_ens.state import (
     State,
     described,
-    differing,
-    leaf_types,
     stack_members,
     without_weak_types,
 )
@@ -42,16 +41,21 @@ if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
 
 
+def network_for(member: Member, objective: Objective | None, dtype: str | None) -> Member:
+    """Returns the member that is trained: with its compute type, and the scale of its labels."""
+    if objective is None:
+        return member
+    network = with_compute_dtype(member, dtype or "float32")
+    return with_label_scale(network) if objective.standardize else network
+
+
 def state_of_one(
     member: Member, optimizer: Optimizer, shapes: Shapes, *, is_checked: bool = False
 ) -> Callable[..., State]:
     """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
 
-    Args:
-        member: Network of one member.
-        optimizer: Optimizer of one member.
-        shapes: Shapes and types of the inputs of the network's `init`, a pytree.
-        is_checked: Whether the state has a record of failed updates.
+    `shapes` are those of the inputs of the network's `init`. The state has a record of failed
+    updates if `is_checked`.
     """
 
     @pinned_generator()
@@ -128,12 +132,7 @@ class Initializer:
         return ids, jax.ShapeDtypeStruct((), np.uint32)
 
     def __call__(self, ids: np.ndarray, seed: int) -> State:
-        """Returns the state at step 0, leaves [members, ...].
-
-        Args:
-            ids: Ids of the members, int32[members].
-            seed: Seed, in [0, 2**32).
-        """
+        """Returns the state at step 0 of the members with some ids, int32[members]."""
         count, program = self._waves.count, self.compiled.result()
         by_wave = ids.reshape(self._layout.ensemble_axis, count, -1).swapaxes(0, 1)
         states = (
@@ -165,11 +164,7 @@ def state_from(
 ) -> State:
     """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`.
 
-    Args:
-        ensemble: Ensemble of the networks.
-        params: Parameters, or networks that hold them, one for each member.
-        model_states: Model states, one for each member; None if the networks have or hold none.
-        member: Network of one member, with or without the scale of the labels.
+    `member` is the network of one member, with or without the scale of the labels.
     """
     if not isinstance(params, list | tuple):
         raise UserError(
@@ -186,7 +181,6 @@ def state_from(
     stacked, model_state = without_weak_types(
         (stack_members([own for own, _ in parts]), stack_members([own for _, own in parts]))
     )
-    check_parts(member, *parts[0])
     ids, optimizer = jnp.asarray(ensemble.ids), ensemble.optimizer
     keys = jax.vmap(partial(member_key, ensemble.seed))(ids)
     with pinned_generator():
@@ -204,25 +198,6 @@ def state_from(
     state = ensemble.layout.put(without_weak_types(state), MEMBERS)
     waves = Waves(ensemble.layout, ensemble.waves)
     return state if waves.count == 1 else waves.off_devices(state)
-
-
-def check_parts(member: Member, params: Params, model_state: ModelState) -> None:
-    """Raises a `UserError` unless parameters and a model state fit a network, as far as known.
-
-    Nothing is checked if the shapes of the network depend on its inputs, as those of flax.linen do.
-    """
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    try:
-        expected = jax.eval_shape(lambda key: member.init(key, None), key)
-    except Exception:  # The network needs its inputs, and may raise anything without them.
-        return
-    there, here = leaf_types((params, model_state)), leaf_types(expected)
-    for leaf in differing(here, there):
-        raise UserError(
-            f"The given parameters and model state do not fit the network {member.name}: leaf "
-            f"{leaf} is {there.get(leaf, 'absent')} in member 0 and {here.get(leaf, 'absent')} in "
-            "the network. Give those of networks like this one."
-        )
 
 
 def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:
@@ -252,8 +227,7 @@ def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:
 def shapes_of(tree: PyTree) -> Shapes:
     """Returns the shapes and types that a pytree has in JAX, which holds numbers in 32 bits.
 
-    Args:
-        tree: Pytree of arrays, numbers, or shapes and types (`jax.ShapeDtypeStruct`).
+    Its leaves are arrays, numbers, or shapes and types (`jax.ShapeDtypeStruct`).
     """
 
     def shape_of(leaf: Leaf) -> jax.ShapeDtypeStruct:

@@ -39,8 +39,8 @@ def microbatch_warning(
         batches: Batches of a call on the layout, of which the first is compared.
 
     Returns:
-        The warning, with both losses. None if they are equal up to rounding and noise, or if the
-        whole batch would need more than half of the free memory of a device.
+        The warning. None if both losses are equal up to rounding and noise, or if the whole batch
+        would need more than half of the free memory of a device.
     """
     step, count, layout = ensemble.programs.gradient_step, ensemble.microbatches, ensemble.layout
     if count == 1 or isinstance(step, OwnStep):

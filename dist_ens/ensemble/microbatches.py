@@ -31,17 +31,8 @@ def gradients_in_parts(
     The differentiated value is a part's share of the value of the batch. So a backward pass that
     changes the gradient of each example, for example to clip it, is given that of the batch.
 
-    Args:
-        loss: Loss of one member.
-        count: Number of parts. Part k holds the examples k, k + count, …, so that each part is
-            spread over all columns of the mesh, and is the same on every mesh.
-        params: Parameters of the member.
-        model_state: Model state of the member.
-        examples: Batch and positions of its examples, leaves [batch, ...].
-        key: Key of the member and step, []. Each part has a key of its own.
-
-    Raises:
-        UserError: If the batch does not divide into the parts.
+    Part k of `count` holds the examples k, k + count, …, so that each part is spread over all
+    columns of the mesh, and is the same on every mesh. Each part has a key of its own.
     """
     numbered = parts_of(count, examples, key)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import Jaxpr, Literal, Var
 
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError
 from dist_ens.execution.rewrite import equations, nested
 from dist_ens.members.modes import named_arguments
 from dist_ens.randomness import key_of_optimizer
@@ -33,7 +33,7 @@ def check_optimizer(optimizer: object) -> None:
     """Raises a `UserError` unless an object has `init` and `update`, like Optax's optimizers."""
     has_both = all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
     if not has_both or isinstance(optimizer, type):
-        shown = name_of(optimizer) if callable(optimizer) else kind_of(optimizer)
+        shown = name_of(optimizer) if callable(optimizer) else repr(optimizer)[:80]
         raise UserError(
             f"The optimizer is {shown}, which lacks init and update. Give one of Optax's that was "
             "called, such as optax.adam(1e-3)."
@@ -45,12 +45,8 @@ def update_of(
 ) -> tuple[Gradients, OptState]:
     """Returns an optimizer's updates and its new state.
 
-    Args:
-        optimizer: Any object with `init` and `update`.
-        grads: Gradients, a pytree with the structure of the parameters.
-        state: State of the optimizer.
-        params: Parameters of the member.
-        **extra: Extra arguments. The optimizer is given those that it accepts.
+    The optimizer is any object with `init` and `update`. It is given those of the extra arguments
+    that it accepts.
     """
     with_extra = isinstance(optimizer, optax.GradientTransformationExtraArgs)
     if isinstance(optimizer, optax.GradientTransformation) and not with_extra:
@@ -66,9 +62,8 @@ def loss_functions(
     They are `value_fn` of line searches, `obj_fn` of `optax.contrib.sophia`, and `grad_fn` of
     `optax.contrib.sam`.
 
-    Args:
-        gradients: Function of parameters that returns the gradients of the batch's loss, the new
-            model state, and metrics with the `loss`, float32[].
+    They are made of a function of parameters that returns the gradients of the batch's loss, the
+    new model state, and metrics with the `loss`, float32[].
     """
 
     def value_and_grad(params: Params) -> tuple[jax.Array, Gradients]:
@@ -107,15 +102,10 @@ def calls_loss(
         calls.append(params)
         return params, (), {"loss": jnp.float32(0)}
 
-    functions = loss_functions(gradients)
-    jax.eval_shape(
-        lambda grads, state, params: update_of(
-            optimizer, grads, state, params, **extra, **functions
-        ),
-        grads,
-        state,
-        params,
-    )
+    def update(grads: Gradients, state: OptState, params: Params) -> PyTree:
+        return update_of(optimizer, grads, state, params, **extra, **loss_functions(gradients))
+
+    jax.eval_shape(update, grads, state, params)
     return bool(calls)
 
 
@@ -128,10 +118,6 @@ def evaluation_params(params: Params, opt_state: OptState) -> Params:
     - A schedule-free optimizer evaluates averages, which are computed from its state.
     - `optax.contrib.sam` trains perturbed parameters between two updates of its outer optimizer.
       Its state holds the outer parameters.
-
-    Args:
-        params: Trained parameters of one member.
-        opt_state: State of the member's optimizer.
 
     Source: Defazio et al. (2024), https://arxiv.org/abs/2405.15682. Foret et al. (2021),
     https://arxiv.org/abs/2010.01412.
@@ -179,14 +165,6 @@ def optimizer_state(optimizer: Optimizer, params: Params, member_key: Key) -> Op
     An optimizer that draws random numbers, such as `optax.noisy_sgd`, is made with one seed for all
     members. Each key in its state is replaced by a key that also depends on the member. A key is a
     typed key, or a plain `uint32[..., 2]` from which the update draws.
-
-    Args:
-        optimizer: Optimizer of one member.
-        params: Parameters of the member.
-        member_key: Key of the member, [].
-
-    Returns:
-        The optimizer's state.
 
     Raises:
         UserError: If the update draws random numbers from a key that is neither its argument `key`

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from dist_ens.ensemble.checks import explained_errors, parts_text
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import NEW_STATE, taken_unless_failed
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError
 from dist_ens.losses import Objective
 from dist_ens.members import Member
 from dist_ens.methods import LossFunction
 from dist_ens.methods.loss import LossResults
 from dist_ens.randomness import UPDATE, pinned_generator
-from dist_ens.signatures import call_error, name_of
+from dist_ens.signatures import name_of
 from dist_ens.state import State, described, leaf_types, require_arrays, without_weak_types
 from dist_ens.types import (
     Batch,
@@ -29,12 +29,7 @@ from dist_ens.types import (
     Structure,
 )
 
-_SIGNATURES = {
-    "init": "init(key, batch) -> state",
-    "step": "step(state, batch, key) -> (state, metrics)",
-    "apply": "apply(state, inputs) -> outputs",
-    "eval_loss": "eval_loss(state, batch, key) -> (loss, metrics)",
-}
+_SIGNATURE = "step(state, batch, key) -> (state, metrics)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,21 +44,12 @@ class OwnStep:
         step: Step, `step(state, batch, key) -> (state, metrics)`.
         apply: Forward pass, `apply(state, inputs) -> outputs`. None for none.
         failures: Policy for failed steps.
-
-    Raises:
-        UserError: If a function cannot be called with these arguments.
     """
 
     init: Callable[[Key, Batch], PyTree]
     step: Callable[[PyTree, Batch, Key], tuple[PyTree, Metrics]]
     apply: Callable[[PyTree, Inputs], Outputs] | None = None
     failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
-
-    def __post_init__(self) -> None:
-        _check_call("init", self.init)
-        _check_call("step", self.step)
-        if self.apply is not None:
-            _check_call("apply", self.apply)
 
     @property
     def member(self) -> Member:
@@ -87,14 +73,7 @@ class OwnStep:
     ) -> tuple[State, Metrics]:
         """Returns the state after one step, and the metrics of the step by name, float32[].
 
-        Args:
-            state: State of the member.
-            batch: Batch of the step, any pytree.
-            index: Positions of the batch's examples in the training split, which are not used.
-
-        Raises:
-            UserError: If the step returns something else than a state like the given one and a dict
-                of numbers.
+        The step is given any pytree as a batch, and not the positions of its examples.
         """
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         with explained_errors("step"):
@@ -124,22 +103,14 @@ def loss_of_scoring(
 ) -> Objective | LossFunction | None:
     """Returns the loss by which a user's own step is scored; None without one.
 
-    Args:
-        objective: Objective that reads the outputs of `apply`.
-        eval_loss: Function `eval_loss(state, batch, key) -> (loss, metrics)`.
-        has_apply: Whether the members have a forward pass `apply`.
-
-    Raises:
-        UserError: If both are given, or the objective standardises labels or has no outputs to
-            read.
+    An objective reads the outputs of `apply`; `eval_loss(state, batch, key) -> (loss, metrics)`
+    replaces it.
     """
     if eval_loss is None:
-        if objective is not None and not (isinstance(objective, Objective) and has_apply):
+        if objective is not None and not has_apply:
             raise UserError(
-                f"objective is {kind_of(objective)}, and the step has "
-                f"{'an' if has_apply else 'no'} apply. Give an objective such as "
-                f"dist_ens.losses.categorical(10), and a function {_SIGNATURES['apply']} whose "
-                f"outputs it scores; or a function {_SIGNATURES['eval_loss']}."
+                f"The objective {objective.name} scores the outputs of apply, and the ensemble has "
+                "none. Give from_step a function apply(state, inputs) -> outputs, or use eval_loss."
             )
         if objective is not None and objective.standardize:
             raise UserError(
@@ -149,29 +120,15 @@ def loss_of_scoring(
         return objective
     if objective is not None:
         raise UserError("Both objective and eval_loss are given. Leave one of them out.")
-    _check_call("eval_loss", eval_loss)
 
     # The argument `train` says that the function knows that it is called in evaluation.
     def loss(
         state: Params, model_state: ModelState, batch: Batch, key: Key, train: bool
     ) -> LossResults:
-        results = eval_loss(state, batch, key)
-        if not isinstance(results, tuple) or len(results) != 2:
-            raise UserError(
-                f"eval_loss returned {parts_text(results)}. It must be {_SIGNATURES['eval_loss']}."
-            )
-        value, metrics = results
+        value, metrics = eval_loss(state, batch, key)
         return value, (model_state, metrics)
 
     return loss
-
-
-def _check_call(name: str, fn: Callable[..., object]) -> None:
-    """Raises a `UserError` unless a function can be called as `_SIGNATURES` says."""
-    signature = _SIGNATURES[name]
-    error = call_error(fn, signature.partition(")")[0].count(",") + 1)
-    if error is not None:
-        raise UserError(f"{name} is {name_of(fn)}: {error}. It must be {signature}.")
 
 
 def _checked_results(results: object, old: PyTree) -> tuple[PyTree, Metrics]:
@@ -180,7 +137,7 @@ def _checked_results(results: object, old: PyTree) -> tuple[PyTree, Metrics]:
         case (new, Mapping() as metrics):
             pass
         case _:
-            raise UserError(f"The step returned {parts_text(results)}. {_SIGNATURES['step']}.")
+            raise UserError(f"The step returned {parts_text(results)}. It must be {_SIGNATURE}.")
     structures: list[Structure] = [jax.tree.structure(tree) for tree in (new, old)]
     if leaf_types(new) != leaf_types(old) or structures[0] != structures[1]:
         raise UserError(

@@ -40,7 +40,7 @@ from dist_ens.members.label_scale import member_label_scale
 from dist_ens.methods import MemberLoss, loss_of_function, loss_of_objective
 from dist_ens.randomness import PREDICT, pinned_generator
 from dist_ens.state import State
-from dist_ens.types import Batch, Inputs, Key, Metrics, ModelState, Outputs, Params, PyTree, Shapes
+from dist_ens.types import Batch, Inputs, Key, Metrics, Outputs, PyTree
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
@@ -234,20 +234,6 @@ class Programs:
         member = lowered(of_one, self._execution, ensemble.layout)
         of_all = sharded(member, ensemble.layout, specs, MEMBER_BATCH, self._execution)
         return of_all(state, inputs)
-
-    def outputs_of_one(self, state: State, inputs: Shapes) -> Outputs:
-        """Returns the shapes of one member's outputs, from those of the state and of a batch."""
-        ensemble = self._ensemble
-
-        def outputs(params: Params, model_state: ModelState, key: Key, inputs: Inputs) -> Outputs:
-            found = ensemble.network.evaluate(params, model_state, inputs, key)[0]
-            return require_rows(ensemble.objective, found, inputs)
-
-        of_one = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
-            (state.params, state.model_state, state.key),
-        )
-        return jax.eval_shape(outputs, *of_one, inputs)
 
     @cached_property
     def predict(self) -> Callable[[State, Inputs], Prediction]:

@@ -101,10 +101,8 @@ def choose(
     options = {name: ensemble.on(layout, name) for name in names}
     if may_move and cluster.cores_are_devices() and layout.mesh.size > 1:
         alone = layout.on_one_device()
-        options |= {
-            f"{name} on one device": ensemble.on(alone, name)
-            for name in candidates(alone, traced, steps_in(batches))
-        }
+        for name in candidates(alone, traced, steps_in(batches)):
+            options[f"{name} on one device"] = ensemble.on(alone, name)
     if len(options) == 1:
         return options[names[0]], Choice(names[0], "nothing else is worth trying for this network")
     program = _program(ensemble, traced, [*options], state, batches)
@@ -113,15 +111,10 @@ def choose(
     # A choice for which time was short holds for runs of the same length only: a longer run has
     # more time to try candidates.
     of_this_length = f"{program} {num_steps}"
+    call = autotune.Call(state, batches, specs_of(batches), steps_in(batches))
     earlier = _earlier(program, of_this_length, [*known], workdir)
-    if earlier is not None:
-        choice = earlier
-    else:
-        call = autotune.Call(state, batches, specs_of(batches), steps_in(batches))
-        choice, settled = _timed(known, names, call, num_steps)
-        if cluster.is_main() and settled is not None:
-            keep_execution(program if settled else of_this_length, choice.option)
-    if cluster.is_main() and workdir is not None:
+    choice = earlier or _timed(known, names, call, num_steps, program)
+    if workdir is not None and cluster.is_main():
         keep_execution(of_this_length, choice.option, workdir)
     return known[choice.option], choice
 
@@ -145,18 +138,19 @@ def _earlier(
 
 
 def _timed(
-    known: Mapping[str, Ensemble], names: list[str], call: autotune.Call, num_steps: int
-) -> tuple[Choice, bool | None]:
-    """Returns the fastest execution, and whether a longer run would choose it too.
-
-    It is None if nothing was timed, because memory is too small.
-    """
+    known: Mapping[str, Ensemble],
+    names: list[str],
+    call: autotune.Call,
+    num_steps: int,
+    program: str,
+) -> Choice:
+    """Returns the fastest execution of a program, and keeps it in the user's cache."""
     # Timing needs memory for a copy of the state, and for the results of a step.
     free = known[names[0]].layout.free_bytes()
     if not cluster.as_main_sees(free >= 2 * device_bytes(call.state)):
         name, failed = _first_that_traces(known, [*names, REFERENCE], call.state, call.batches)
         why = "the rule, because memory is too small to time candidates"
-        return Choice(name, why, failed=failed), None
+        return Choice(name, why, failed=failed)
     timing = autotune.timed(known, names, call, num_steps)
     why = "the fastest of those tried"
     if len(timing.step_secs) == 1 and len(timing.failed) >= len(names) - 1:
@@ -166,8 +160,10 @@ def _timed(
         part = f", {autotune.PART_OF_THE_RUN:.0%} of the run" if is_part else ""
         most = f"{timing.budget_secs:.2g} s{part}"
         why = f"the rule, because timing others would take more than {most}, or too much memory"
-    choice = Choice(timing.fastest, why, timing.step_secs, timing.num_turns, timing.failed)
-    return choice, timing.settled
+    if cluster.is_main():
+        of_this_length = f"{program} {num_steps}"
+        keep_execution(program if timing.settled else of_this_length, timing.fastest)
+    return Choice(timing.fastest, why, timing.step_secs, timing.num_turns, timing.failed)
 
 
 def _first_that_traces(

@@ -41,10 +41,8 @@ def results_in_waves(
 ) -> Callable[[State, Inputs], Tree]:
     """Returns a function of members that wait in the hosts' memory, such as `Ensemble.outputs`.
 
-    Args:
-        waves: Division of the members into waves.
-        fn: Function of the state of one wave's members, and of inputs that all members share.
-        spec: Spec of the results of `fn`, `MEMBERS` or `MEMBER_BATCH`.
+    `fn` takes the state of one wave's members, and inputs that all members share. Its results have
+    the spec `MEMBERS` or `MEMBER_BATCH`.
     """
 
     def results_of_all(state: State, inputs: Inputs) -> Tree:

@@ -59,13 +59,7 @@ class Loop:
     def __call__(self, *args: PyTree) -> PyTree:
         """Returns the results of all members; a donated state must not be used again."""
         specs = self._in_specs
-        parts = {
-            row: [
-                part_of_row(self._layout, arg, row, spec)
-                for arg, spec in zip(args, specs, strict=True)
-            ]
-            for row in self._rows
-        }
+        parts = {row: self._parts_of(args, row) for row in self._rows}
         results: dict[int, list[PyTree]] = {row: [] for row in self._rows}
         in_place = self._in_place
         for position in range(self._layout.members_per_device):
@@ -82,6 +76,11 @@ class Loop:
                 results[row].append(result)
         states = {row: of_row[0] for row, of_row in parts.items()}
         return self._joined(results, states if in_place else None)
+
+    def _parts_of(self, args: tuple[PyTree, ...], row: int) -> list[PyTree]:
+        """Returns a row's parts of the arguments."""
+        of_args = zip(args, self._in_specs, strict=True)
+        return [part_of_row(self._layout, arg, row, spec) for arg, spec in of_args]
 
     def _joined(self, results: dict[int, list[PyTree]], states: dict[int, PyTree] | None) -> PyTree:
         """Returns the results of all members as global arrays.

@@ -6,7 +6,6 @@ adds a word of your own, in Python or in the file of a config, which can then na
 
 import dataclasses
 import difflib
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
@@ -116,13 +115,8 @@ class Execution:
         >>> str(Execution.parse("chunk:4+masks+patches"))
         'chunk:4+patches+masks'
         """
-        importlib.import_module("dist_ens.execution")  # It registers its words.
         first, *words = text.split("+")
-        name, colon, size = first.partition(":")
-        is_sized = size.isdecimal() and int(size) > 0
-        if name not in MEMBERS or MEMBERS[name].takes_size != (bool(colon) and is_sized):
-            sizes = {name: ":K" if each.takes_size else "" for name, each in MEMBERS.items()}
-            raise _unknown(first, text, [name + size for name, size in sizes.items()])
+        name, size = _parsed_members(first, text)
         kinds: dict[Any, str] = {}
         for word in words:
             if word not in LOWERINGS and word not in STEPS:
@@ -134,12 +128,8 @@ class Execution:
                     f"{word}. Leave one out."
                 )
             kinds[kind] = word
-        return cls(
-            members=name,
-            chunk_size=int(size) if colon else None,
-            lowerings=tuple(word for word in LOWERINGS if word in words),
-            steps=kinds.get("steps"),
-        )
+        lowerings = tuple(word for word in LOWERINGS if word in words)
+        return cls(members=name, chunk_size=size, lowerings=lowerings, steps=kinds.get("steps"))
 
     def lowering_of(self, primitive: object) -> str | None:
         """Returns the name of the lowering of an operation; None if it is left to XLA."""
@@ -150,6 +140,15 @@ class Execution:
         return "+".join(
             [self.members + size, *self.lowerings, *([self.steps] if self.steps else [])]
         )
+
+
+def _parsed_members(word: str, text: str) -> tuple[str, int | None]:
+    """Returns the name and the size in the first word of an execution `text`."""
+    name, colon, size = word.partition(":")
+    is_sized = size.isdecimal() and int(size) > 0
+    if name not in MEMBERS or MEMBERS[name].takes_size != (bool(colon) and is_sized):
+        raise _unknown(word, text, [n + ":K" * each.takes_size for n, each in MEMBERS.items()])
+    return name, int(size) if colon else None
 
 
 def _unknown(word: str, text: str, known: Iterable[str]) -> UserError:

@@ -5,7 +5,6 @@ In a round, every way has one turn. A turn is some steps of one way, timed toget
 
 import contextlib
 import gc
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -53,22 +52,6 @@ def expected_secs(step_secs: float, num_turns: int) -> float:
     short = step_secs < _SHORT_TURN_SECS
     turn_secs = _SHORT_TURN_SECS + step_secs if short else step_secs
     return (num_turns + (2 if short else 1)) * (2 * turn_secs + _PAUSE_SECS)
-
-
-def fastest(ways: Sequence[Way]) -> Way:
-    """Returns the way with the lowest median time over three interleaved rounds."""
-    # The shortest turn would choose by chance between ways that are close.
-    medians = [statistics.median(of_way) for of_way in step_secs_of_short_turns(ways, 3)]
-    return ways[medians.index(min(medians))]
-
-
-def spread(values: Sequence[float]) -> float:
-    """Returns the range of some values, as a fraction of their median.
-
-    >>> spread([2.0, 4.0, 5.0])
-    0.75
-    """
-    return (max(values) - min(values)) / statistics.median(values)
 
 
 def _step_secs_of_turns(ways: Sequence[Way], num_turns: int, turn_secs: float) -> list[list[float]]:

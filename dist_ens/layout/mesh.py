@@ -140,10 +140,7 @@ class Layout:
         could gather them, as it does for vmapped convolutions. The check of varying axes is off,
         because it rejects a member that starts a `scan` from zeros.
 
-        Args:
-            fn: Function of the parts that one device holds.
-            in_specs: Partition specs of the arguments, a tuple of tree prefixes.
-            out_specs: Partition specs of the results, a tree prefix.
+        Specs are a tuple of tree prefixes of the arguments, and a tree prefix of the results.
         """
         if self.data_axis == 1:  # As in `sharding`.
             in_specs, out_specs = jax.tree.map(without_data, (in_specs, out_specs), is_leaf=is_spec)
@@ -164,10 +161,7 @@ class Layout:
         statistics, pairs of examples, random numbers. With one column this is `shard_map`. There
         `fn` may contain operations that the compiler cannot divide, such as `io_callback`.
 
-        Args:
-            fn: Function of the members that one row holds, and of global batches.
-            in_specs: Partition specs of the arguments, a tuple of tree prefixes.
-            out_specs: Partition specs of the results, a tree prefix.
+        Specs are as in `shard_map`.
         """
         fn = without_axes(fn)
         if self.data_axis == 1:
@@ -294,10 +288,7 @@ class Layout:
             )
 
     def free_bytes(self) -> float:
-        """Returns the free memory of a device of this host, in bytes.
-
-        CPU devices share the free memory of the host equally.
-        """
+        """Returns the free memory of a device of this host, in bytes; CPU devices share it."""
         if self.platform == "cpu":
             return psutil.virtual_memory().available / len(self.mesh.local_devices)
         stats = self.mesh.local_devices[0].memory_stats()

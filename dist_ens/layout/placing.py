@@ -262,12 +262,9 @@ def _name_of(tree: PyTree, number: int) -> str:
 
 
 def global_shapes(layout: "Layout", host_shapes: Shapes, specs: Specs) -> Shapes:
-    """Returns the shapes of a batch over all hosts.
+    """Returns the shapes of a batch over all hosts, from those of this host's part.
 
-    Args:
-        layout: Layout with the mesh.
-        host_shapes: Shapes and types of this host's part of the batch.
-        specs: Specs of the leaves, a tree prefix of `BATCH` and `REPLICATED`.
+    The specs are a tree prefix of `BATCH` and `REPLICATED`.
     """
     leaves, structure = jax.tree.flatten(host_shapes)
     columns, of_host = layout.data_axis, len(layout.host_columns)

@@ -22,8 +22,7 @@ def redistribution_program(layout: Layout) -> Callable[[PyTree, jax.Array], PyTr
     gathers its examples from every part that it receives. So no device holds the whole split, and
     nothing crosses the ensemble axis.
 
-    Args:
-        layout: Layout with the mesh. Its data axis divides the examples and the batch.
+    The data axis of the layout divides the examples and the batch.
     """
     columns = layout.data_axis
 

@@ -19,11 +19,7 @@ def layout_of_row(layout: Layout, row: int, num_members: int) -> Layout:
 def part_of_row(layout: Layout, tree: Tree, row: int, specs: Specs) -> Tree:
     """Returns one row's part of global arrays as arrays of that row's layout, without copies.
 
-    Args:
-        layout: Layout of the arrays.
-        tree: Pytree of global arrays.
-        row: Number of the row.
-        specs: Specs of the arrays, a tree prefix of `tree`. Only their members axes are used.
+    Only the members axes of the specs, a tree prefix, are used.
     """
     of_row = layout_of_row(layout, row, layout.members_per_device)
 

@@ -69,11 +69,8 @@ def as_member(
     >>> member.has_apply
     False
     """
-    if network is not None and (init is not None or apply is not None):
-        raise UserError(
-            "as_member got both a network and init or apply. Give either a network or functions: "
-            "as_member(network) or as_member(init=..., apply=...)."
-        )
+    if (network is None) == (init is None):
+        raise UserError(f"as_member takes either a network or init, and maybe apply. {_NETWORKS}")
     if init is not None:
         return from_init_and_apply(init, apply)
     if isinstance(network, Member):

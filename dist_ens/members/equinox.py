@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import jax
 
-from dist_ens.errors import UserError
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
     input_arguments,
@@ -39,9 +38,6 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
     Returns:
         The member.
 
-    Raises:
-        UserError: If equinox is not installed.
-
     >>> import equinox as eqx
     >>> member = from_equinox(lambda key: eqx.nn.LayerNorm(2))
     >>> params, model_state = member.init(jax.random.key(0), jax.numpy.zeros((1, 2)))
@@ -49,13 +45,7 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
     >>> member.apply(params, model_state, inputs, None, False)[0].round(3)
     Array([[-1.,  1.]], dtype=float32)
     """
-    try:
-        network = _Equinox(make, stateful)
-    except ImportError as error:
-        raise UserError(
-            "equinox is not installed, and from_equinox needs it. Install the extra: "
-            "pip install 'dist-ens[equinox]'."
-        ) from error
+    network = _Equinox(make, stateful)
     return Member(
         network.init,
         network.apply,

@@ -1,6 +1,5 @@
 """Members made from two plain functions."""
 
-import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -92,17 +91,16 @@ def from_init_and_apply(
 
     The full form is `init(key, inputs) -> (params, model_state)` and
     `apply(params, model_state, inputs, key, train) -> (outputs, model_state)`. The short form is
-    that of `from_functions`. The number of parameters of `init` decides which form it is. If it can
-    be called with and without inputs, `apply` decides, or what `init(key)` returns.
+    that of `from_functions`. It is the full form if `init` can be called with two arguments.
 
     Args:
         init: Initialiser in either form.
         apply: Forward pass for a batch, in the same form. Default: the member cannot predict.
 
     Raises:
-        UserError: If a function has the wrong number of parameters, or the form is not clear.
+        UserError: If a function has the wrong number of parameters.
     """
-    is_full = _is_full(init, apply)
+    is_full = not call_error(init, 2)
     make = _from_full_functions if is_full else from_functions
     for name, fn, error in (
         ("init", init, None if is_full else call_error(init, 1)),
@@ -150,27 +148,6 @@ def _two_of(returned: object, signature: str) -> tuple[PyTree, PyTree]:
             f"a tuple of two. It must be {signature}, with () for no model state."
         )
     return returned
-
-
-def _is_full(init: Callable[..., object], apply: Callable[..., object] | None) -> bool:
-    """Returns whether `init` has the full form; see `from_init_and_apply`."""
-    if call_error(init, 2) or call_error(init, 1):
-        return not call_error(init, 2)
-    if apply is not None and bool(call_error(apply, 5)) != bool(_short_error(apply)):
-        return not call_error(apply, 5)
-    returned: list[PyTree] = []
-    with contextlib.suppress(Exception):  # Such an `init` needs its inputs.
-        jax.eval_shape(
-            lambda key: returned.append(init(key)), jax.eval_shape(lambda: jax.random.key(0))
-        )
-    is_pair = bool(returned) and isinstance(returned[0], tuple) and len(returned[0]) == 2
-    if is_pair and jax.tree.leaves(returned[0][1]):
-        raise UserError(
-            f"The function init with the parameters {_parameters(init)} returned a tuple of two, "
-            "which may be parameters and a model state, or parameters alone. Give it one of the "
-            f"forms {_FULL_INIT} and {_SHORT_INIT}, without a default."
-        )
-    return is_pair or not returned
 
 
 def _short_error(apply: Callable[..., object]) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 from dist_ens.errors import UserError, first_line
 from dist_ens.members.modes import Apply
 from dist_ens.randomness import pinned_generator
-from dist_ens.state import described, leaf_name, leaf_types, require_arrays
+from dist_ens.state import described, leaf_name, require_arrays
 from dist_ens.types import (
     Inputs,
     Key,
@@ -111,10 +111,8 @@ def check_member(
 ) -> tuple[Shapes, Shapes]:
     """Traces a member, and raises an error if it does not fit its data. Nothing is computed.
 
-    Only `init` is traced if the member has no forward pass.
-
     Args:
-        member: Network to check.
+        member: Network to check. Only `init` is traced if it has no forward pass.
         inputs: Shapes and types of one batch of inputs, a pytree with leaves [batch, ...].
         output_shape: Required shape of the outputs, such as (batch, classes). Default: the outputs
             may be any pytree.
@@ -123,8 +121,8 @@ def check_member(
         Shapes and types of `(params, model_state)`.
 
     Raises:
-        UserError: If the network does not accept the inputs, its outputs have another shape, it has
-            no parameters, or it changes the structure of its model state.
+        UserError: If the network does not accept the inputs, has no parameters, or its outputs have
+            another shape.
 
     >>> from dist_ens.members import as_member
     >>> member = as_member(
@@ -136,37 +134,25 @@ def check_member(
     (3, 2)
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
-    given = described(inputs)
-
-    def init(key: Key, inputs: jax.Array) -> tuple[Params, ModelState]:
-        params, model_state = member.init(key, inputs)
-        require_parameters(params)
-        return params, model_state
-
+    outputs = None
     try:
-        params, model_state = jax.eval_shape(init, key, inputs)
+        params, model_state = jax.eval_shape(member.init, key, inputs)
+        require_parameters(params)
         if member.has_apply:
-            outputs, new_state = jax.eval_shape(member.evaluate, params, model_state, inputs, key)
+            outputs, _ = jax.eval_shape(member.evaluate, params, model_state, inputs, key)
     except UserError:
         raise
     except Exception as error:  # A network may raise anything when its inputs do not fit.
         raise UserError(
-            f"The network does not accept the data's inputs. A batch {given} raised "
-            f"{type(error).__name__}: {first_line(error)} Choose a model for inputs of "
-            "this shape and type, or another data source."
+            f"The network does not accept the data's inputs. A batch {described(inputs)} raised "
+            f"{type(error).__name__}: {first_line(error)} Choose a model for inputs of this shape "
+            "and type, or another data source."
         ) from error
-    if not member.has_apply:
-        return params, model_state
     if output_shape is not None and getattr(outputs, "shape", None) != tuple(output_shape):
         raise UserError(
-            f"The network's outputs have the wrong shape: for a batch {given} it returned "
-            f"{described(outputs)} instead of shape {list(output_shape)}. Change the network's "
-            "last layer, or data.num_classes."
-        )
-    if leaf_types(new_state) != leaf_types(model_state):
-        raise UserError(
-            f"apply returned a model state of {described(new_state)}, and init returned one of "
-            f"{described(model_state)}. Create every entry of the state in init."
+            f"The network's outputs have the wrong shape: for a batch {described(inputs)} it "
+            f"returned {described(outputs)} instead of shape {list(output_shape)}. Change the "
+            "network's last layer, or data.num_classes."
         )
     return params, model_state
 
