@@ -18,9 +18,9 @@ from dist_ens.config import (
     ModelConfig,
     OptimizerConfig,
 )
-from dist_ens.conformal import coverage_of_intervals, coverage_of_sets, jackknife_plus
 from dist_ens.data import open_source
 from dist_ens.errors import UserError
+from dist_ens.evaluation.conformal import coverage_of_intervals, coverage_of_sets, jackknife_plus
 from dist_ens.experiment.answers import keep
 from dist_ens.experiment.assess import EvaluationRequest, assess, out_of_bag_of
 from dist_ens.experiment.build import evaluator_of_run
