@@ -5,13 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
+from dist_ens.conformal import coverage_of_intervals, coverage_of_sets, jackknife_plus
 from scipy.special import softmax
 from sklearn.datasets import load_digits
 
 import dist_ens as de
 from commands import dist_ens
-from dist_ens.conformal import coverage_of_intervals, coverage_of_sets, jackknife_plus
 from dist_ens.errors import UserError
+from dist_ens.evaluation.conformal import coverage_of_intervals, coverage_of_sets, jackknife_plus
 from dist_ens.experiment import (
     CheckpointConfig,
     DataConfig,

@@ -29,7 +29,8 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import frozen_positions, saved_structures
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Scores, evaluate
-from dist_ens.evaluation.scoring import BATCH_SIZE, Examples, arrays_of, examples_of
+from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
+from dist_ens.evaluation.scoring import BATCH_SIZE
 from dist_ens.experiment.answers import kept_calibration
 from dist_ens.experiment.build import NOTHING
 from dist_ens.experiment.checks import require_trained_on
