@@ -6,8 +6,6 @@ import re
 
 from dist_ens.errors import UserError
 
-# Orbax begins some of its names with an underscore.
-_PLAIN_NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 # One letter before the colon is a drive of Windows. `pathlib` makes one slash of two.
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -63,21 +61,6 @@ def require_local(path: str | os.PathLike[str], name: str) -> None:
             f"{name} is {shortened(text)}, an address and not a local path. Only local paths are "
             "taken for now. Give the path of a file or folder that this machine sees."
         )
-
-
-def is_plain(path: str) -> bool:
-    """Returns whether a relative path leads to no other place than one below its folder.
-
-    Each part of it has at most 64 letters, digits, dots, dashes and underscores, of which the first
-    is no dot or dash.
-
-    Args:
-        path: Path with slashes between its parts, such as one that a file of a run gives.
-
-    >>> is_plain("state/d/67c1"), is_plain("../other"), is_plain("/etc"), is_plain("a//b")
-    (True, False, False, False)
-    """
-    return all(map(_PLAIN_NAME.fullmatch, path.split("/")))
 
 
 def utf8_path(path: str | os.PathLike[str]) -> str:

@@ -1,11 +1,13 @@
 """The causes of errors of reading and writing, as a person reads them."""
 
-import dataclasses
 import errno
 import os
+from typing import NamedTuple
 
 from dist_ens.errors import first_line
 
+_DISK_AWAY = "Check the connection to that disk"
+_FOLDER_AWAY = "Put the folder of the run back in its place"
 # What to do about an error of the system, as a sentence without its end.
 _REMEDIES = {
     errno.ENOSPC: "Free some space there",
@@ -15,19 +17,18 @@ _REMEDIES = {
     errno.EACCES: "Give this user permission",
     errno.EPERM: "Give this user permission",
     errno.ELOOP: "Put a file or a folder in the place of the link",
-    errno.ENOENT: "Put the folder of the run back in its place",
-    errno.ENOTDIR: "Put the folder of the run back in its place",
+    errno.ENOENT: _FOLDER_AWAY,
+    errno.ENOTDIR: _FOLDER_AWAY,
+    errno.ESTALE: _FOLDER_AWAY,
     errno.EMFILE: "Raise the limit on open files (ulimit -n)",
     errno.ENFILE: "Close files of other programs",
     errno.ENOMEM: "Free some memory",
     errno.EIO: "Check that disk",
-    errno.ESTALE: "Put the folder of the run back in its place",
-    errno.ETIMEDOUT: "Check the connection to that disk",
-    errno.ENOTCONN: "Check the connection to that disk",
-    errno.EHOSTDOWN: "Check the connection to that disk",
     errno.EINTR: "Check that disk",
+    errno.ETIMEDOUT: _DISK_AWAY,
+    errno.ENOTCONN: _DISK_AWAY,
+    errno.EHOSTDOWN: _DISK_AWAY,
 }
-_OTHER = "Remove the cause"
 # Errors of reading that say nothing about the content of the files.
 NO_DAMAGE = frozenset(
     {
@@ -37,8 +38,7 @@ NO_DAMAGE = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Cause:
+class Cause(NamedTuple):
     """The cause of an error.
 
     Attributes:
@@ -74,9 +74,9 @@ def explained(error: BaseException | None) -> Cause:
     if code is None:
         code = next((each for each in _REMEDIES if os.strerror(each) in str(error)), None)
     if code is None:
-        return Cause(first_line(error).rstrip("."), _OTHER, None)
+        return Cause(first_line(error).rstrip("."), "Remove the cause", None)
     what = text or os.strerror(code)
-    return Cause(what[:1].lower() + what[1:], _REMEDIES.get(code, _OTHER), code)
+    return Cause(what[:1].lower() + what[1:], _REMEDIES.get(code, "Remove the cause"), code)
 
 
 def is_of_disk(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from dist_ens.checkpoint.store import FOLDER
 from dist_ens.commands import quoted
 from dist_ens.errors import UserError
 from dist_ens.file_reading import bytes_in
-from dist_ens.file_writing import opened_in_place, require_regular, require_regular_files
+from dist_ens.file_writing import opened_in_place, require_regular_files
 
 _LOCK = ".lock"
 # Time for a file of process 0 to be seen by all hosts, in seconds.
@@ -67,33 +67,30 @@ def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
     """
     # The thread that saves may lock it again.
     lock = FileLock(folder / _LOCK, thread_local=False)
-    owner = f"host {socket.gethostname()}, pid {os.getpid()}"
-    is_locked, refused = True, None
+    refused: OSError | None = None  # A `Timeout` is one, too.
     if cluster.is_main():
         try:
             lock.acquire(timeout=0)
-        except Timeout:
-            is_locked = False
         except OSError as error:
             refused = error
+    if cluster.any_host(isinstance(refused, Timeout)):
+        raise UserError(
+            f"Another run is training in {quoted(folder)} ({_owner(folder)}). Wait for it, stop "
+            "it, or choose another folder."
+        )
     if cluster.any_host(refused is not None):
         why = explained(refused)
         raise UserError(
             f"{quoted(folder / _LOCK)} cannot be locked: {why.what}. {why.remedy}, or choose "
             "another folder."
         ) from refused
-    if not cluster.as_main_sees(is_locked):
-        raise UserError(
-            f"Another run is training in {quoted(folder)} ({_owner(folder)}). Wait for it, stop "
-            "it, or choose another folder."
-        )
     token = cluster.bytes_of_main(os.urandom(8)).hex()
-    is_marked, is_lost = False, False
-    place = folder.stat()
+    mark = f"host {socket.gethostname()}, pid {os.getpid()}; {token}"
+    is_marked, is_lost, place = False, False, folder.stat()
 
     def require_same_folder() -> None:
         nonlocal is_lost
-        if not is_marked or _sees(folder, token):
+        if not is_marked or _read_lock(folder).endswith(token):
             return
         # The token tells the folder on any disk. Some disks change the numbers of their files.
         if not folder.is_dir() or not os.path.samestat(folder.stat(), place):
@@ -101,10 +98,6 @@ def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
                 errno.ESTALE, "that folder was removed or replaced after the run began to use it"
             )
         if cluster.is_main():
-            try:
-                require_regular(folder / _LOCK)
-            except OSError as error:
-                raise OSError(error.errno, f"its {_LOCK} was replaced: {error.strerror}") from None
             lock.release()
             with contextlib.suppress(Timeout):
                 lock.acquire(timeout=0)
@@ -115,13 +108,13 @@ def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
                     errno.EBUSY,
                     f"its {_LOCK} was removed or replaced, and another run has locked it since",
                 )
-            _write_lock(folder, f"{owner}; {token}")
+            _write_lock(folder, mark)
 
     try:
-        is_marked = _is_marked(folder, owner, token)
+        is_marked = _is_marked(folder, mark, token)
         yield require_same_folder
     finally:
-        if lock.is_locked and _sees(folder, token):
+        if lock.is_locked and _read_lock(folder).endswith(token):
             with contextlib.suppress(OSError):
                 _write_lock(folder, "")  # No process owns it any more.
         lock.release()
@@ -132,12 +125,12 @@ def _owner(folder: pathlib.Path) -> str:
     return _read_lock(folder).partition(";")[0] or "another process"
 
 
-def _is_marked(folder: pathlib.Path, owner: str, token: str) -> bool:
-    """Writes a token into the lock of a folder, and returns whether it could be written.
+def _is_marked(folder: pathlib.Path, mark: str, token: str) -> bool:
+    """Writes a mark into the lock of a folder on process 0, and returns whether it could.
 
     Args:
         folder: Folder that process 0 has locked.
-        owner: Process that has locked it. Process 0 writes it into the lock, too.
+        mark: Process that has locked it, and the token.
         token: Text that only this run has, the same on every host.
 
     Raises:
@@ -146,7 +139,7 @@ def _is_marked(folder: pathlib.Path, owner: str, token: str) -> bool:
     is_written = True
     if cluster.is_main():
         try:
-            _write_lock(folder, f"{owner}; {token}")
+            _write_lock(folder, mark)
         except OSError:  # The disk may be full, which a save will say.
             is_written = False
     is_written = bool(cluster.as_main_sees(is_written))
@@ -154,7 +147,7 @@ def _is_marked(folder: pathlib.Path, owner: str, token: str) -> bool:
         return is_written
     # A shared disk may show a change only after some seconds.
     deadline = time.monotonic() + _SHARED_SECS
-    while not (is_seen := _sees(folder, token)) and time.monotonic() < deadline:
+    while not (is_seen := _read_lock(folder).endswith(token)) and time.monotonic() < deadline:
         time.sleep(0.1)
     blind = cluster.hosts_with(not is_seen)
     if blind:
@@ -166,18 +159,9 @@ def _is_marked(folder: pathlib.Path, owner: str, token: str) -> bool:
 
 
 def _write_lock(folder: pathlib.Path, text: str) -> None:
-    """Writes a text into the lock of a folder, which this process holds.
-
-    Raises:
-        OSError: If the lock cannot be written, or is no regular file any more.
-    """
+    """Writes a text into the lock of a folder, which this process holds."""
     with opened_in_place(folder / _LOCK, "w") as file:
         file.write(text.encode())
-
-
-def _sees(folder: pathlib.Path, token: str) -> bool:
-    """Returns whether the lock of a folder holds a token."""
-    return _read_lock(folder).endswith(token)
 
 
 def _read_lock(folder: pathlib.Path) -> str:
