@@ -22,9 +22,8 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
         typed as `./~x`, is made absolute, so that nothing expands it later.
 
     Raises:
-        UserError: If the path is empty, is an address such as `gs://bucket/run`, names an unknown
-            user, or has a null byte, a part that is too long or a loop of symbolic links. Also if a
-            parent folder cannot be entered.
+        UserError: If the path is empty, is an address such as `gs://bucket/run`, or the system
+            refuses it, as a path with an unknown user or a part that is too long.
 
     >>> given_path("runs/digits", "--workdir").name
     'digits'
@@ -50,10 +49,10 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
 
 
 def require_local(path: str | os.PathLike[str], name: str) -> None:
-    """Raises a `UserError` if a path is the address of something that is no local file.
+    """Raises a `UserError` if a path, perhaps of another machine, is the address of no local file.
 
     Args:
-        path: Path as it was typed, perhaps for another machine.
+        path: Path as it was typed.
         name: Name of the path in error messages.
     """
     if isinstance(text := os.fspath(path), str) and _SCHEME.match(text):

@@ -1,6 +1,10 @@
 """Shared parts of the tests of checkpoints: states, snapshots, and files that are changed."""
 
+import contextlib
 import dataclasses
+import io
+import types
+from unittest import mock
 
 import jax
 import numpy as np
@@ -31,6 +35,16 @@ def reader(folder, step):
 
 def steps_in(folder):
     return CheckpointStore(folder, read_only=True).steps()
+
+
+def verified(run):
+    """Verifies all steps of a run as the command does, and returns its code and its lines."""
+    from launch import members
+
+    all_steps = mock.patch.object(members, "_STEP", types.SimpleNamespace(value=None))
+    with all_steps, contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = members._verify(run)
+    return code, printed.getvalue().splitlines()
 
 
 def assert_same(a, b):

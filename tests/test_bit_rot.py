@@ -4,7 +4,6 @@ import errno
 import os
 import random
 import shutil
-import types
 
 import jax
 import numpy as np
@@ -18,7 +17,7 @@ from dist_ens.errors import RunError
 from dist_ens.exit_codes import ExitCode
 from dist_ens.layout import Layout
 from launch import members
-from saving import assert_same, flip, rewrite, shapes_of, steps_in
+from saving import assert_same, flip, rewrite, shapes_of, steps_in, verified
 from two_savers import RECORD
 
 STEPS = (100, 200)
@@ -57,17 +56,6 @@ def run(sound, tmp_path):
     """A copy of a run with the steps 100 and 200."""
     shutil.copytree(sound, tmp_path / "run")
     return tmp_path / "run"
-
-
-@pytest.fixture
-def verified(monkeypatch, capsys):
-    """Function that verifies all steps as the command does, and returns its code and its lines."""
-    monkeypatch.setattr(members, "_STEP", types.SimpleNamespace(value=None))
-
-    def verify(run):
-        return members._verify(run), capsys.readouterr().out.splitlines()
-
-    return verify
 
 
 def step_folder(run, step):
@@ -259,7 +247,7 @@ def test_a_folder_with_another_name_is_no_step(run, name):
 
 
 @pytest.mark.parametrize("file", ["state/manifest.ocdbt", "manifest.json", "host_files/position.0"])
-def test_a_pipe_in_a_checkpoint_is_damage_and_never_waited_for(run, file, verified):
+def test_a_pipe_in_a_checkpoint_is_damage_and_never_waited_for(run, file):
     (step_folder(run, 200) / file).unlink()
     os.mkfifo(step_folder(run, 200) / file)
     code, told = verified(run)
@@ -291,7 +279,7 @@ def raising(error, times):
 
 
 @pytest.mark.parametrize("code", ["ESTALE", "ETIMEDOUT", "ENOTCONN", "EHOSTDOWN", "EINTR"])
-def test_a_disk_that_does_not_answer_is_no_damage(run, monkeypatch, code, verified):
+def test_a_disk_that_does_not_answer_is_no_damage(run, monkeypatch, code):
     number = getattr(errno, code)
     error = OSError(number, os.strerror(number))
     with monkeypatch.context() as patch:
@@ -322,7 +310,7 @@ def test_an_input_output_error_is_damage_where_it_comes_twice(
     assert resumed(run)[0] == step
 
 
-def test_a_step_that_a_run_replaces_is_not_called_damaged(run, monkeypatch, verified):
+def test_a_step_that_a_run_replaces_is_not_called_damaged(run, monkeypatch):
     def replaced(path):
         shutil.rmtree(path)
         return faults_of(path)

@@ -44,7 +44,7 @@ from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
 from dist_ens.layout import Layout
 from launch import members as launch_members
-from saving import rewrite, snapshot, steps_in
+from saving import rewrite, snapshot, steps_in, verified
 
 STEPS = 6
 FIRST = "params.0.b"  # Name of the first array of the network.
@@ -419,8 +419,7 @@ def test_text_from_files_is_escaped_on_the_terminal(runs, tmp_path, monkeypatch,
     (step / f"{clear}b").touch()
     monkeypatch.setattr(launch_members, "_STEP", types.SimpleNamespace(value=None))
     launch_members._list(tmp_path / "run")
-    launch_members._verify(tmp_path / "run")
-    printed = capsys.readouterr().out
+    printed = "\n".join([capsys.readouterr().out, *verified(tmp_path / "run")[1]])
     assert printed.replace("\n", "").isprintable()
     assert ":smile: [b]" in printed
     assert r"the file \x1b[2Jb does not belong to it" in printed

@@ -60,7 +60,7 @@ class StepRecord:
     """The record of a run whose ensemble was made in Python.
 
     Two runs are the same if their first eight fields are equal, and the facts of their training
-    data that both have. If the same versions traced both steps, their fingerprints must be equal
+    data that both know. If the same versions traced both steps, their fingerprints must be equal
     too. The execution, the number of devices and the steps per call are not compared. They say how
     the run was trained, so that it resumes in the same way.
 
@@ -79,15 +79,16 @@ class StepRecord:
         execution: Execution that the run was trained with; None if not chosen yet.
         num_devices: Number of devices of the mesh; None if not chosen yet.
         steps_per_call: Steps in one call of the update; None if not chosen yet.
-        num_examples: Number of training examples; None for an iterable of batches. The other facts
-            of the data are not known then either.
+        num_examples: Number of training examples; None for an iterable of batches, or if an older
+            version wrote the record. The other facts of the data are not known then either.
         num_groups: Number of groups of the training examples.
         validation: Share of the examples that `fit` held out; None if it held out none.
         examples: Hash of the training examples; None if they change each time they are read.
-        leaves: Hash of the names, types and shapes of the state's leaves; None for a copy of
-            members.
+        leaves: Hash of the names, types and shapes of the state's leaves; None if an older version
+            wrote the record.
         class_names: Names of the classes in the order of their numbers; None if they have none.
-        key_rule: Version of the rules in `dist_ens.randomness`.
+        key_rule: Version of the rules in `dist_ens.randomness`; None if an older version wrote the
+            record.
 
     Raises:
         UserError: If a number is out of its range, or the ids are not as many as the members.

@@ -76,8 +76,8 @@ class CheckpointStore:
         utf8_path(self._folder)
         if self._folder.is_symlink():
             raise UserError(
-                f"{quoted(self._folder)} is a symbolic link, and nothing is saved or deleted there. "
-                "Put the folder itself in its place."
+                f"{quoted(self._folder)} is a symbolic link, and nothing is saved or deleted "
+                "there. Put the folder itself in its place."
             )
         if cluster.is_main():
             self._folder.mkdir(parents=True, exist_ok=True)

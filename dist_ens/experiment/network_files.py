@@ -140,7 +140,7 @@ def read_network(path: pathlib.Path) -> dict[str, NetworkArray]:
         require_readable(path)
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
-                return dict(arrays)
+                return {name: np.asarray(arrays[name]) for name in arrays}
         if path.is_dir():
             return {
                 name: SavedArray(name, array) if array.shape else np.asarray(array)
