@@ -4,19 +4,20 @@ Each member's part of an array is a chunk with a checksum of its own, so that it
 """
 
 import pathlib
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorstore as ts
 
 from dist_ens.checkpoint.causes import is_of_disk
-from dist_ens.checkpoint.digests import member_digests
 from dist_ens.checkpoint.manifest import LeafEntry, files_in
 from dist_ens.checkpoint.snapshot import Leaf
 from dist_ens.file_reading import require_readable
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import Reading
 from dist_ens.paths import utf8_path
+from dist_ens.types import Array
 
 _WITH_A_CHECKSUM = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 # Without a common context, each array would have a separate database and transaction.
@@ -29,6 +30,22 @@ _READING = {
 }
 # Drivers by the name of the file that describes an array. Orbax may write `zarr`.
 _DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr"}
+
+
+def member_digests(part: Array) -> list[int]:
+    """Returns the CRC-32 of each member's values, which are their bytes in C order.
+
+    It finds every change of up to 32 bits in a row, and misses any other change once in 2^32 times.
+    It is the fastest digest of Python's library.
+
+    Args:
+        part: Array [members, ...]. Types longer than a byte are little-endian.
+
+    >>> member_digests(np.zeros((2, 3), np.float32))
+    [2077607535, 2077607535]
+    """
+    rows = np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8)
+    return [zlib.crc32(row.data) for row in rows]
 
 
 def write_arrays(path: pathlib.Path, leaves: Mapping[str, Leaf]) -> None:
@@ -100,10 +117,6 @@ def open_arrays(path: pathlib.Path, *, is_foreign: bool = False) -> dict[str, ts
         path: Folder of the arrays.
         is_foreign: Whether another program has written them with Orbax. It may have written them
             without a database, and left out parts that are all zero.
-
-    Raises:
-        FileNotFoundError: If the folder has no arrays.
-        ValueError: If a file is damaged.
     """
     for file in files_in(path):  # TensorStore would wait for the other end of a pipe.
         require_readable(path / file)
@@ -137,14 +150,11 @@ class SavedArray:
 
     Args:
         name: Name of the leaf.
-        array: Opened array of all members of the checkpoint.
+        array: Opened array of all members of the checkpoint. It holds bytes if TensorStore has no
+            such type as `dtype`.
         entry: Entry of the leaf in the manifest; None if another program has written it.
         member_ids: Id of each member of the checkpoint.
         positions: Positions of the members in `array`. Default: all.
-
-    Attributes:
-        shape: Shape of the leaf, members first.
-        dtype: Type of the values. The array holds their bytes if TensorStore has no such type.
     """
 
     def __init__(
@@ -163,14 +173,10 @@ class SavedArray:
         self.dtype = array.dtype.numpy_dtype if entry is None else np.dtype(entry.dtype)
 
     def read(self, index: tuple[slice, ...]) -> Reading:
-        """Begins to read a part. Only the bytes of its members are read.
+        """Begins to read a part of whole members. Only their bytes are read.
 
-        Args:
-            index: Index of the part. It holds whole members.
-
-        Returns:
-            The part. Its `result` raises a `ValueError` if a member's values are missing, differ
-            from those that were saved, or cannot be read.
+        The `result` of the part raises a `ValueError` if a member's values are missing, differ from
+        those that were saved, or cannot be read.
         """
         return _Part(self, self._array[index].read(), index[0])
 

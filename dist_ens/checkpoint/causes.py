@@ -6,28 +6,22 @@ from typing import NamedTuple
 
 from dist_ens.errors import first_line
 
-_DISK_AWAY = "Check the connection to that disk"
-_FOLDER_AWAY = "Put the folder of the run back in its place"
 # What to do about an error of the system, as a sentence without its end.
 _REMEDIES = {
     errno.ENOSPC: "Free some space there",
     errno.EDQUOT: "Free some space there, or ask for a larger quota",
     errno.EFBIG: "Raise the limit on the size of a file (ulimit -f)",
     errno.EROFS: "Mount that disk so that it can be written",
-    errno.EACCES: "Give this user permission",
-    errno.EPERM: "Give this user permission",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "Give this user permission"),
     errno.ELOOP: "Put a file or a folder in the place of the link",
-    errno.ENOENT: _FOLDER_AWAY,
-    errno.ENOTDIR: _FOLDER_AWAY,
-    errno.ESTALE: _FOLDER_AWAY,
+    **dict.fromkeys(
+        (errno.ENOENT, errno.ENOTDIR, errno.ESTALE), "Put the folder of the run back in its place"
+    ),
     errno.EMFILE: "Raise the limit on open files (ulimit -n)",
     errno.ENFILE: "Close files of other programs",
     errno.ENOMEM: "Free some memory",
-    errno.EIO: "Check that disk",
-    errno.EINTR: "Check that disk",
-    errno.ETIMEDOUT: _DISK_AWAY,
-    errno.ENOTCONN: _DISK_AWAY,
-    errno.EHOSTDOWN: _DISK_AWAY,
+    **dict.fromkeys((errno.EIO, errno.EINTR, errno.ETIMEDOUT), "Check that disk"),
+    **dict.fromkeys((errno.ENOTCONN, errno.EHOSTDOWN), "Check the connection to that disk"),
 }
 # Errors of reading that say nothing about the content of the files.
 NO_DAMAGE = frozenset(
@@ -39,12 +33,9 @@ NO_DAMAGE = frozenset(
 
 
 class Cause(NamedTuple):
-    """The cause of an error.
+    """The cause of an error: what it is, what to do, and the number of the system's error, if any.
 
-    Attributes:
-        what: Description of the error, without a full stop, such as `no space left on device`.
-        remedy: Advice as a sentence without a full stop, such as `Free some space`.
-        code: Number of the system's error; None if the system reported none.
+    Neither text has a full stop: `no space left on device`, `Free some space`.
     """
 
     what: str

@@ -193,15 +193,11 @@ class Checkpoints:
         an error of one host alone would make the others wait forever.
 
         Args:
-            record: Description of the run that is about to train, in types that JSON can hold:
-                `StepRecord.to_dict()`, or the record of a config's run.
+            record: Description of the run that is about to train, in types that JSON can hold.
             check: Function of a saved record that raises a `UserError` if the run must not resume
                 it.
             say: Function that reports damaged checkpoints and saves that could not be written.
             directions: "lower" or "higher" for each score of the run, whichever is better, or None.
-
-        Yields:
-            The checkpoints of the folder.
 
         Raises:
             UserError: If the folder cannot be used, another run is using it, or it holds another
@@ -239,22 +235,16 @@ class Checkpoints:
     def _higher_is_better(self, directions: Mapping[str, str | None]) -> frozenset[str]:
         """Returns the scores of `keep_best…` of which a higher value is better.
 
-        Args:
-            directions: Direction of each score of the run, by name.
-
         Raises:
             UserError: If the run has no such score, or its direction is not known.
         """
-        names = {
-            field: getattr(self, field)
-            for field in ("keep_best", "keep_best_of_members")
-            if getattr(self, field) is not None
-        }
-        for field, name in names.items():
+        names = {self.keep_best, self.keep_best_of_members} - {None}
+        for name in names:
             if directions.get(name) is None:
                 known = sorted(each for each, better in directions.items() if better is not None)
                 raise UserError(
-                    f"{field} is {repr(name)[:200]}, and this run has the scores "
-                    f"{', '.join(known) or '(none)'}. Give one of them, or evaluation data."
+                    f"The best checkpoint is to be kept by {repr(name)[:200]}, and this run has "
+                    f"the scores {', '.join(known) or '(none)'}. Give one of them, or evaluation "
+                    "data."
                 )
-        return frozenset(name for name in names.values() if directions[name] == "higher")
+        return frozenset(name for name in names if directions[name] == "higher")

@@ -15,9 +15,7 @@ FAILED = "failed: "
 class Event:
     """Something that happened to a member apart from its training.
 
-    Attributes:
-        step: Number of updates that the member had seen.
-        what: Clause that says what happened, such as "copied from runs/a".
+    It is a clause such as "copied from runs/a", and the number of updates that the member had seen.
     """
 
     step: int
@@ -58,11 +56,7 @@ class Lineage:
         return self.member_id if self.trained_id is None else self.trained_id
 
     def is_of_other_run(self, seed: int | None) -> bool:
-        """Returns whether another run trained the member, with another seed or id.
-
-        Args:
-            seed: Seed of the run that has the member now.
-        """
+        """Returns whether the member was trained with another seed or id than it has in a run."""
         return (self.seed, self.original_id) != (seed, self.member_id)
 
     def renamed(self, member_id: int) -> Self:

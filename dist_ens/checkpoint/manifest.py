@@ -22,13 +22,13 @@ import os
 import pathlib
 import re
 import stat
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, Self
 
-from dist_ens.checkpoint.digests import file_digest
 from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.errors import RunError
-from dist_ens.file_reading import bytes_in
+from dist_ens.file_reading import bytes_in, opened_to_read
 from dist_ens.json_text import Json
 
 MANIFEST = "manifest.json"
@@ -37,13 +37,7 @@ _STEP_NAME = re.compile("0|[1-9][0-9]{0,17}")
 
 
 class LeafEntry(NamedTuple):
-    """Entry of a leaf in a manifest.
-
-    Attributes:
-        dtype: Name of the type of its elements.
-        shape: Shape of the whole array, members first.
-        crc32: CRC-32 of each member's values.
-    """
+    """Entry of a leaf: the whole array's type and shape, and the CRC-32 of each member's values."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,12 +45,7 @@ class LeafEntry(NamedTuple):
 
 
 class FileEntry(NamedTuple):
-    """Entry of a file in a manifest.
-
-    Attributes:
-        num_bytes: Size of the file.
-        crc32: CRC-32 of its content.
-    """
+    """Entry of a file: its size, and the CRC-32 of its content."""
 
     num_bytes: int
     crc32: int
@@ -64,17 +53,7 @@ class FileEntry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The manifest of a checkpoint.
-
-    Attributes:
-        step: Number of updates that the state has seen.
-        run: Record of the run that the state belongs to, in types that JSON can hold.
-        num_hosts: Number of hosts that wrote the checkpoint.
-        scores: Scores of the ensemble at this step, by name.
-        members: Lineage of each member, in the order of the state.
-        leaves: Entry of each leaf, by name.
-        files: Entry of each other file, by its path in the checkpoint.
-    """
+    """The manifest of a checkpoint, whose fields are the keys of the file."""
 
     step: int
     run: Mapping[str, Json]
@@ -101,15 +80,11 @@ class Manifest:
 
     @classmethod
     def read(cls, checkpoint: pathlib.Path) -> Self:
-        """Reads the manifest of a checkpoint.
-
-        Args:
-            checkpoint: Folder of the checkpoint, which is named after its step.
+        """Reads the manifest in the folder of a checkpoint, which is named after its step.
 
         Raises:
             ValueError: If the manifest is damaged, or of another step.
             RunError: If a newer version has written it.
-            OSError: If it cannot be read.
         """
         path = checkpoint / MANIFEST
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -149,9 +124,6 @@ class Manifest:
             there: Paths of the files in it; see `files_in`. No file is behind a symbolic link.
             hashes_data: Whether to hash a file of the arrays, too. Otherwise only its size is
                 compared. The other files are small, and always hashed.
-
-        Raises:
-            OSError: If the file cannot be read.
         """
         if name not in there:
             return f"the file {name} is missing"
@@ -182,11 +154,8 @@ def steps_in(folder: pathlib.Path) -> list[int]:
 def files_in(folder: pathlib.Path, below: str = "") -> Iterator[str]:
     """Yields the paths of all files in a folder and in the folders below it.
 
-    A symbolic link is yielded as a file, and not followed.
-
-    Args:
-        folder: Folder that the paths start from.
-        below: Path of a folder in it that is searched. Default: the whole folder.
+    A symbolic link is yielded as a file, and not followed. Of the folder, only the part with the
+    path `below` is searched.
     """
     for entry in os.scandir(folder / below):
         path = f"{below}/{entry.name}" if below else entry.name
@@ -194,6 +163,15 @@ def files_in(folder: pathlib.Path, below: str = "") -> Iterator[str]:
             yield from files_in(folder, path)
         else:
             yield path
+
+
+def file_digest(path: pathlib.Path) -> int:
+    """Returns the CRC-32 of a file, which is read block by block."""
+    digest = 0
+    with opened_to_read(path) as file:
+        while block := file.read(2**20):
+            digest = zlib.crc32(block, digest)
+    return digest
 
 
 def entries_of(folder: pathlib.Path, paths: Iterable[str]) -> dict[str, FileEntry]:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from dist_ens.checkpoint.lineage import Event, Lineage, positions_of
+from dist_ens.checkpoint.manifest import steps_in
 from dist_ens.checkpoint.newest import moving_on, saved_step
 from dist_ens.checkpoint.reading import SavedStep
 from dist_ens.checkpoint.snapshot import Leaf, Snapshot
-from dist_ens.checkpoint.store import FOLDER, CheckpointStore
+from dist_ens.checkpoint.store import FOLDER
 from dist_ens.checkpoint.writing import ID_LEAF, remove_unfinished, write_checkpoint
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, UserError, code_of_write
@@ -124,11 +125,10 @@ def write_members(
     Args:
         folder: Folder of the new run; see `require_new_folder`.
         members: Members, with the record of the new run.
-        before: Function that writes other files of the run, before the checkpoint is written. An
-            `OSError` of it counts as one of writing.
+        before: Function that writes other files of the run, before the checkpoint is written.
 
     Raises:
-        RunError: If the system cannot write the checkpoint.
+        RunError: If the system cannot write the run.
     """
     snapshot = Snapshot(
         members.step,
@@ -156,21 +156,15 @@ def write_members(
 def require_new_folder(folder: pathlib.Path, may_hold: Collection[str]) -> None:
     """Raises a `UserError` unless a folder can take a new run.
 
-    It can if it is empty or does not exist yet, or if `write_members` was interrupted in it.
-
-    Args:
-        folder: Folder of the new run.
-        may_hold: Names of the entries that it may have, beside a folder of unfinished checkpoints.
+    It can if it is empty or does not exist yet, or if `write_members` was interrupted in it: it may
+    hold entries with the given names, and unfinished checkpoints.
     """
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise UserError(
-            f"{quoted(folder)} is a file or a link, and not a folder. Give another folder."
-        )
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if names - {FOLDER, *may_hold} or CheckpointStore(folder, read_only=True).steps():
+    is_other = folder.is_symlink() or (folder.exists() and not folder.is_dir())
+    if is_other or names - {FOLDER, *may_hold} or steps_in(folder / FOLDER):
         raise UserError(
-            f"{quoted(folder)} is not empty, and members are written into new folders only. Give "
-            "another folder."
+            f"{quoted(folder)} is not empty, or no folder, and members are written into new "
+            "folders only. Give another folder."
         )
 
 

@@ -82,15 +82,8 @@ def moving_on(step: int | None, read: Callable[[], _Result]) -> _Result:
     """Returns what a function reads from a checkpoint of a run.
 
     If a run that is training replaces the newest step meanwhile, the function is called once more
-    and reads the step that is the newest then. On several hosts it is called once, since one of
-    them may have read all that it needs.
-
-    Args:
-        step: Step that a person asked for; None for the newest.
-        read: Function that finds the step and reads it.
-
-    Raises:
-        ReplacedError: If the step that was asked for is replaced, or the newest one twice.
+    and reads the step that is the newest then. That is not so if a person asked for a step, or on
+    several hosts, since one of them may have read all that it needs. Then it is a `ReplacedError`.
     """
     try:
         return read()
@@ -103,12 +96,7 @@ def moving_on(step: int | None, read: Callable[[], _Result]) -> _Result:
 def state_digest(workdir: str | os.PathLike[str], step: int) -> str | None:
     """Returns a digest of the arrays of all members in a checkpoint, which are not read.
 
-    Args:
-        workdir: Folder of the run.
-        step: Step of the checkpoint.
-
-    Returns:
-        64 hexadecimal digits. None if the checkpoint does not exist.
+    It has 64 hexadecimal digits. It is None if the checkpoint does not exist.
     """
     try:
         leaves = Manifest.read(pathlib.Path(workdir) / FOLDER / str(step)).leaves

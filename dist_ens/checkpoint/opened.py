@@ -32,18 +32,6 @@ class OpenCheckpoints:
     It begins at the newest checkpoint. A damaged one is set aside: its folder gets another name,
     and the one before it is used.
 
-    Args:
-        store: Checkpoints of the folder.
-        record: Description of the run that is about to train.
-        cadence: Function that returns the rule for when to save, given the first step.
-        check: Function of a saved record that raises a `UserError` if the run must not resume it,
-            and returns sentences on differences that do not prevent resuming.
-        resume: Rule of `Checkpoints`.
-        say: Function that prints a sentence.
-        member_score: Name of the score of each member that is to be saved; None for none.
-        require_same_folder: Function that raises an `OSError` if the folder of the run was removed
-            or replaced.
-
     Attributes:
         saved_step: Step of the checkpoint that the run resumes; 0 if there is none.
         saved_record: Record of that checkpoint; None if there is none.
@@ -51,11 +39,7 @@ class OpenCheckpoints:
             resuming, such as other versions of JAX.
         members: Lineage of each member of that checkpoint, in the order of its state; empty if
             there is none.
-
-    Raises:
-        UserError: If the folder holds another run.
-        RunError: If the newest checkpoint is damaged and there is no older one, or `resume` is
-            "strict".
+        member_score: Name of the score of each member that is to be saved; None for none.
     """
 
     saved_step: int
@@ -94,10 +78,7 @@ class OpenCheckpoints:
     def add_event(self, member_id: int, event: Event, *, is_dropped: bool = False) -> None:
         """Adds an event to the lineage of a member, which the next save writes.
 
-        Args:
-            member_id: Id of the member.
-            event: Event to add.
-            is_dropped: Whether a run that is resumed may leave the member out.
+        A run that is resumed may leave out a member that `is_dropped`.
         """
         lineage = self.lineage_of(member_id).after(event)
         if is_dropped:
@@ -107,13 +88,7 @@ class OpenCheckpoints:
     # Saving
 
     def is_due(self, step: int) -> bool:
-        """Returns whether to save now, the same on every host.
-
-        Every host must ask at every call boundary, also where it saves for another reason.
-
-        Args:
-            step: Number of updates that the state has seen.
-        """
+        """Returns whether to save now, the same on every host; see `Cadence.is_due`."""
         return self._cadence.is_due(step)
 
     def is_best(self, step: int, scores: Mapping[str, float]) -> bool:
@@ -149,11 +124,9 @@ class OpenCheckpoints:
             host_files: Bytes that belong to this host, by name.
             is_due: Whether the cadence asks for this save; see `restore_before`.
             after: Function that the writing thread calls before it writes.
-            late_files: Function that returns more host files, which the writing thread calls after
-                `after`.
-            is_wanted: Function of the leaves that the writing thread calls when this host has
-                copied its pieces of them. If it returns False, nothing is written. It must return
-                the same on every host.
+            late_files: Function that returns more host files, called after `after`.
+            is_wanted: Function of the copied leaves that returns whether to write them, the same on
+                every host.
             is_last: Whether the run ends with this save.
             kept_step: Step that is kept in any case.
         """
@@ -218,18 +191,10 @@ class OpenCheckpoints:
     def restore_state(
         self, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None = None
     ) -> Tree | None:
-        """Returns the state at `saved_step`; see `SavedStep.state`.
+        """Returns the state at `saved_step`; see `SavedStep.state`. Every host must call this.
 
-        Every host must call this.
-
-        Args:
-            abstract: The state's structure with shapes, types and shardings as leaves.
-            others: Other structures that the state may have.
-            member_ids: Ids of the members to restore. Default: all.
-
-        Returns:
-            The state. None if the checkpoint is damaged on some host. It is then set aside, and
-            `saved_step`, `saved_record` and `notes` are those of an older one.
+        If the checkpoint is damaged on some host, it is set aside, and the result is None. Then
+        `saved_step`, `saved_record` and `notes` are those of an older one.
 
         Raises:
             RunError: If the checkpoint cannot be used, and there is no older one.
@@ -243,23 +208,11 @@ class OpenCheckpoints:
     def restore_before(
         self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int]
     ) -> tuple[Tree, int] | None:
-        """Returns the newest sound state of an earlier step than a given one, with its step.
+        """Returns the newest sound state of an earlier step, with its step; None if there is none.
 
         A state that was saved with `is_due` is preferred, so that a run that was interrupted takes
-        the same as one that was not. The function waits for the last save. Checkpoints that are
-        damaged on some host are set aside. Every host must call this.
-
-        Args:
-            step: Step that is too late.
-            abstract: The state's structure with shapes, types and shardings as leaves.
-            others: Other structures that the state may have.
-            member_ids: Ids of the members to restore.
-
-        Returns:
-            The state and its step; None if no earlier step is saved.
-
-        Raises:
-            RunError: If a checkpoint cannot be read for another reason than damage.
+        the same as one that was not. Checkpoints that are damaged on some host are set aside. Every
+        host must call this.
         """
         self._wait_in_silence()
         while True:
@@ -279,7 +232,7 @@ class OpenCheckpoints:
     ) -> Tree | None:
         """Returns the state of any step; None if it is not saved, or is damaged on some host.
 
-        The function waits for the last save. Every host must call this; see `restore_before`.
+        Every host must call this; see `SavedStep.state`.
         """
         self._wait_in_silence()
         if not cluster.as_main_sees(step in self._store.steps()):
@@ -336,11 +289,7 @@ class OpenCheckpoints:
     def _is_set_aside(self, step: int, damage: RunError | None) -> bool:
         """Sets a checkpoint aside if a host found it damaged, and returns whether it did.
 
-        Every host must call this.
-
-        Args:
-            step: Step of the checkpoint.
-            damage: This host's error of reading it; None if it read all that it needs.
+        Every host must call this, with its own error of reading.
 
         Raises:
             RunError: If no older checkpoint can be used instead. Also if a host cannot read the
@@ -385,21 +334,12 @@ class OpenCheckpoints:
 
 
 def _why(hosts: Sequence[int], damage: RunError | None) -> str:
-    """Returns why a checkpoint is damaged, as a clause.
-
-    Args:
-        hosts: Hosts that found damage.
-        damage: Damage that this host found; None if it found none.
-    """
+    """Returns why a checkpoint is damaged, as a clause, given the error of this host."""
     return f"process {hosts[0]} found it" if damage is None else explained(damage).what
 
 
 def _hosts_with_damage(step: int, error: RunError | None) -> list[int]:
     """Returns the numbers of the hosts that found a checkpoint damaged. Every host must call this.
-
-    Args:
-        step: Step of the checkpoint.
-        error: This host's error of reading it; None if it read all that it needs.
 
     Raises:
         RunError: If a host cannot read it for another reason. All hosts raise an error then.

@@ -171,12 +171,9 @@ class SavedStep:
 
 
 def _compared(path: pathlib.Path) -> Manifest:
-    """Returns the manifest of a checkpoint, whose files are those that it lists.
+    """Returns the manifest of a checkpoint after a comparison of its files with it.
 
     Of the files of the arrays only the sizes are compared. The arrays have digests of their own.
-
-    Raises:
-        ValueError: If a file is damaged or missing.
     """
     manifest, there = Manifest.read(path), {*files_in(path)}
     for name in sorted(manifest.files):
@@ -189,16 +186,9 @@ def _compared(path: pathlib.Path) -> Manifest:
 def open_saved(
     path: pathlib.Path, manifest: Manifest, positions: Sequence[int] | None = None
 ) -> Mapping[str, SavedArray]:
-    """Opens the arrays of a checkpoint, and returns them by name. Their values are not read yet.
+    """Opens the arrays of a checkpoint, or some members of them, and returns them by name.
 
-    Args:
-        path: Folder of the checkpoint.
-        manifest: Manifest of the checkpoint.
-        positions: Positions of the members. Default: all.
-
-    Raises:
-        ValueError: If the arrays are not those that the manifest lists.
-        OSError: If a file cannot be read.
+    A `ValueError` says that they are not those that the manifest lists.
     """
     opened, ids = open_arrays(path / STATE), [member.member_id for member in manifest.members]
     entries = manifest.leaves

@@ -14,7 +14,6 @@ from filelock import FileLock, Timeout
 
 from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
-from dist_ens.checkpoint.store import FOLDER
 from dist_ens.commands import quoted
 from dist_ens.errors import UserError
 from dist_ens.file_reading import bytes_in
@@ -26,18 +25,7 @@ _SHARED_SECS = 10.0
 
 
 def require_writable_folder(folder: pathlib.Path) -> None:
-    """Makes a folder and checks that it is writable.
-
-    Raises:
-        UserError: If a file has the path of the folder, or this user may not write to it. Also if
-            the lock in it is no regular file.
-    """
-    for path in (folder / FOLDER, folder, *folder.parents):
-        if path.exists() and not path.is_dir():
-            raise UserError(
-                f"{quoted(folder)} cannot be the folder of a run: {quoted(path)} is a file. Choose "
-                "another folder."
-            )
+    """Makes a folder, and raises a `UserError` if this user may not write to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         require_regular_files(folder, [_LOCK])
@@ -74,9 +62,10 @@ def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
         except OSError as error:
             refused = error
     if cluster.any_host(isinstance(refused, Timeout)):
+        owner = _read_lock(folder).partition(";")[0]
         raise UserError(
-            f"Another run is training in {quoted(folder)} ({_owner(folder)}). Wait for it, stop "
-            "it, or choose another folder."
+            f"Another run is training in {quoted(folder)} ({owner or 'another process'}). Wait for "
+            "it, stop it, or choose another folder."
         )
     if cluster.any_host(refused is not None):
         why = explained(refused)
@@ -120,21 +109,11 @@ def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
         lock.release()
 
 
-def _owner(folder: pathlib.Path) -> str:
-    """Returns the process that has locked a folder, as it wrote it into the lock."""
-    return _read_lock(folder).partition(";")[0] or "another process"
-
-
 def _is_marked(folder: pathlib.Path, mark: str, token: str) -> bool:
     """Writes a mark into the lock of a folder on process 0, and returns whether it could.
 
-    Args:
-        folder: Folder that process 0 has locked.
-        mark: Process that has locked it, and the token.
-        token: Text that only this run has, the same on every host.
-
     Raises:
-        UserError: If a host does not see what process 0 has written.
+        UserError: If a host does not see the token in the lock, as process 0 has written it.
     """
     is_written = True
     if cluster.is_main():

@@ -46,10 +46,6 @@ class CheckpointStore:
     Attributes:
         workdir: Folder of the run.
         newest_step: Newest step that was saved here; None if there is none.
-
-    Raises:
-        UserError: If something will be saved, and the folder `checkpoints` is a symbolic link, or
-            its path is not UTF-8.
     """
 
     def __init__(
@@ -194,18 +190,9 @@ class CheckpointStore:
         return "No step is saved yet." if step is None else f"The last saved step is {step}."
 
     def set_aside(self, step: int) -> pathlib.Path:
-        """Renames a damaged checkpoint, so that it is no checkpoint any more.
+        """Renames a damaged checkpoint, so that it is no checkpoint any more. All hosts call this.
 
-        Every host must call this. Process 0 renames the folder, in which nothing is changed.
-
-        Args:
-            step: Step of the checkpoint.
-
-        Returns:
-            The new path of the folder on process 0; its old path on the others.
-
-        Raises:
-            RunError: If the folder cannot be renamed.
+        Process 0 renames the folder, and gets its new path. The others get the old one.
         """
         path, error = self._folder / str(step), None
         if cluster.is_main():
@@ -225,12 +212,7 @@ class CheckpointStore:
         return path
 
     def _delete_oldest(self, token: str, kept_step: int | None) -> None:
-        """Marks the checkpoints for deletion that are not to be kept.
-
-        Args:
-            token: Token of the save that has just ended.
-            kept_step: Step that is kept in any case. None for none.
-        """
+        """Marks the checkpoints for deletion that are not to be kept after a save with a token."""
         steps = self.steps()
         scores = {step: self._scores_at(step) for step in steps} if self._keep.uses_scores else {}
         known = {step: at for step, at in scores.items() if at is not None}
@@ -253,12 +235,7 @@ class CheckpointStore:
     def _unwritable_is_reported(
         self, step: int, failed: Callable[[BaseException], None]
     ) -> Iterator[None]:
-        """Raises an error of writing as a `SaveError` with the last saved step.
-
-        Args:
-            step: Step that is being saved.
-            failed: Function that is called with the error.
-        """
+        """Raises an error of writing as a `SaveError` with the last saved step."""
         try:
             yield
         except jax.errors.JaxRuntimeError:

@@ -22,8 +22,12 @@ import jax
 import numpy as np
 
 from dist_ens import cluster
-from dist_ens.checkpoint.arrays import add_databases, orbax_description, write_arrays
-from dist_ens.checkpoint.digests import member_digests
+from dist_ens.checkpoint.arrays import (
+    add_databases,
+    member_digests,
+    orbax_description,
+    write_arrays,
+)
 from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.checkpoint.manifest import (
     MANIFEST,
@@ -51,11 +55,7 @@ _ByMember = dict[str, dict[int, int]]
 
 
 def unfinished_name(step: int, token: str) -> str:
-    """Returns a name for the folder of a checkpoint that is not finished.
-
-    Args:
-        step: Step of the checkpoint.
-        token: Token of a save; see `write_checkpoint`.
+    """Returns a name for the folder of a checkpoint that is not finished; see `write_checkpoint`.
 
     >>> unfinished_name(500, "0a1b2c3d-4")
     '500.dist_ens-0a1b2c3d-4.orbax-checkpoint-tmp'
@@ -105,11 +105,7 @@ def give_up_checkpoint(path: pathlib.Path, token: str) -> None:
 
     The best moment to delete it is just before the next save, whose files then reuse the memory
     that the deletion frees. A virtual machine returns free memory to its host. Requesting it again
-    took twice as long as the rest of a save.
-
-    Args:
-        path: Folder of the checkpoint.
-        token: Token of the save after which it is marked; see `write_checkpoint`.
+    took twice as long as the rest of a save. The token is that of the save which has just ended.
     """
     path.rename(path.with_name(unfinished_name(int(path.name), token)))
     _sync(path.parent)
@@ -118,12 +114,9 @@ def give_up_checkpoint(path: pathlib.Path, token: str) -> None:
 def remove_unfinished(folder: pathlib.Path, *, apart_from: str | None = None) -> None:
     """Deletes the checkpoints that are marked for deletion, or were not written completely.
 
-    Only folders with the names that this package gives them are deleted. A symbolic link is left
-    alone. What cannot be deleted only takes room, so that it is no error.
-
-    Args:
-        folder: Folder of the checkpoints.
-        apart_from: Name of a folder that other hosts may be writing already. None for none.
+    Only folders with the names that this package gives them are deleted, and no symbolic link. What
+    cannot be deleted only takes room, so that it is no error. Other hosts may be writing into the
+    folder `apart_from` already.
     """
     with contextlib.suppress(OSError):  # Somebody may have removed the folder itself.
         for path in folder.iterdir():
@@ -133,11 +126,7 @@ def remove_unfinished(folder: pathlib.Path, *, apart_from: str | None = None) ->
 
 
 def set_aside(path: pathlib.Path) -> pathlib.Path:
-    """Renames a damaged checkpoint, so that it is no checkpoint any more, and returns its new path.
-
-    Args:
-        path: Folder of the checkpoint. Nothing in it is changed.
-    """
+    """Renames a damaged checkpoint, in which nothing is changed, and returns its new path."""
     ends = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
     names = (path.with_name(f"{path.name}.damaged{end}") for end in ends)
     free = next(new for new in names if not os.path.lexists(new))
@@ -177,11 +166,7 @@ def _write_part(
 def _take_up_others(unfinished: pathlib.Path, digests: _ByMember) -> dict[str, FileEntry]:
     """Adds the other hosts' arrays to the whole, and their digests to those of process 0.
 
-    Returns:
-        Entries of their files, and of those of the whole database.
-
-    Raises:
-        OSError: If a host has not said that its part is complete.
+    It returns the entries of their files, and of those of the whole database.
     """
     marks = {host: unfinished / f"{_WRITTEN_BY}{host}" for host in range(1, jax.process_count())}
     failed = [host for host, mark in marks.items() if not mark.exists()]
@@ -259,10 +244,9 @@ def _finish(unfinished: pathlib.Path, whole: pathlib.Path) -> None:
 
 
 def _say_complete(name: str) -> None:
-    """Says to the other hosts that a checkpoint is complete. Process 0 calls this.
+    """Says to the other hosts that a checkpoint is complete, by the name of its unfinished folder.
 
-    Args:
-        name: Name of its unfinished folder, which no other save has.
+    Process 0 calls this.
     """
     if jax.process_count() > 1:
         # Every host has read the word on an earlier save when it begins with this one.
