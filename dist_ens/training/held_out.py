@@ -12,7 +12,7 @@ from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.evaluation.examples import Examples, examples_of
 from dist_ens.evaluation.label_checks import check_classes, check_finite, check_inputs
-from dist_ens.evaluation.scoring import Examples, examples_of, score, score_directions
+from dist_ens.evaluation.scoring import score, score_directions
 from dist_ens.losses import Objective
 from dist_ens.metrics import Metric
 from dist_ens.state import State
