@@ -47,16 +47,11 @@ def main() -> None:
         most = "unknown" if plan.max_num_members is None else f"{plan.max_num_members:,}"
         if plan.max_num_members is not None and not plan.max_is_compiled:
             most = f"about {most}"
-        # On CPU cores, a run takes these rows without a flag.
-        as_a_run = planner.are_cores and best.ensemble_axis == len(
-            cluster.devices_for(best.num_members)
-        )
-        axis = "" if as_a_run else f", --config.layout.ensemble_axis={best.ensemble_axis}"
         print(
             f"The best mesh for {counted(best.num_members, 'member')} on {_TOPOLOGY.value} is "
             f"{best.ensemble_axis} x {best.data_axis}; the largest num_members that fits on it "
-            f"is {most}. Next: dist-ens train with the --config flags of this command{axis} and a "
-            "--workdir."
+            f"is {most}. Next: dist-ens train with the --config flags of this command, "
+            f"--config.layout.ensemble_axis={best.ensemble_axis} and a --workdir."
         )
 
 
