@@ -1,4 +1,7 @@
-"""The processes of a run: starting `jax.distributed`, choosing devices, agreeing on values."""
+"""The processes of a run: starting `jax.distributed`, choosing devices, agreeing on values.
+
+Every host must call the functions that agree on a value equally often, and waits for the others.
+"""
 
 import contextlib
 import ctypes
@@ -36,6 +39,7 @@ from dist_ens.types import Tree
 # counts from the last heartbeat, which may have come half its time-out before the process was lost.
 _JAX_IS_LATER, _JAX_IS_LATER_SECS = 2, 10
 _BUSY_SECS = 10.0  # Time for a port to become free after another run.
+_ADDRESS = re.compile(r"(\[[^\[\]]+\]|[^:\s]+):([0-9]{1,5})")
 _LOOPBACK = re.compile(r"127\.|localhost:|\[::1\]")
 
 
@@ -82,10 +86,11 @@ def start(
                 left_out,
             )
         return []
+    bind_address = None
     if coordinator_address is not None:
         _check_address(coordinator_address, listens=process_id == 0)
-    # JAX would listen on every network of the machine, also for processes of this machine alone.
-    is_local = coordinator_address is not None and _LOOPBACK.match(coordinator_address)
+        if _LOOPBACK.match(coordinator_address):
+            bind_address = coordinator_address  # JAX would listen on every network of the machine.
     try:
         with _reported_abort(start_timeout_secs):
             jax.distributed.initialize(
@@ -101,9 +106,9 @@ def start(
                     math.ceil(_JAX_IS_LATER * heartbeat_timeout_secs) + _JAX_IS_LATER_SECS
                 ),
                 shutdown_timeout_seconds=math.ceil(shutdown_timeout_secs),
-                coordinator_bind_address=coordinator_address if is_local else None,
+                coordinator_bind_address=bind_address,
             )
-    except (ValueError, KeyError, IndexError, ImportError) as error:
+    except (ValueError, KeyError, IndexError, ImportError, RuntimeError) as error:
         if not are_given and "coordinator_address should be defined" in str(error):
             return []  # A machine with TPUs that belongs to no slice of several.
         raise UserError(
@@ -125,7 +130,8 @@ def _check_address(address: str, *, listens: bool) -> None:
         address: Address of process 0.
         listens: Whether this is process 0, which listens there.
     """
-    if not re.fullmatch(r"(\[[^\[\]]+\]|[^:\s]+):[0-9]{1,5}", address):
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found[2]) < 2**16:
         raise UserError(
             f"--coordinator_address={shortened(address)} is not host:port. Give the address of "
             "process 0, such as 10.0.0.1:1234."
@@ -133,7 +139,7 @@ def _check_address(address: str, *, listens: bool) -> None:
     until = time.monotonic() + _BUSY_SECS
     while listens:
         try:
-            socket.create_server(("", int(address.rpartition(":")[2]))).close()
+            socket.create_server(("", int(found[2]))).close()
             return
         except OSError as error:
             if error.errno == errno.EADDRINUSE and time.monotonic() < until:
@@ -163,11 +169,12 @@ def _reported_abort(timeout_secs: float) -> Iterator[None]:
             os._exit(ExitCode.HOST_LOST)
 
     libc = ctypes.CDLL(None)
-    libc.signal(signal.SIGABRT, report)
+    libc.signal.restype = ctypes.c_void_p
+    before = libc.signal(signal.SIGABRT, report)
     try:
         yield
     finally:
-        libc.signal(signal.SIGABRT, None)
+        libc.signal(signal.SIGABRT, ctypes.c_void_p(before))
 
 
 def client() -> Any:
@@ -182,7 +189,7 @@ def exchanged_cards(timeout_secs: float) -> list[Card]:
     """Returns the card of each process, sent through the coordination service.
 
     Args:
-        timeout_secs: Time to wait for the other processes, in seconds.
+        timeout_secs: Time to wait for each of the other processes, in seconds.
 
     Raises:
         UserError: If the processes have different versions.
@@ -226,7 +233,6 @@ def processor() -> tuple[str, int]:
 
 
 def _usable_cores() -> int:
-    """Returns the number of cores that this process may use; all cores if that is not known."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return usable or 1
 
@@ -261,12 +267,9 @@ def is_main() -> bool:
 
 
 def as_main_sees(value: int) -> int:
-    """Returns process 0's value on every host. Every host must call this, and waits for the others.
+    """Returns process 0's integer of 64 bits, or its bool, on every host.
 
     Hosts use it to agree on what they see on a shared disk, which may change between two looks.
-
-    Args:
-        value: Value of this host, a bool or an integer that fits in 64 bits.
     """
     # JAX would cut an integer of NumPy to 32 bits.
     sent = int(value).to_bytes(8, "little", signed=True)
@@ -274,31 +277,19 @@ def as_main_sees(value: int) -> int:
 
 
 def bytes_of_main(value: bytes) -> bytes:
-    """Returns process 0's bytes on every host. Every host must call this, and waits for the others.
-
-    Args:
-        value: Bytes of this host, equally many on every host.
-    """
+    """Returns process 0's bytes on every host. Each host gives equally many."""
     if jax.process_count() == 1:
         return value
     return np.asarray(_broadcast(np.frombuffer(value, np.uint8)), np.uint8).tobytes()
 
 
 def any_host(value: bool) -> bool:
-    """Returns whether a value is true on any host. Every host must call this, and waits for others.
-
-    Args:
-        value: Value of this host.
-    """
+    """Returns whether a value is true on any host."""
     return value if jax.process_count() == 1 else bool(hosts_with(value))
 
 
 def hosts_with(value: bool) -> list[int]:
-    """Returns the numbers of the processes on which a value is true. Every host must call this.
-
-    Args:
-        value: Value of this host.
-    """
+    """Returns the numbers of the processes on which a value is true."""
     if jax.process_count() == 1:
         return [0] if value else []
     with jax.transfer_guard("allow"):
@@ -307,10 +298,9 @@ def hosts_with(value: bool) -> list[int]:
 
 
 def clock() -> float:
-    """Returns the seconds on process 0's clock, the same on every host.
+    """Returns the seconds on process 0's clock, by which all hosts make the same decision.
 
-    Every host must call this, and waits for the others. All hosts make the same decision from this
-    time. A call takes a millisecond or two on several hosts, and next to nothing on one.
+    A call takes a millisecond or two on several hosts, and next to nothing on one.
     """
     now = time.perf_counter()
     if jax.process_count() == 1:

@@ -54,16 +54,9 @@ def chosen_gpus(environ: Mapping[str, str], num_visible: int) -> list[int] | Non
     The processes of a machine divide the GPUs that they all see. If each of them sees GPUs of its
     own, as with `--gpus-per-task` in Slurm, it takes them all.
 
-    Args:
-        environ: Environment variables of the process.
-        num_visible: Number of GPUs that the process sees.
-
     Returns:
         Numbers from 0. None if the process sees no GPU, or no variable has the number of processes
         on this machine, or the user chose the devices by `JAX_LOCAL_DEVICE_IDS`.
-
-    Raises:
-        UserError: If the GPUs do not divide over the processes.
 
     >>> two = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
     >>> chosen_gpus(two, 4)

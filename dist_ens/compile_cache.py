@@ -55,11 +55,10 @@ def use_compile_cache() -> None:
 
 
 def access_of_others(folder: pathlib.Path) -> str | None:
-    """Returns how another user could put a program into a folder; None if nobody could.
+    """Returns how another user, but root, could put a program into a folder; None if nobody could.
 
-    Another user is one that is neither this process's user nor root. Nobody else may own or write
-    to the folder, the folders above it, or a symbolic link on the way to it. Others may write to a
-    folder above it that has the sticky bit, such as `/tmp`: they cannot replace what is not theirs.
+    Nobody else may own or write to the folder, the folders above it, or a symbolic link on the way
+    to it. In a folder above it that has the sticky bit, such as `/tmp`, others can replace nothing.
     """
     if not hasattr(os, "getuid"):  # The system is Windows.
         return None
@@ -103,19 +102,12 @@ jax.monitoring.register_event_duration_secs_listener(_count_spared)
 
 
 def spared_secs() -> float:
-    """Returns the seconds of compilation that JAX's cache has saved in this process.
-
-    JAX rounds the compile time of each program down to whole seconds.
-    """
+    """Returns the seconds of compilation that JAX's cache has saved in this process."""
     return _spared_secs
 
 
 def cache_folder() -> pathlib.Path | None:
-    """Returns the user's cache folder of dist_ens, which need not exist.
-
-    Returns:
-        Folder. None if the user has no home folder, such as a user without a name in a container.
-    """
+    """Returns the user's cache folder of dist_ens; None if the user has no home folder."""
     try:
         folder = platformdirs.user_cache_dir("dist_ens")
     except RuntimeError:

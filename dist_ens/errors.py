@@ -41,11 +41,7 @@ RESTARTED = (int(ExitCode.PREEMPTED), 134, 137, 139, 143)
 
 
 def code_of_shell(code: int) -> int:
-    """Returns an exit code as a shell gives it, in [0, 255].
-
-    Args:
-        code: Exit code, or the negative number of the signal that ended the process, as
-            `subprocess` gives it.
+    """Returns an exit code of `subprocess` as a shell gives it, in [0, 255].
 
     >>> code_of_shell(-9), code_of_shell(42)
     (137, 42)
@@ -67,11 +63,7 @@ class UserError(ValueError):
 
 
 class BrokenMembersError(UserError):
-    """An error about members that predict NaN, where the predictions of all members are needed.
-
-    Args:
-        member_ids: Ids of the members that predict NaN.
-    """
+    """An error about members that predict NaN, where the predictions of all members are needed."""
 
     def __init__(self, member_ids: Sequence[int]) -> None:
         super().__init__(
@@ -106,8 +98,7 @@ class SaveError(RunError):
 def code_of_write(error: BaseException) -> ExitCode:
     """Returns the exit code of a command that could not write a file.
 
-    Args:
-        error: Error of writing. TensorStore reports a full disk as a ValueError with a text.
+    TensorStore reports a full disk as a ValueError with a text.
 
     >>> code_of_write(OSError(28, "No space left on device")).name
     'DISK_FULL'
@@ -140,12 +131,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Returns what kind of object a value is, with its article.
+    """Returns what kind of object a value is, with its article. Any array is "an array".
 
     >>> kind_of(1), kind_of("runs/a"), kind_of(None), kind_of(ValueError)
     ('an int', 'a str', 'None', 'the class ValueError')
-
-    Any array is "an array".
     """
     if value is None:
         return "None"
@@ -182,12 +171,7 @@ def name_of(fn: Callable[..., object]) -> str:
 
 
 def call_error(fn: Any, count: int, named: Sequence[str] = ()) -> str | None:
-    """Returns why an object cannot be called with some arguments; None if it can.
-
-    Args:
-        fn: Function, or any other object.
-        count: Number of positional arguments.
-        named: Names of keyword arguments.
+    """Returns why an object cannot be called with `count` arguments and named ones; None if it can.
 
     >>> call_error(lambda x: x, 2)
     'too many positional arguments'
@@ -197,5 +181,5 @@ def call_error(fn: Any, count: int, named: Sequence[str] = ()) -> str | None:
     except TypeError as error:
         return str(error)
     except ValueError:  # A builtin, of which Python does not know the signature.
-        return None
+        pass
     return None

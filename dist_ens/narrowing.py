@@ -11,13 +11,6 @@ def held_dtype(dtype: DTypeLike) -> np.dtype:
 
     JAX holds numbers of at most 32 bits, in the byte order of the machine.
 
-    Args:
-        dtype: NumPy type, of any byte order.
-
-    Returns:
-        int32, uint32 or float32 for a wider type of the same kind. Any other type is returned in
-        native byte order.
-
     >>> [held_dtype(name).name for name in ("int64", "uint64", "float64", ">f4", "uint8", "bool")]
     ['int32', 'uint32', 'float32', 'float32', 'uint8', 'bool']
     """
@@ -74,13 +67,7 @@ def narrowed(
 
 
 def first_index(mask: np.ndarray) -> int | tuple[int, ...]:
-    """Returns the first index at which a mask is True.
-
-    Args:
-        mask: Mask that is True at one index or more, bool[...].
-
-    Returns:
-        Index: an int if the mask has one axis, a tuple of ints otherwise.
+    """Returns the first index at which a mask is True, an int if the mask has one axis.
 
     >>> first_index(np.array([[False, False], [False, True]]))
     (1, 1)

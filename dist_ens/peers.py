@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from dist_ens import progress
 from dist_ens.errors import ExitCode, RunError, UserError, first_line
@@ -68,15 +68,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """The failure that ends a run.
-
-    Attributes:
-        process_id: Number of the process that failed, or was lost.
-        code: Exit code of all processes.
-        message: Sentences that say what happened.
-    """
+class Failure(NamedTuple):
+    """The failure that ends a run, with the exit code of all processes."""
 
     process_id: int
     code: int
@@ -123,11 +116,7 @@ class Peers:
             threading.Thread(target=work, name="peers", daemon=True).start()
 
     def hold(self, holdings: Sequence[str]) -> None:
-        """Stores which part of the run each process holds, for messages.
-
-        Args:
-            holdings: One text per process, such as "members 0 to 3, data column 0".
-        """
+        """Stores what each process holds, such as "members 0 to 3, data column 0"."""
         self._holdings = holdings
 
     def describe(self, process_id: int) -> str:
@@ -136,15 +125,11 @@ class Peers:
         return f"{card[:-1]}, {self._holdings[process_id]})" if self._holdings else card
 
     def agree(self, values: Mapping[str, object], timeout_secs: float) -> None:
-        """Checks that every process has the same values. Every process must call this, once.
+        """Raises a `UserError` if a process has other values. All must call this, once.
 
         Args:
             values: Values of this process by their names, in types that JSON can hold.
             timeout_secs: Time to wait for the other processes, in seconds.
-
-        Raises:
-            UserError: If a process has another value than process 0.
-            RunError: If a process does not call this in time.
         """
         number, count = self._process_id, len(self._cards)
         received = exchanged(self._client, "agreed", number, count, values, timeout_secs)
@@ -169,13 +154,10 @@ class Peers:
         self._has_ended = True
         Peers.current = None
         with contextlib.suppress(Exception):  # Process 0 may have been lost.
-            self._client.key_value_set(self._key_of_beat, _ENDED, allow_overwrite=True)
+            self._client.key_value_set(f"{_BEATS}/{self._process_id}", _ENDED, allow_overwrite=True)
 
     def wait_for_cause(self) -> None:
-        """Waits until this process is ended because of another, for as long as that may take.
-
-        Call it after an error of a collective operation, which is only a consequence.
-        """
+        """Waits until this process is ended because of another, after an error that follows."""
         time.sleep(self._timeout_secs + _READ_SECS)
 
     def behind(self) -> str:
@@ -195,14 +177,10 @@ class Peers:
             "reached. Run the same command again to continue from the last checkpoint."
         )
 
-    @property
-    def _key_of_beat(self) -> str:
-        return f"{_BEATS}/{self._process_id}"
-
     def _record(self, failure: Failure) -> None:
         """Stores a failure for all processes, unless another one came first."""
         with contextlib.suppress(Exception):  # Another process failed first, or process 0 is lost.
-            self._client.key_value_set(f"{_FAILURES}/first", json.dumps(vars(failure)))
+            self._client.key_value_set(f"{_FAILURES}/first", json.dumps(failure._asdict()))
 
     def _beats(self) -> dict[int, str]:
         """Returns the last beat of each process that has sent one."""
@@ -216,7 +194,9 @@ class Peers:
             # Each beat differs from the one before.
             beat = _ENDED if self._has_ended else f"{progress.count()} {number}"
             with contextlib.suppress(Exception):  # Process 0 is lost; `_watch` notices it.
-                self._client.key_value_set(self._key_of_beat, beat, allow_overwrite=True)
+                self._client.key_value_set(
+                    f"{_BEATS}/{self._process_id}", beat, allow_overwrite=True
+                )
                 if self._process_id == 0:
                     self._look_for_silence()
                 for _, text in self._client.key_value_dir_get(_FAILURES):
@@ -305,14 +285,7 @@ def exchanged(
 def check_equal(
     first: Mapping[str, object], other: Mapping[str, object], of_first: str, of_other: str
 ) -> None:
-    """Raises a `UserError` if two processes have different values of the same name.
-
-    Args:
-        first: Values of process 0 by their names.
-        other: Values of another process.
-        of_first: Description of process 0.
-        of_other: Description of the other process.
-    """
+    """Raises a `UserError` if two processes have different values of the same name."""
     for name in sorted({*first, *other}):
         if (here := first.get(name)) != (there := other.get(name)):
             raise UserError(

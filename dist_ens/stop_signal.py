@@ -14,8 +14,7 @@ from types import FrameType
 from typing import ClassVar
 
 # A signal within this time of the first one is a copy of it. A service manager and a terminal may
-# signal a launcher and its processes at once, and the launcher passes the signal on. Two deliveries
-# of one signal are closer, and a person who wants the end at once can send another one later.
+# signal a launcher and its processes at once, and the launcher passes the signal on.
 COPY_SECS = 1.0
 _ANSWER = (
     f"Stopping after the current step; a second signal, at least {COPY_SECS:g} s later, ends at "
@@ -34,10 +33,7 @@ class FirstSignal:
         self._secs: float | None = None
 
     def is_second(self) -> bool:
-        """Returns whether a signal that comes now is a second signal, and not the first or a copy.
-
-        Call it at each signal. Several threads may call it for the same signal.
-        """
+        """Returns whether a signal that comes now is a second one. Call it at each signal."""
         now = time.monotonic()
         if self._secs is None:
             self._secs = now
@@ -151,7 +147,7 @@ def keep_notifier() -> None:
 
 
 def notify_hosts() -> None:
-    """Tells the other hosts of a run that this host has to stop. Any thread may call this."""
+    """Tells the other hosts of a run that this host has to stop."""
     if _notifier is not None:
         ctypes.CFUNCTYPE(None, ctypes.c_int)(_notifier)(signal.SIGTERM)
 

@@ -149,19 +149,25 @@ def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
     Args:
         argv: Command line, with the program's name first.
         known_only: Whether unknown flags are returned among the other arguments.
-
-    Raises:
-        UserError: If a flag is unknown, or refuses its value.
     """
     try:
         return flags.FLAGS(argv, known_only=known_only)
+    except flags.IllegalFlagValueError as error:
+        cause = error.__context__
+        if isinstance(cause, UserError):  # The value is a path, for example.
+            raise cause from error
+        name, _, value = str(error).removesuffix(f": {cause}").partition("=")
+        why = cause.args[0] if cause else "it is not allowed"
+        raise UserError(
+            f"{name.removeprefix('flag ')} cannot be {shortened(value)}: {why}. --help says what "
+            "it takes."
+        ) from error
     except UserError:
         raise
     except (flags.Error, ValueError) as error:  # absl's own flags also raise a ValueError.
-        if isinstance(error.__context__, UserError):  # The value is a path, for example.
-            raise UserError(str(error.__context__)) from error
-        why = str(error).removeprefix("flag ").removeprefix("ERROR:: ").rstrip(".")
-        raise UserError(f"{why.replace(' ?', '?')}. --help lists the flags.") from error
+        why = str(error).removeprefix("ERROR:: ").replace(" ?", "?").rstrip(".")
+        end = "" if why.endswith("?") else "."
+        raise UserError(f"{why}{end} --help lists the flags.") from error
 
 
 def without_runs(argv: Sequence[str], example: str) -> tuple[list[pathlib.Path], list[str]]:
@@ -170,9 +176,6 @@ def without_runs(argv: Sequence[str], example: str) -> tuple[list[pathlib.Path],
     Args:
         argv: Command line, with the program's name first.
         example: Command for the error message.
-
-    Raises:
-        UserError: If there is no folder, or the flag of other commands is given.
     """
     _, *words = parsed(argv, known_only=True)
     runs = [word for word in words if not word.startswith("-")]
@@ -236,15 +239,7 @@ def _fail(code: int, message: str) -> NoReturn:
 
 
 def required(flag: flags.FlagHolder, example: str) -> Any:
-    """Returns the value of a flag that must be given.
-
-    Args:
-        flag: The flag.
-        example: Value for the error message.
-
-    Raises:
-        UserError: If the flag was not given.
-    """
+    """Returns the value of a flag that must be given. The error message has the example."""
     if not flag.value:
         raise UserError(f"--{flag.name} is missing. Add it, such as --{flag.name}={example}.")
     return flag.value
@@ -257,9 +252,6 @@ def in_form(flag: flags.FlagHolder, pattern: str, what: str) -> str | None:
         flag: The flag.
         pattern: Regular expression that the whole value matches.
         what: Noun with its article for the error message, and an example.
-
-    Raises:
-        UserError: If the value has another form.
     """
     if flag.value is not None and not re.fullmatch(pattern, flag.value):
         raise UserError(f"--{flag.name}={shortened(flag.value)} is not {what}.")
@@ -267,22 +259,9 @@ def in_form(flag: flags.FlagHolder, pattern: str, what: str) -> str | None:
 
 
 def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
-    """Returns the names in the list of a flag.
-
-    Args:
-        flag: Flag whose value is a list of names.
-        known: Names that are allowed.
-
-    Raises:
-        UserError: If the list is empty, or one of the names is not known.
-    """
+    """Returns the names in the list of a flag, which are among those known."""
     known = list(known)
-    if not flag.value:
-        raise UserError(
-            f"--{flag.name} names nothing. Choose among {', '.join(known)}, or leave the flag out "
-            "for all."
-        )
-    for name in flag.value:
+    for name in flag.value or [""]:
         if name not in known:
             raise UserError(
                 f"--{flag.name} cannot take {shortened(name)}.{did_you_mean(name, known)} Choose "
@@ -292,14 +271,7 @@ def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
 
 
 def check_outputs(*of_files: flags.FlagHolder) -> None:
-    """Checks before the work that the files of some flags can be written.
-
-    Args:
-        *of_files: Flags that name files. A flag without a value is left out.
-
-    Raises:
-        UserError: If a file cannot be written.
-    """
+    """Raises a `UserError` before the work, if the file of a flag cannot be written."""
     # Only process 0 writes. Asking for its number would start the devices, so a process without a
     # cluster does not ask.
     if jax.distributed.is_initialized() and not cluster.is_main():
@@ -310,10 +282,10 @@ def check_outputs(*of_files: flags.FlagHolder) -> None:
         path = _target(flag)
         # A file is first written beside its final place, under a longer name.
         given_path(path.with_name(f"{path.name}.unfinished"), f"--{flag.name}")
-        if path.exists() and not path.is_file():
-            why = "it is not a regular file"
+        if path.is_dir():
+            why = "it is a folder"
         elif not path.parent.is_dir():
-            why = f"there is no folder {path.parent}"
+            why = f"{path.parent} {'is not a folder' if path.parent.exists() else 'does not exist'}"
         # A file with this name is replaced by the new one, which only needs a writable folder.
         elif not os.access(path.parent, os.W_OK | os.X_OK):
             why = f"nothing can be written in {path.parent}"
@@ -326,15 +298,7 @@ def check_outputs(*of_files: flags.FlagHolder) -> None:
 
 
 def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) -> None:
-    """Writes the file that a flag names.
-
-    Args:
-        flag: Flag whose value is the path.
-        write: Function that writes the file, given the path.
-
-    Raises:
-        RunError: If the system cannot write the file.
-    """
+    """Writes the file that a flag names, by a function of its path."""
     try:
         write(_target(flag))
     except OSError as error:

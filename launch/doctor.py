@@ -40,7 +40,7 @@ def main() -> None:
     if _WORKDIR.value is not None:
         _print("workdir", _workdir(_WORKDIR.value))
     if _CONFIG.file is not None:
-        _check_step()
+        _take_step()
     _print("A run can start. Next:", "dist-ens train with the same --config and --workdir.")
 
 
@@ -107,7 +107,7 @@ def _workdir(workdir: pathlib.Path) -> str:
     return f"{folder} can be written{shared}; {free:,.1f} GiB are free"
 
 
-def _check_step() -> None:
+def _take_step() -> None:
     """Builds the run of the config, and takes its first step."""
     experiment = _CONFIG.experiment()
     if experiment.execution == "auto":  # The search for the fastest takes longer than a step.

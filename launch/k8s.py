@@ -63,7 +63,7 @@ _COMMAND = StartedCommand()
 
 def main() -> None:
     """Writes the JobSet, and prints the next commands."""
-    cli.required(_NAME, "digits")
+    name = cli.required(_NAME, "digits")
     cli.required(_IMAGE, "registry.example.com/dist-ens:1")
     if _TPU_ACCELERATOR.value or _TPU_TOPOLOGY.value or _NUM_SLICES.value > 1:
         cli.required(_TPU_ACCELERATOR, "tpu-v6e-slice")
@@ -71,12 +71,17 @@ def main() -> None:
     text = render(_COMMAND.arguments, **{flag.name: flag.value for flag in _JOBSET})
     is_written = _OUTPUT.value is not None and not _DRY_RUN.value
     file = str(_OUTPUT.value) if is_written else "-"
-    deliver(text, _OUTPUT, _next_commands(file), dry_run=_DRY_RUN.value)
+    deliver(text, _OUTPUT, _next_commands(name, file), dry_run=_DRY_RUN.value)
 
 
-def _next_commands(file: str) -> list[str]:
-    """Returns the commands that a person types next, given the file; `-` for standard input."""
-    name, where = _NAME.value, {"namespace": _NAMESPACE.value}
+def _next_commands(name: str, file: str) -> list[str]:
+    """Returns the commands that a person types next.
+
+    Args:
+        name: Name of the JobSet.
+        file: Path of its file; `-` for standard input.
+    """
+    where = {"namespace": _NAMESPACE.value}
     process_0 = (
         f"jobset.sigs.k8s.io/jobset-name={name},jobset.sigs.k8s.io/job-index=0,"
         "batch.kubernetes.io/job-completion-index=0"

@@ -9,14 +9,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 
 from absl import flags
 
 from dist_ens.commands import command_line
-from dist_ens.errors import RunError, UserError, counted, did_you_mean, first_line
+from dist_ens.errors import RunError, UserError, counted, first_line
 from dist_ens.exit_codes import ExitCode
-from dist_ens.paths import shortened
 from launch import cli, ends, signals
 from launch.path_flags import define_path
 from launch.rendered import deliver
@@ -74,7 +72,6 @@ _JOB = (
 _OUTPUT = define_path("output", None, "For render: file to write the script to. Default: print it.")
 _DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Print what would be done, and do nothing.")
 
-_ACTIONS = ("render", "submit")
 # States after which Slurm does nothing more with a job. It forgets a job some minutes later.
 _FORGOTTEN = {"JobState": "UNKNOWN", "ExitCode": "0:0"}
 _ENDED = (
@@ -82,27 +79,7 @@ _ENDED = (
     *("PREEMPTED", "REVOKED", "TIMEOUT", "UNKNOWN"),
 )
 _POLL_SECS = 3.0
-
-
-class _CommandLine(StartedCommand):
-    """The command line of this verb: an action, flags, and the command after `--`."""
-
-    action = _ACTIONS[0]
-
-    def prepare(self, argv: Sequence[str]) -> list[str]:
-        """Returns the command line without the action, and without the command after `--`."""
-        before = list(argv)
-        if before[1:] and not before[1].startswith("-"):
-            self.action = before.pop(1)
-            if self.action not in _ACTIONS:
-                raise UserError(
-                    f"dist-ens slurm cannot {shortened(self.action)}."
-                    f"{did_you_mean(self.action, _ACTIONS)} Choose {' or '.join(_ACTIONS)}."
-                )
-        return super().prepare(before)
-
-
-_COMMAND = _CommandLine()
+_COMMAND = StartedCommand("render", "submit")
 
 
 def main() -> int:

@@ -65,15 +65,16 @@ def _tasks(command: Sequence[str], configs: Sequence[str]) -> list[list[str]]:
             "Each config of a sweep gets the folder WORKDIR/NAME. Add --workdir=WORKDIR after --, "
             f"and use files with different names: got {shortened(','.join(configs))}."
         )
-    outputs = {name: value_of(command, name) for name in _OUTPUTS}
-    return [
-        [
-            f"--config={config}",
-            f"--workdir={pathlib.PurePath(workdir or '') / name}",
-            *(f"--{flag}={_of_task(file, name)}" for flag, file in outputs.items() if file),
-        ]
-        for config, name in zip(configs, names, strict=True)
-    ]
+    outputs = {flag: file for flag in _OUTPUTS if (file := value_of(command, flag))}
+    tasks = []
+    for config, name in zip(configs, names, strict=True):
+        own: dict[str, object] = {
+            "config": config,
+            "workdir": pathlib.PurePath(workdir or "") / name,
+        }
+        own |= {flag: _of_task(file, name) for flag, file in outputs.items()}
+        tasks.append([f"--{flag}={value}" for flag, value in own.items()])
+    return tasks
 
 
 def _of_task(file: str, name: str) -> pathlib.PurePath:

@@ -11,13 +11,10 @@ worker 0, and ends with the exit code of the command. Each calls gcloud in a scr
 
 import secrets
 import subprocess
-from collections.abc import Sequence
 
 from absl import flags
 
 from dist_ens.commands import command_line
-from dist_ens.errors import UserError, did_you_mean
-from dist_ens.paths import shortened
 from launch import cli, signals
 from launch.rendered import filled
 from launch.started_command import StartedCommand
@@ -35,29 +32,7 @@ _INSTANCE_GROUP = flags.DEFINE_bool(
     "instance_group", False, "Whether NAME is a managed instance group of Compute Engine."
 )
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Whether to print the script and run nothing.")
-_WORDS = ("run", "follow")
-
-
-class _CommandLine(StartedCommand):
-    """The command line of this verb: one of `_WORDS`, flags, and for `run` the command after --."""
-
-    word = ""
-
-    def prepare(self, argv: Sequence[str]) -> list[str]:
-        """Returns the command line without the word, and without the command after `--`."""
-        program, *rest = argv
-        self.word = rest[0] if rest else ""
-        if self.word not in _WORDS:
-            raise UserError(
-                f"dist-ens tpu cannot {shortened(self.word)}.{did_you_mean(self.word, _WORDS)} "
-                f"Type {' or '.join(_WORDS)} first, such as: dist-ens tpu follow --name=digits "
-                "--zone=us-west4-a."
-            )
-        own = [program, *rest[1:]]
-        return super().prepare(own) if self.word == "run" else own
-
-
-_COMMAND = _CommandLine()
+_COMMAND = StartedCommand("run", "follow", alone="follow")
 
 
 def main() -> int:
@@ -67,7 +42,7 @@ def main() -> int:
         "tpu.sh",
         {flag.name: flag.value for flag in (_NAME, _PROJECT, _INSTANCE_GROUP)},
         zone=cli.required(_ZONE, "us-west4-a"),
-        word=_COMMAND.word,
+        action=_COMMAND.action,
         slices=[name] if slices == 1 else [f"{name}-{number}" for number in range(slices)],
         command=_COMMAND.arguments,
         run_id=secrets.token_hex(4),
@@ -85,7 +60,7 @@ def main() -> int:
     )
     signals.leave_running(f"The command may run on the workers. To follow it: {follow}.")
     code = subprocess.run(["bash", "-c", script]).returncode
-    if _COMMAND.word == "run" and code == 0:
+    if _COMMAND.action == "run" and code == 0:
         print(f"Next: {follow}")
     return code
 

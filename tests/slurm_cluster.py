@@ -19,16 +19,11 @@ import time
 from collections.abc import Callable, Mapping
 
 PACKAGES = (
-    "slurmctld",
-    "slurmd",
-    "slurm-client",
-    "slurm-wlm-basic-plugins",
-    "munge",
-    "libmunge2",
-    "libhwloc15",
-    "liblua5.1-0",
+    *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins"),
+    *("munge", "libmunge2", "libhwloc15", "liblua5.1-0"),
 )
 LIMIT_SECS = 240
+_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 _CACHE = pathlib.Path("~/.cache/dist_ens/slurm").expanduser()
 # `low` is preempted by `high`, after a notice.
 _CONF = """\
@@ -98,14 +93,10 @@ def wait_for(condition: Callable[[], object], what: object) -> None:
 
 
 class SlurmCluster:
-    """A context in which Slurm runs.
-
-    Args:
-        folder: Empty folder for its files.
-        environment: Variables of the daemons and of the commands of Slurm, and so of the jobs.
+    """A context in which Slurm runs, with its files in an empty folder.
 
     Attributes:
-        environment: Variables with which the commands of Slurm find the cluster.
+        environment: Variables of the daemons, of the commands of Slurm, and so of the jobs.
     """
 
     def __init__(self, folder: pathlib.Path, environment: Mapping[str, str]) -> None:
@@ -179,15 +170,9 @@ class SlurmCluster:
 
     def run(self, *command: str, check: bool = True, **options) -> str:
         """Returns what a command of Slurm prints."""
-        return subprocess.run(
-            command,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=None if check else subprocess.DEVNULL,
-            text=True,
-            check=check,
-            **options,
-        ).stdout
+        options |= {"env": self.environment, "text": True, "check": check}
+        stderr = None if check else subprocess.DEVNULL
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, **options).stdout
 
     def described(self, job: str) -> dict[str, str]:
         """Returns what Slurm knows about a job, such as `JobState` and `ExitCode`."""
@@ -198,25 +183,12 @@ class SlurmCluster:
         self._wait(lambda: self.described(job)["JobState"] in states)
 
     def wait_for_end(self, job: str, restarts: int = 0) -> dict[str, str]:
-        """Waits until a job has ended, or waits to start again.
-
-        Args:
-            job: Id of the job.
-            restarts: Number of restarts before.
-
-        Returns:
-            What Slurm knows about the job.
-        """
+        """Returns what Slurm knows about a job that has ended, or has one restart more."""
 
         def has_ended() -> bool:
             shown = self.described(job)
             is_requeued = shown["JobState"] == "PENDING" and int(shown["Restarts"]) > restarts
-            return is_requeued or shown["JobState"] in (
-                "COMPLETED",
-                "FAILED",
-                "CANCELLED",
-                "TIMEOUT",
-            )
+            return is_requeued or shown["JobState"] in _ENDED
 
         self._wait(has_ended)
         return self.described(job)
@@ -228,18 +200,7 @@ class SlurmCluster:
         self.wait_for(job, "RUNNING", "COMPLETED", "FAILED")
 
 
-def usable() -> bool:
-    """Returns whether the cluster can run here."""
-    commands = ("apt-get", "dpkg", "unshare")
-    if os.geteuid() or not all(map(shutil.which, commands)):
-        return False
-    try:
-        packages()
-    except subprocess.CalledProcessError:
-        return False
-    return True
-
-
 if __name__ == "__main__":
-    if not usable():
+    if os.geteuid() or not all(map(shutil.which, ("apt-get", "dpkg", "unshare"))):
         raise SystemExit("Slurm cannot run here: it needs root, Debian, and its packages.")
+    packages()

@@ -63,25 +63,34 @@ def finish(processes, logs):
                 os.killpg(p.pid, signal.SIGKILL)
 
 
+def two_logs(folder):
+    return [folder / f"host_{i}.log" for i in range(2)]
+
+
+def start_two(verb, folder):
+    """Two processes of `two_hosts.py`."""
+    script = [sys.executable, "tests/two_hosts.py", verb, f"127.0.0.1:{free_port()}"]
+    logs = two_logs(folder)
+    return [start([*script, str(i), str(folder)], logs[i]) for i in range(2)]
+
+
+def finish_two(verb, folder):
+    codes = finish(start_two(verb, folder), two_logs(folder))
+    assert codes == [0, 0], "\n".join(log.read_text() for log in two_logs(folder))
+
+
 @pytest.fixture(scope="module")
 def trained_by_two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_hosts")
-    logs = [folder / f"host_{i}.log" for i in range(2)]
-
-    def start_two(verb):
-        script = [sys.executable, "tests/two_hosts.py", verb, f"127.0.0.1:{free_port()}"]
-        return [start([*script, str(i), str(folder)], logs[i]) for i in range(2)]
-
     two_hosts.write_table(folder)
-    processes = start_two("hang")
+    processes = start_two("hang", folder)
     deadline = time.monotonic() + LIMIT_SECS
     while not (folder / "killed" / "checkpoints" / "4").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     for process in processes:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    codes = finish(start_two("train"), logs)
-    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    finish_two("train", folder)
     return folder
 
 
@@ -132,11 +141,8 @@ def test_two_hosts_train_and_score_groups_as_one_does(trained_by_two, tmp_path):
 def test_a_host_that_cannot_save_keeps_no_other_waiting_and_all_say_so(
     tmp_path, failing, seen_by_other
 ):
-    logs = [tmp_path / f"host_{i}.log" for i in range(2)]
-    verb, port = f"fail_{failing}", free_port()
-    script = [sys.executable, "tests/two_hosts.py", verb, f"127.0.0.1:{port}"]
-    codes = finish([start([*script, str(i), str(tmp_path)], logs[i]) for i in range(2)], logs)
-    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    finish_two(f"fail_{failing}", tmp_path)
+    logs = two_logs(tmp_path)
     told = "file too large. The last saved step is 1. Raise the limit on the size of a file"
     assert told in logs[failing].read_text()
     assert seen_by_other in logs[1 - failing].read_text()
@@ -145,11 +151,7 @@ def test_a_host_that_cannot_save_keeps_no_other_waiting_and_all_say_so(
 
 
 def test_two_hosts_choose_an_execution_together(tmp_path):
-    logs = [tmp_path / f"host_{i}.log" for i in range(2)]
-    script = [sys.executable, "tests/two_hosts.py", "choose", f"127.0.0.1:{free_port()}"]
-    processes = [start([*script, str(i), str(tmp_path)], logs[i]) for i in range(2)]
-    codes = finish(processes, logs)
-    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    finish_two("choose", tmp_path)
     of_hosts = [json.loads((tmp_path / f"chosen_{i}.json").read_text()) for i in range(2)]
     assert of_hosts[0] == of_hosts[1]
     for first, again in zip(of_hosts[0][::2], of_hosts[0][1::2], strict=True):
@@ -179,22 +181,21 @@ def assert_same_run(workdir, experiment, tmp_path):
         assert of_two == pytest.approx(of_one, rel=1e-4, abs=1e-6)
 
 
-def test_the_command_line_joins_a_cluster_and_fails_as_one(tmp_path):
-    port = free_port()
-    logs = [tmp_path / f"host_{i}.log" for i in range(2)]
+def start_training(folder, *flags):
+    """Two processes that train digits from the command line."""
     command = [
-        sys.executable,
-        "-m",
-        "launch.train",
-        "--config=configs/digits.py",
-        f"--workdir={tmp_path / 'run'}",
-        "--config.data.global_batch_size=7",
-        "--config.layout.ensemble_axis=1",
-        f"--coordinator_address=127.0.0.1:{port}",
-        "--num_processes=2",
+        *(sys.executable, "-m", "launch.train", "--config=configs/digits.py"),
+        *(f"--workdir={folder / 'run'}", *flags),
+        *(f"--coordinator_address=127.0.0.1:{free_port()}", "--num_processes=2"),
     ]
-    processes = [start([*command, f"--process_id={i}"], logs[i]) for i in range(2)]
-    codes = finish(processes, logs)
+    logs = two_logs(folder)
+    return [start([*command, f"--process_id={i}"], logs[i]) for i in range(2)]
+
+
+def test_the_command_line_joins_a_cluster_and_fails_as_one(tmp_path):
+    sizes = ["--config.data.global_batch_size=7", "--config.layout.ensemble_axis=1"]
+    logs = two_logs(tmp_path)
+    codes = finish(start_training(tmp_path, *sizes), logs)
     assert codes == [ExitCode.IMPOSSIBLE_LAYOUT] * 2, logs[0].read_text()
     for log in logs:
         assert "global_batch_size=7 and a data axis of 2 (2 devices of 2 hosts" in log.read_text()
@@ -203,15 +204,11 @@ def test_the_command_line_joins_a_cluster_and_fails_as_one(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_host_stops_both_at_one_step_with_a_checkpoint(tmp_path, number):
-    workdir, port = tmp_path / "run", free_port()
-    logs = [tmp_path / f"host_{i}.log" for i in range(2)]
-    command = [
-        *(sys.executable, "-m", "launch.train", "--config=configs/digits.py"),
-        *(f"--workdir={workdir}", "--config.steps=1000000", "--config.logging.every_steps=10"),
-        *(f"--coordinator_address=127.0.0.1:{port}", "--num_processes=2"),
-    ]
-    processes = [start([*command, f"--process_id={i}"], logs[i]) for i in range(2)]
-    metrics = workdir / "metrics.jsonl"
+    logs = two_logs(tmp_path)
+    processes = start_training(
+        tmp_path, "--config.steps=1000000", "--config.logging.every_steps=10"
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + LIMIT_SECS
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -220,7 +217,7 @@ def test_a_signal_to_one_host_stops_both_at_one_step_with_a_checkpoint(tmp_path,
     own = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.PREEMPTED
     assert codes == [ExitCode.PREEMPTED, own], "\n".join(x.read_text() for x in logs)
     step = int(logs[0].read_text().split("Stopped at step ")[1].split()[0].replace(",", ""))
-    state = open_finished(workdir).state
+    state = open_finished(tmp_path / "run").state
     assert jax.device_get(state.step).tolist() == [step] * 8
 
 
@@ -308,16 +305,19 @@ def test_the_only_process_of_a_cluster_uses_its_cores_as_devices():
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        (("x", 2, 0), "^--coordinator_address='x' is not host:port"),
-        (("x:port", 2, 0), "'x:port' is not host:port"),
-        (("::1:1234", 2, 0), "'::1:1234' is not host:port"),  # [::1]:1234 would be.
-        ((None, 2, None), "coordinator_address should be defined.* or give --coordinator_address"),
-        (("127.0.0.1:1", None, 1), "Number of processes must be defined"),
-    ],
-)
-def test_a_cluster_that_is_not_described_wholly_is_refused(given, sentence):
-    with pytest.raises(UserError, match=sentence):
+@pytest.mark.parametrize("address", ["x", "x:port", "::1:1234"])  # [::1]:1234 would be one.
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(UserError, match=f"^--coordinator_address='{address}' is not host:port"):
+        cluster.start(address, 2, 0)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("given", [(None, 2, None), ("127.0.0.1:1", None, 1)])
+def test_a_cluster_that_is_described_in_part_is_refused_in_the_words_of_jax(given, monkeypatch):
+    def initialize(*_, **__):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    told = "jax.distributed says 'coordinator_address should be defined'.* or give --coordinator_ad"
+    with pytest.raises(UserError, match=told):
         cluster.start(*given)

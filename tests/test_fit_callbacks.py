@@ -275,7 +275,7 @@ def test_states_of_callbacks_are_read_by_another_number_of_hosts(tmp_path, monke
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     for host in (0, 1):
         monkeypatch.setattr(jax, "process_index", lambda host=host: host)
-        stored = store.restore_host_file(2, "services", is_shared=True)
+        stored = store.at(2).host_file("services", is_shared=True)
         assert json.loads(stored) == [{"name": "Counts", "state": 7}]
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 import dist_ens as de
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.errors import RunError, UserError
-from dist_ens.experiment.members import merge, select
+from dist_ens.experiment.members import copy_members
 from dist_ens.experiment.networks import export_members
 from own_steps import (
     CASES,
@@ -267,7 +267,7 @@ def test_members_of_a_run_are_selected_merged_and_loaded(tmp_path):
         return folder, ensemble
 
     folder, ensemble = trained("a")
-    select(folder, [3, 1], tmp_path / "some")
+    copy_members([folder], tmp_path / "some", member_ids=[3, 1])
     some = GAN.ensemble(num_members=2, member_ids=[3, 1], layout=layout_of("1x1", 2))
     run = de.load(tmp_path / "some", ensemble=some)
     assert_as_by_hand(GAN, run.state)
@@ -275,7 +275,7 @@ def test_members_of_a_run_are_selected_merged_and_loaded(tmp_path):
     predictions = [each.predict(GAN.inputs).members for each in (part, run)]
     np.testing.assert_allclose(*predictions, rtol=0, atol=1e-6)  # of outputs up to about 1
     others, _ = trained("b", member_ids=[4, 5, 6, 7])
-    merge([tmp_path / "some", others], tmp_path / "whole")
+    copy_members([tmp_path / "some", others], tmp_path / "whole")
     whole = GAN.ensemble(num_members=6, member_ids=[3, 1, 4, 5, 6, 7], layout=layout_of("1x1", 6))
     assert_as_by_hand(GAN, de.load(tmp_path / "whole", ensemble=whole).state)
     with pytest.raises(UserError, match=r"made in Python: its step is gan_step. Give them again"):

@@ -391,11 +391,12 @@ def from_elsewhere(ensemble, tmp_path):
 
 def restored(ensemble, tmp_path):
     from dist_ens.checkpoint import CheckpointStore
+    from saving import snapshot
 
     with CheckpointStore(tmp_path) as checkpoints:
-        checkpoints.save(1, networks.begin(ensemble, INPUTS), {})
+        checkpoints.save(snapshot(1, networks.begin(ensemble, INPUTS)))
         checkpoints.wait()
-        return checkpoints.restore_state(1, ensemble.abstract_state({"inputs": INPUTS}))
+        return checkpoints.at(1).state(ensemble.abstract_state({"inputs": INPUTS}))
 
 
 def moved(ensemble, tmp_path):

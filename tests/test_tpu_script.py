@@ -70,11 +70,11 @@ class Workers:
             # The VM a2 is worker 0 of the group.
             executable(folder / name / "curl", f"#!/bin/bash\necho {number - 3}\n")
 
-    def tpu(self, word, *command, **options):
+    def tpu(self, action, *command, **options):
         """A script of `dist-ens tpu` that has ended."""
         variables = options.pop("variables", {})
         values = {"name": "digits", "zone": "us-west4-a", "project": None, "slices": ["digits"]}
-        values |= {"instance_group": False, "word": word, "command": command, "run_id": "mine"}
+        values |= {"instance_group": False, "action": action, "command": command, "run_id": "mine"}
         return subprocess.run(
             ["bash", "-c", filled("tpu.sh", values | options)],
             env={"PATH": f"{self.folder}:{os.environ['PATH']}", "STAND_IN": str(self.folder)}

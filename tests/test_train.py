@@ -46,6 +46,7 @@ from dist_ens.training.ending import end_run
 from dist_ens.training.held_out import EvalData
 from dist_ens.training.metrics import MetricsReader
 from dist_ens.training.services import Run as FitRun
+from saving import snapshot
 
 
 def experiment(**changes):
@@ -247,9 +248,9 @@ def test_a_key_is_restored_as_the_kind_that_it_was(tmp_path, impl):
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
     with CheckpointStore(tmp_path) as checkpoints:
-        checkpoints.save(1, state, {})
+        checkpoints.save(snapshot(1, state))
         checkpoints.wait()
-        restored = checkpoints.restore_state(1, abstract)
+        restored = checkpoints.at(1).state(abstract)
     assert (restored["key"].dtype, restored["key"].sharding) == (
         state["key"].dtype,
         state["key"].sharding,
@@ -650,7 +651,7 @@ def test_a_second_interruption_waits_for_no_save(tmp_path, monkeypatch):
     )
     state = Layout.make(4).put({"w": np.zeros(4, np.float32)}, "members")
     checkpoints = CheckpointStore(tmp_path).__enter__()
-    checkpoints.save(1, state, {})
+    checkpoints.save(snapshot(1, state))
     writing = checkpoints._writing
     checkpoints.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert not writing.done()

@@ -113,15 +113,16 @@ def fail_to_save(folder, *, fails):
     from dist_ens.checkpoint import CheckpointStore
     from dist_ens.errors import RunError
     from dist_ens.layout import Layout
+    from saving import snapshot
 
     state = Layout.make(8).put({"w": np.ones((8, 1000), np.float32)}, "members")
     with CheckpointStore(folder) as saves:
-        saves.save(1, state, {})
+        saves.save(snapshot(1, state))
         saves.wait()
         unlimited = resource.RLIM_INFINITY
         if fails:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited))
-        saves.save(2, state, {})
+        saves.save(snapshot(2, state))
         try:
             saves.wait()
         except RunError as error:

@@ -11,7 +11,8 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Evaluator, Scores
-from dist_ens.evaluation.scoring import Examples, check_score, score
+from dist_ens.evaluation.examples import Examples
+from dist_ens.evaluation.scoring import score, score_directions
 from dist_ens.experiment.checks import check_room, check_training, require_draws
 from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.named import make_methods, make_model, make_objective
@@ -184,12 +185,13 @@ def eval_data_of(run: Run, source: Source, parts: OwnParts) -> EvalData:
         )
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
-        if ensemble.objective is None:
-            size = run.experiment.evaluation.global_batch_size
-            return check_score(ensemble, batch, examples, batch_size=size)
-        of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
-        evaluator = evaluator_of_run(run, ensemble, parts=parts)
-        return evaluator.check(of_wave.abstract_state(batch), source.test)
+        return score_directions(
+            ensemble,
+            batch,
+            examples,
+            metrics=tuple(parts.metrics),
+            batch_size=run.experiment.evaluation.global_batch_size,
+        )
 
     return EvalData("test", evaluate, check, source.test)
 

@@ -126,8 +126,8 @@ def _opened(
             f"There is no checkpoint in {quoted(workdir)}. Train first, or correct --workdir."
         )
     at, run = saved
-    store = CheckpointStore(workdir, read_only=True)
-    members = store.members(at)
+    checkpoint = CheckpointStore(workdir, read_only=True).at(at)
+    members = checkpoint.members
     if member_ids is not None:
         members = tuple(members[position] for position in positions_of(member_ids, members))
     drops = run.experiment.failures.policy == "drop"
@@ -148,7 +148,7 @@ def _opened(
     batch = run.batch(run.experiment.data.global_batch_size)
     if parts is not NOTHING and parts.has_objective:
         check_network(run, ensemble, parts, batch)
-    state = store.restore_state(at, ensemble.abstract_state(batch), member_ids=member_ids)
+    state = checkpoint.state(ensemble.abstract_state(batch), member_ids=member_ids)
     return Finished(run, ensemble, state, at, parts, members)
 
 

@@ -10,8 +10,9 @@ from dist_ens.data.source import num_held_out
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Scores
+from dist_ens.evaluation.examples import Examples, examples_of
 from dist_ens.evaluation.label_checks import check_classes, check_finite, check_inputs
-from dist_ens.evaluation.scoring import Examples, check_score, examples_of, score
+from dist_ens.evaluation.scoring import score, score_directions
 from dist_ens.losses import Objective
 from dist_ens.metrics import Metric
 from dist_ens.state import State
@@ -103,7 +104,7 @@ def eval_data_of(
         return score(ensemble, state, examples, metrics=metrics, intervals=is_last, by_size=is_last)
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
-        directions = check_score(ensemble, batch, examples, metrics=metrics)
+        directions = score_directions(ensemble, batch, examples, metrics=metrics)
         if isinstance(examples.split, TreeSplit):
             check_inputs(ensemble.objective, examples.split.tree, "eval_data")
         if ensemble.objective is not None and examples.split.in_memory:

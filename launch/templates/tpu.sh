@@ -1,5 +1,5 @@
 #!/bin/bash
-{% if word == "run" %}
+{% if action == "run" %}
 # Starts a command on all workers of a TPU, or on none of them.
 {% else %}
 # Prints the log of worker 0 of a TPU, and ends with the exit code of its command.
@@ -17,11 +17,11 @@ on_worker() { gcloud compute ssh "$1" {{ where }} --command="$2"; }
 {% else %}
 workers={{ slices | join(" ") | sh }}
 on_worker() {
-  gcloud compute tpus tpu-vm ssh "$1" {{ where }} --worker={{ "all" if word == "run" else 0 }} --command="$2"
+  gcloud compute tpus tpu-vm ssh "$1" {{ where }} --worker={{ "all" if action == "run" else 0 }} --command="$2"
 }
 {% endif %}
 
-{% if word == "run" %}
+{% if action == "run" %}
 # The command is detached from the connection. A lock, which its children keep, refuses a second
 # command while one of them holds the TPU. A login shell finds what pip installed for the user. JAX
 # reads the slices from the metadata of the VM, but would believe variables of another run first.

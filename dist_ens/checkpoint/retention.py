@@ -5,10 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 OF_MEMBER = "/member_"  # Part of the name of a score that is followed by the id of a member.
+Scores = Mapping[int, Mapping[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class Retention:
     """The rule that decides which checkpoints of a run are kept.
 
     Attributes:
@@ -33,20 +34,20 @@ class Kept:
         """Whether the rule depends on scores."""
         return self.best is not None or self.best_of_members is not None
 
-    def of(self, steps: Sequence[int], scores: Mapping[int, Mapping[str, float]]) -> set[int]:
+    def of(self, steps: Sequence[int], scores: Scores) -> set[int]:
         """Returns the steps to keep.
 
         Args:
             steps: Saved steps, the oldest first.
-            scores: Scores at each step by name, if the ensemble was scored there. Those of a member
-                have names such as "nll/member_03".
+            scores: Scores by step and name, if the ensemble was scored at that step. Those of a
+                member have names such as "nll/member_03".
 
-        >>> sorted(Kept(1, every_steps=100).of([90, 110, 150, 230, 240], {}))
+        >>> sorted(Retention(1, every_steps=100).of([90, 110, 150, 230, 240], {}))
         [110, 230, 240]
-        >>> sorted(Kept(1, best="nll").of([1, 2, 3], {1: {"nll": 0.5}, 2: {"nll": 0.4}}))
+        >>> sorted(Retention(1, best="nll").of([1, 2, 3], {1: {"nll": 0.5}, 2: {"nll": 0.4}}))
         [2, 3]
         >>> of_two = {1: {"nll/member_00": 0.5, "nll/member_01": 0.2}, 2: {"nll/member_00": 0.4}}
-        >>> sorted(Kept(1, best_of_members="nll").of([1, 2, 3], of_two))
+        >>> sorted(Retention(1, best_of_members="nll").of([1, 2, 3], of_two))
         [1, 2, 3]
         """
         kept = {*steps[-self.last :]}
@@ -55,19 +56,16 @@ class Kept:
             kept |= {step for interval, step in first_of.items() if interval}
         return kept | self.best_of(steps, scores)
 
-    def best_of(self, steps: Sequence[int], scores: Mapping[int, Mapping[str, float]]) -> set[int]:
+    def best_of(self, steps: Sequence[int], scores: Scores) -> set[int]:
         """Returns the steps to keep for their scores; see `of`."""
         names = {self.best} if self.best is not None else set()
         if self.best_of_members is not None:
             of_members = f"{self.best_of_members}{OF_MEMBER}"
             names |= {name for at in scores.values() for name in at if name.startswith(of_members)}
-        return set().union(*(self._best_step(name, steps, scores) for name in names))
-
-    def _best_step(
-        self, name: str, steps: Sequence[int], scores: Mapping[int, Mapping[str, float]]
-    ) -> set[int]:
-        """Returns the first step with the best value of a score; empty if no value is finite."""
-        sign = -1 if name.partition(OF_MEMBER)[0] in self.higher_is_better else 1
-        values = {step: sign * scores.get(step, {}).get(name, math.nan) for step in steps}
-        finite = [(value, step) for step, value in values.items() if math.isfinite(value)]
-        return {min(finite)[1]} if finite else set()
+        best = set()
+        for name in names:
+            sign = -1 if name.partition(OF_MEMBER)[0] in self.higher_is_better else 1
+            values = {step: sign * scores.get(step, {}).get(name, math.nan) for step in steps}
+            finite = [(value, step) for step, value in values.items() if math.isfinite(value)]
+            best |= {min(finite)[1]} if finite else set()
+        return best
