@@ -1,6 +1,5 @@
 """Section "Bad input" of the Python API: every mistake is an error message, before it costs."""
 
-import dataclasses
 import itertools
 import re
 
@@ -301,7 +300,7 @@ class TakesNothing:
 )
 def test_an_ensemble_refuses_a_class_in_place_of_its_instance(options, message):
     with pytest.raises(UserError, match=f"^{re.escape(message)}"):
-        dataclasses.replace(classifier(), **options)
+        classifier().replace(**options)
 
 
 OF_LISTS = {name: leaf.tolist() for name, leaf in DATA.items()}
@@ -372,7 +371,7 @@ def test_one_of_a_kind_is_in_the_singular():
     with pytest.raises(UserError, match=r"^The run has 1 step already, and 0 are asked for\."):
         fit(ensemble, DATA | {"labels": np.ones(EXAMPLES)}, state=state, steps=0)
     with pytest.raises(UserError, match=r"squared_error takes 1 output in the last axis\."):
-        fit(dataclasses.replace(classifier(), loss=objective))
+        fit(classifier().replace(loss=objective))
     with pytest.raises(UserError, match=r"the ensemble has 1 member\. Use positions from 0 to 0\."):
         de.select_members(state, [1])
 
@@ -492,7 +491,7 @@ def test_a_network_without_apply_does_not_predict(method):
         (np.array(["a", "b"]), "The inputs has the type <U1, which holds no numbers."),
         (
             (np.zeros((2, 4)), np.zeros((3, 4))),
-            "The inputs are [0] float64[2, 4], [1] float64[3, 4]. Give",
+            "The inputs are [0] float32[2, 4], [1] float32[3, 4]. Give",
         ),
     ],
     ids=["none", "float64", "objects", "short"],
@@ -516,7 +515,7 @@ def test_a_batch_that_does_not_divide_over_the_data_axis_is_refused():
 
 
 def test_an_argument_of_another_number_of_members_is_refused():
-    message = r"^Argument 0\['w'\] has the shape \[3\], and its axis 0 should hold the 2 members"
+    message = r"^Argument 0\['w'\] has the shape \[3\], and its axis 0 should hold 2 members"
     with pytest.raises(UserError, match=message):
         de.lift(lambda m: m["w"], layout=layout_of(), in_specs=("members",))({"w": np.ones(3)})
 
@@ -573,7 +572,7 @@ def test_a_layout_is_not_made_with_a_bad_argument(options, message):
 
 def test_arrays_that_lie_on_the_device_already_are_checked_too():
     one = de.Layout.make(2, devices=jax.devices()[:1])
-    message = r"^Argument 0\['w'\] has the shape \[3\], and its axis 0 should hold the 2 members"
+    message = r"^Argument 0\['w'\] has the shape \[3\], and its axis 0 should hold 2 members"
     with pytest.raises(UserError, match=message):
         de.lift(lambda m: m["w"], layout=one, in_specs=("members",))({"w": jnp.ones(3)})
     ensemble = classifier(layout=one)
