@@ -1,6 +1,5 @@
 """What callbacks of `fit` are told and save, and when they end a run."""
 
-import dataclasses
 import json
 import re
 
@@ -158,7 +157,7 @@ def test_a_callback_changes_the_state_once_at_the_step_at_which_a_run_is_stopped
 
     plain = classifier().init(DATA).params["w"]
     options = {"eval_data": DATA, "eval_every": 2, "steps_per_call": 1}
-    frozen = dataclasses.replace(with_loss(loss_fn), optimizer=optax.set_to_zero())
+    frozen = with_loss(loss_fn).replace(optimizer=optax.set_to_zero())
     result = fit(frozen, callbacks=[adds_one, Stops()], **options)
     assert result.step == 2
     assert seen == [(1, False), (2, False), (2, True)]

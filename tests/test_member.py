@@ -211,8 +211,7 @@ def test_an_unregistered_class_is_told_how_to_register(make):
         (
             from_functions(linear, lambda p, x: (x @ p["w"])[:, 0]),
             "outputs have the wrong shape: for a batch float32[8, 6] it returned float32[8] "
-            "instead of shape [8, 3], one row per example and one column per class or per number "
-            "that the loss takes.",
+            "instead of shape [8, 3].",
         ),
         (
             from_functions(lambda key: {"w": jnp.zeros((5, 3))}, lambda p, x: x @ p["w"]),
@@ -226,14 +225,6 @@ def test_an_unregistered_class_is_told_how_to_register(make):
         (
             Member(lambda k, x: ({"n": jnp.zeros((), jnp.int32)}, ()), lambda *a: (a[2], ())),
             "Parameter ['n'] has the type int32, which has no gradient. Parameters must be",
-        ),
-        (
-            from_functions(lambda key: {"w": jnp.zeros((0, 3))}, lambda p, x: x[:, :3]),
-            "With a batch float32[8, 6] its parameter ['w'] is empty.",
-        ),
-        (
-            Member(lambda k, x: (linear(k), ()), lambda p, s, x, k, t: (x[:, :3], {"a": x})),
-            "apply changed the structure of the model state: it returned {'a': *}, and init ret",
         ),
     ],
 )

@@ -1,7 +1,5 @@
 """A run that was made in Python resumes on the data with which it began, and on no other."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import optax
@@ -51,7 +49,7 @@ def test_a_changed_step_is_told_and_resumed_anyway_only_if_the_state_fits(tmp_pa
     trained(tmp_path, DATA, steps=2)
 
     def resumed(optimizer, resume="same"):
-        ensemble = dataclasses.replace(classifier(), optimizer=optimizer)
+        ensemble = classifier().replace(optimizer=optimizer)
         saved = de.Checkpoints(tmp_path, every_secs=None, resume=resume)
         return fit(ensemble, DATA, checkpoints=saved, batch_size=8, steps=4)
 
