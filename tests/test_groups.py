@@ -220,16 +220,15 @@ def test_each_group_is_an_ensemble_scored_on_its_own_examples(mesh):
 def test_groups_that_are_not_alike_are_told():
     member = from_functions(lambda key: {"w": np.ones((4, 3))}, lambda params, x: x @ params["w"])
     ensemble = networks.ensemble_of(member, optax.identity(), Layout.make(4), num_groups=3)
-    with pytest.raises(UserError, match="4 members cannot be divided evenly among 3 groups"):
+    with pytest.raises(UserError, match="not the same number of each of the 3 groups"):
         Evaluator(ensemble, 4)
-    ensemble = ensemble.replace(num_groups=2)
-    inputs = jax.ShapeDtypeStruct((1, 4), np.float32)
-    state = networks.begin(ensemble, inputs, member_ids=[1, 0, 2, 3])
     split = ArraySplit(np.ones((6, 4), np.float32), np.zeros(6, np.int32))
+    spec = Spec((4,), "float32", (), 3, num_groups=4)
     with pytest.raises(
-        UserError, match=re.escape("Members [1, 0, 2, 3] are not in the order of their 2 groups")
+        UserError,
+        match="The train split has 6 examples, which cannot be divided evenly among 4 groups.",
     ):
-        Evaluator(ensemble, 4).evaluate(state, split).scores()
+        Source(spec, train=split, test=split)
 
 
 RANDOM = np.random.default_rng(0)
