@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 import re
-import subprocess
-import sys
 
 import equinox as eqx
 import flax.linen as nn
@@ -585,22 +583,3 @@ def returns_three(key, inputs):
 def test_what_is_no_network_is_told_what_to_give_instead(make, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         make()
-
-
-@pytest.mark.slow
-def test_the_old_name_of_the_room_works_and_warns():
-    code = (
-        "import warnings\n"
-        "with warnings.catch_warnings(record=True) as caught:\n"
-        "    warnings.simplefilter('always')\n"
-        "    from dist_ens.member import from_functions\n"
-        "import dist_ens.members\n"
-        "assert from_functions is dist_ens.members.from_functions\n"
-        "print([f'{w.category.__name__}: {w.message}' for w in caught"
-        " if 'dist_ens' in str(w.message)])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == (
-        "['DeprecationWarning: dist_ens.member is now called dist_ens.members. Import from there; "
-        "the old name will be removed in version 0.2.']"
-    )
