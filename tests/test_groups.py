@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 from sklearn.preprocessing import StandardScaler
 
 import networks
-from dist_ens.data import ArraySplit, Spec, evaluation_batches
+from dist_ens.data import ArraySplit, Source, Spec, evaluation_batches
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.experiment import (

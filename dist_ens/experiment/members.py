@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from dist_ens.checkpoint import (
-    Lineage,
     SavedMembers,
     StepRecord,
     ids_text,
@@ -150,11 +149,7 @@ def _experiment_of(run: Run, member_ids: Sequence[int], step: int) -> Experiment
 def _ids_in(
     workdirs: Sequence[pathlib.Path], member_ids: Sequence[int] | None, step: int | None
 ) -> list[tuple[pathlib.Path, list[int] | None]]:
-    """Returns the runs that have some of the asked members, each with the ids of its own.
-
-    Raises:
-        UserError: If no run has one of the members.
-    """
+    """Returns the runs that have some of the asked members, each with the ids of its own."""
     if member_ids is None:
         return [(workdir, None) for workdir in workdirs]
     there = {
@@ -191,10 +186,11 @@ def _require_same_run(
             for what, one, two in different
         )
         raise UserError(f"{both}: {listed}. Only the seed and the members may differ.")
-    same = {_origin(member) for member in members.lineages} & {
-        _origin(member) for member in other.lineages if member.seed is not None
-    }
-    if same:
+    first, second = (
+        {(member.seed, member.original_id) for member in each.lineages if member.seed is not None}
+        for each in (members, other)
+    )
+    if same := first & second:
         seed, member_id = min(same)
         raise UserError(
             f"{both}: member {member_id} of the seed {seed} is in both. Leave it out by --ids, or "
@@ -203,11 +199,7 @@ def _require_same_run(
 
 
 def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, Json, Json]]:
-    """Returns the differences between two runs apart from seeds and members.
-
-    Returns:
-        `(what, value in record, value in other)` for each difference.
-    """
+    """Returns the differences between two runs apart from seeds and members, with both values."""
     is_of_config, other_is = ("experiment" in each for each in (record, other))
     if is_of_config != other_is:
         return [("the run of a config", is_of_config, other_is)]
@@ -227,11 +219,6 @@ def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, Json, Jso
         for name in own
         if getattr(runs[0], name) != getattr(runs[1], name)
     ]
-
-
-def _origin(member: Lineage) -> tuple[int | None, int]:
-    """Returns the seed and the id with which a member was trained."""
-    return member.seed, member.original_id
 
 
 def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
@@ -255,12 +242,7 @@ def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
 
 
 def require_folder(to: pathlib.Path, *, may_hold: Sequence[str] = ()) -> None:
-    """Raises a `UserError` unless `write_run` can write into a folder, perhaps again.
-
-    Args:
-        to: Folder of the new run.
-        may_hold: Names of other entries that it may have.
-    """
+    """Raises a `UserError` unless `write_run` can write into a folder, perhaps again."""
     require_new_folder(to, [EXPERIMENT, f"{EXPERIMENT}.{UNFINISHED}", DIGESTS, *may_hold])
 
 
