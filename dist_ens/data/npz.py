@@ -52,12 +52,13 @@ def open_npz(file: str, num_classes: int | None) -> Source:
     if len(arrays) == 2:
         # The examples are checked before they are divided: messages give the rows of the file.
         arrays = _divided(*checked_arrays(name, *arrays))
-    train, test = arrays[:2], arrays[2:]
+    x, y, x_test, y_test = arrays
+    train, test = (x, y), (x_test, y_test)
     source = source_of_arrays(train, test, num_classes=num_classes, name=name)
     if source.spec.num_classes is not None:
         return source
-    as_one_group = (Examples(x[None], y.reshape(1, -1)) for x, y in (train, test))
-    return standardized_source(*as_one_group, name=name)
+    one_group, test_of_it = (Examples(x[None], y.reshape(1, -1)) for x, y in (train, test))
+    return standardized_source(one_group, test_of_it, name)
 
 
 def read_npz(path: pathlib.Path, name: str, *alternatives: Sequence[str]) -> list[np.ndarray]:

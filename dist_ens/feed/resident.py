@@ -20,10 +20,7 @@ class ResidentFeed:
     """
 
     def __init__(self, split: PyTree, order: Order, layout: Layout, seed: int) -> None:
-        self._split = split
-        self._order = order
-        self._layout = layout
-        self._seed = seed
+        self._split, self._order, self._layout, self._seed = split, order, layout, seed
 
     def __call__(self, steps: range) -> Drawn:
         """Returns the batches of the steps of one call."""

@@ -33,15 +33,13 @@ class ShardedFeed:
         # Copies of the last example fill up the last part.
         rows = np.minimum(layout.host_rows(count), len(split) - 1)
         self._parts = layout.put(split.take(rows), BATCH)
-        self._order = order
-        self._seed = seed
+        self._order, self._layout, self._seed = order, layout, seed
         # Each column computes the indices of its part of the batches only.
         self._indices = jax.jit(
             lambda cursor: order.indices(cursor, np.arange(order.global_batch_size)),
             out_shardings=layout.sharding(BATCHES),
         )
         self._deal = dealing_program(layout)
-        self._layout = layout
         call_examples = order.global_batch_size * steps_per_call
         self._steps_of_deal = -(-order.epoch_length // call_examples) * steps_per_call
         self._dealt: Batches | None = None
