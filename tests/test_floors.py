@@ -71,8 +71,7 @@ _WRITE_THE_WORDS = {
     "scores.py",
     "row_scores.py",
     "assess.py",
-    "page.py",
-    "panels.py",
+    "facts.py",
     "uci.py",
 }
 FILES = sorted([*ROOT.glob("dist_ens/**/*.py"), *ROOT.glob("launch/*.py")])
