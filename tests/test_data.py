@@ -175,7 +175,7 @@ def test_a_text_is_cut_into_windows_that_predict_the_next_character(tmp_path):
         ("train-images-idx3-ubyte.gz", b"no gzip at all", "Not a gzipped file"),
         ("train-images-idx3-ubyte.gz", gzip.compress(b"x" * 99)[:20], "ended before the end-of-st"),
         ("train-images-idx3-ubyte.gz", gzip.compress(b"PNG\0abc"), "begins with 50 4e 47 00"),
-        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x05\1\2", "shape [5] and has 10 bytes"),
+        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x05\1\2", "shape '[5]' and has 10 bytes"),
         ("t10k-labels-idx1-ubyte", None, "No such file or directory"),
     ],
     ids=["not gzipped", "cut off", "another format", "too few labels", "absent"],

@@ -1,5 +1,9 @@
 """Files that a run reads back: whatever is in them, it is told in a sentence or left out."""
 
+import copy
+import json
+
+import numpy as np
 import pytest
 
 from dist_ens.callbacks import JsonLines, RunInfo
@@ -10,6 +14,8 @@ from dist_ens.experiment.train import train
 from dist_ens.json_text import from_json
 from dist_ens.report import pace_before, read_run
 from dist_ens.report.metrics_file import read_metrics
+from dist_ens.report.page import write_page
+from test_report_page import classification, minimal, regression
 
 DEEP = b"[" * 100_000
 HUGE = b"1" + b"0" * 400
@@ -87,17 +93,23 @@ def test_a_log_that_cannot_be_read_is_told(tmp_path):
     ):
         writer_from(tmp_path, step=8)
     (tmp_path / "curves.json").write_text("{}")
-    with pytest.raises(UserError, match="cannot be read for the report: .*Is a dir"):
+    with pytest.raises(UserError, match="metrics.jsonl cannot be read for the report: .*Is a dir"):
         read_run(tmp_path)
 
 
-def test_the_pace_of_a_summary_is_that_of_its_step(tmp_path):
+@pytest.mark.parametrize("content", [*NO_OBJECTS, b'{"steps": 8}', b'{"steps": [8]}'], ids=named)
+def test_no_pace_is_read_from_a_summary_that_is_damaged(tmp_path, content):
+    (tmp_path / "summary.json").write_bytes(content)
+    assert pace_before(tmp_path, 8) == {}
+
+
+@pytest.mark.parametrize("seconds", [b'"x"', b"null", b"[1]", b"true", b"1e999", HUGE], ids=named)
+def test_a_pace_is_a_number(tmp_path, seconds):
     (tmp_path / "summary.json").write_bytes(SUMMARY % b"1.5")
     assert pace_before(tmp_path, 8) == {"seconds": 1.5, "member_examples_per_second": 2.0}
     assert pace_before(tmp_path, 9) == {}
-    for content in (b"null", b"{", DEEP):
-        (tmp_path / "summary.json").write_bytes(content)
-        assert pace_before(tmp_path, 8) == {}
+    (tmp_path / "summary.json").write_bytes(SUMMARY % seconds)
+    assert pace_before(tmp_path, 8) == {}
 
 
 @pytest.mark.parametrize("content", [*NO_OBJECTS, b'{"program": 1}'], ids=named)
@@ -109,11 +121,72 @@ def test_a_chosen_execution_that_is_damaged_is_forgotten(tmp_path, content):
 
 
 @pytest.mark.parametrize("name", ["curves.json", "summary.json", "answers.json"])
-@pytest.mark.parametrize("content", [b"{", b"\xff", DEEP, b""], ids=named)
+@pytest.mark.parametrize("content", NO_OBJECTS, ids=named)
 def test_a_report_names_the_file_that_it_cannot_read(tmp_path, name, content):
     (tmp_path / "curves.json").write_text("{}")
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=f"cannot be read.*{name}.*Remove .*dist-ens evaluate"):
+    with pytest.raises(UserError, match=f"{name} cannot be read for the report: .*Remove it; dist"):
+        read_run(tmp_path)
+
+
+def leave(workdir, summary, curves):
+    (workdir / "summary.json").write_text(json.dumps(summary))
+    (workdir / "curves.json").write_text(json.dumps(curves))
+
+
+WRONG = [None, [], {}, 5, "x", True, [None], ["x"], [[1], [2]], {"ensemble": 5}, {"x": {"y": "z"}}]
+
+
+PAIR = ("disagreement", "member_id")  # which are drawn together
+
+
+@pytest.mark.parametrize("run", [classification(), regression(), minimal()], ids=lambda r: r.name)
+def test_values_of_another_form_are_told_or_drawn_but_never_a_traceback(tmp_path, run):
+    leave(tmp_path, run.summary, run.curves)
+    assert read_run(tmp_path).curves == run.curves
+    told, scores = [], minimal().summary
+    damaged = [
+        ("summary", key, run.summary | {key: wrong}, {}) for key in run.summary for wrong in WRONG
+    ]
+    for key in run.curves:
+        beside = {name: run.curves[name] for name in PAIR if key in PAIR}
+        damaged += [("curves", key, scores, beside | {key: wrong}) for wrong in WRONG]
+    for of, key, summary, curves in damaged:
+        leave(tmp_path, summary, curves)
+        try:
+            read = read_run(tmp_path)
+        except UserError as error:
+            told.append((f"{of}.json cannot be read for the report: ", repr(key), str(error)))
+        else:
+            write_page(tmp_path / "report.html", [read])
+    assert all(what in error and key in error for what, key, error in told)
+    assert len(told) > 5 * len(run.summary)
+
+
+@pytest.mark.parametrize("member_id", [{}, {"member_id": [0]}])
+def test_members_that_disagree_have_a_name_each(tmp_path, member_id):
+    leave(tmp_path, {}, {"disagreement": [[0.0, 1.0], [1.0, 0.0]], **member_id})
+    with pytest.raises(UserError, match="for the report: 'member_id' does not name each member"):
+        read_run(tmp_path)
+
+
+def test_curves_of_unequal_lengths_are_told(tmp_path):
+    run = classification()
+    for section, name in (("risk_coverage", "ensemble"), ("ood", "entropy")):
+        curves = copy.deepcopy(run.curves)
+        part = curves[section][name]
+        (part["edges"] if isinstance(part, dict) else part).append(1.0)
+        leave(tmp_path, run.summary, curves)
+        with pytest.raises(UserError, match=f"the value of '{section}' does not have the form"):
+            read_run(tmp_path)
+
+
+@pytest.mark.parametrize("array", [np.zeros(()), np.zeros(3), np.full((1, 2, 2), "x")])
+def test_pictures_are_arrays_of_numbers(tmp_path, array):
+    (tmp_path / "curves.json").write_text("{}")
+    np.save(tmp_path / "pictures.npy", array)
+    told = "pictures.npy.* (holds float64.*, not pictures|has the type <U1).*evaluate --workdir="
+    with pytest.raises(UserError, match=told):
         read_run(tmp_path)
 
 

@@ -102,35 +102,49 @@ def metrics(rng, num_members, num_lines, scores):
     return lines
 
 
-def disagreement(rng, num_members):
-    matrix = 1 + 0.2 * rng.standard_normal((num_members, num_members))
-    matrix = (matrix + matrix.T) / 2
-    np.fill_diagonal(matrix, 0)
-    return {"disagreement": matrix.tolist(), "member_id": list(range(num_members))}
-
-
-def against_members(one, all_):
-    """A score that goes from one member's to all members' with one over their number."""
-    means = [all_ + (one - all_) / n for n in (1, 2, 4, 8)]
-    return {"mean": means, "low": [m - 0.01 for m in means], "high": [m + 0.01 for m in means]}
-
-
 def summary_of(rng, num_members, test, **others):
     members = [
         {"member_id": i, **{k: 1.1 * v + 0.01 * rng.standard_normal() for k, v in test.items()}}
         for i in range(num_members)
     ]
+    mean = {key: float(np.mean([m[key] for m in members])) for key in test}
+    summary = {"steps": 400, "num_members": num_members, "groups": 1, "execution": "vmap"}
+    summary |= {"mesh": {"ensemble": 4, "data": 2}, "member_examples_per_second": 151234.5}
+    return summary | {"test": test, "mean_member": mean, "members": members, **others}
+
+
+def curves_of_all(rng, num_members, scores, risk):
+    """Curves that every run may have; `scores` are those of one member and of all."""
+    matrix = np.abs(rng.standard_normal((num_members, num_members)))
+    kept, strengths = np.linspace(0, 1, 101), np.arange(1, 6)
+
+    def against_members(one, all_):
+        means = [all_ + (one - all_) / n for n in (1, 2, 4, 8)]
+        return {"mean": means, "low": [m - 0.01 for m in means], "high": [m + 0.01 for m in means]}
+
     return {
-        "steps": 400,
-        "num_members": num_members,
-        "mesh": {"ensemble": 4, "data": 2},
-        "execution": "vmap",
-        "member_examples_per_second": 151234.5,
-        "groups": 1,
-        "test": test,
-        "mean_member": {key: float(np.mean([m[key] for m in members])) for key in test},
-        "members": members,
-        **others,
+        "risk_coverage": {
+            "coverage": kept.tolist(),
+            "ensemble": [None, *(kept[1:] ** 4)],
+            "mean_member": [None, *(1.2 * kept[1:] ** 3)],
+            "score": risk,
+        },
+        "score_against_members": {
+            "num_members": [1, 2, 4, 8],
+            **{name: against_members(*ends) for name, ends in scores.items()},
+        },
+        "disagreement": ((matrix + matrix.T) / 2).tolist(),
+        "member_id": list(range(num_members)),
+        "shift": {
+            kind: {
+                "strength": strengths.tolist(),
+                **{
+                    name: (best + by * strengths**1.5).tolist()
+                    for name, (_, best) in scores.items()
+                },
+            }
+            for kind, by in (("gaussian_noise", 0.03), ("blur", 0.02), ("contrast", 0.005))
+        },
     }
 
 
@@ -151,57 +165,28 @@ def classification(name="digits", num_members=8, num_lines=40, seed=0):
     def density(stretch):
         edges = np.linspace(0, 2.3, 31)
         inside, outside = np.exp(-6 * edges[:-1]), np.exp(-4 * (edges[:-1] - 1.4) ** 2)
-        return {
-            "edges": (stretch * edges).tolist(),
-            "in": (inside / inside.sum() / stretch).tolist(),
-            "out": (outside / outside.sum() / stretch).tolist(),
-        }
+        densities = {"edges": stretch * edges, "in": inside / stretch, "out": outside / stretch}
+        return {key: values.tolist() for key, values in densities.items()}
 
     def examples(kind):
         return [
-            {
-                "index": int(rng.integers(360)),
-                "label": str(k % 10),
-                "prediction": str((k + kind) % 10),
-                "confidence": 0.97 - 0.04 * k,
-                "nll": 3.5 - 0.2 * k,
-                "entropy": 0.2 + 0.1 * k,
-                "mutual_information": 0.05 + 0.02 * k,
-            }
+            {"index": k, "label": str(k % 10), "prediction": str((k + kind) % 10)}
+            | {"confidence": 0.97 - 0.04 * k, "nll": 3.5 - 0.2 * k, "entropy": 0.2 + 0.1 * k}
+            | {"mutual_information": 0.05 + 0.02 * k}
             for k in range(8)
         ]
 
-    kept, strengths = np.linspace(0, 1, 101), np.arange(1, 6)
+    scores = {"accuracy": (0.9823, 0.9861), "nll": (0.0725, 0.0649)}
     curves = {
         "reliability": {"ensemble": bins(0.06), "mean_member": bins(-0.07)},
-        "risk_coverage": {
-            "coverage": kept.tolist(),
-            "ensemble": [None, *(0.0139 * kept[1:] ** 4)],
-            "mean_member": [None, *(0.0177 * kept[1:] ** 3)],
-            "score": "error rate",
-        },
-        "score_against_members": {
-            "num_members": [1, 2, 4, 8],
-            "nll": against_members(0.0725, 0.0649),
-            "accuracy": against_members(0.9823, 0.9861),
-        },
-        **disagreement(rng, num_members),
         "ood": {"name": "notmnist", "entropy": density(1), "mutual_information": density(0.3)},
-        "shift": {
-            kind: {
-                "strength": strengths.tolist(),
-                "accuracy": (0.986 - fall * strengths**1.5).tolist(),
-                "nll": (0.065 + 4 * fall * strengths**1.7).tolist(),
-            }
-            for kind, fall in (("gaussian_noise", 0.03), ("blur", 0.02), ("contrast", 0.005))
-        },
         "hardest": examples(3),
         "most_uncertain": examples(0),
+        **curves_of_all(rng, num_members, scores, "error rate"),
     }
-    shape = np.hypot(*np.meshgrid(np.arange(8) - 3.5, np.arange(8) - 3.5))
-    pictures = [16 * np.exp(-((shape - radius) ** 2)) for radius in np.linspace(1, 4, 16)]
-    scores = {"accuracy": (0.1, 0.985), "nll": (2.3, 0.068)}
-    return RunReport(name, summary, metrics(rng, num_members, num_lines, scores), curves, pictures)
+    pictures = [rng.uniform(0, 16, (8, 8)) for _ in range(16)]
+    course = {"accuracy": (0.1, 0.985), "nll": (2.3, 0.068)}
+    return RunReport(name, summary, metrics(rng, num_members, num_lines, course), curves, pictures)
 
 
 def regression(name="concrete", num_members=100, groups=20, num_lines=40, seed=1):
@@ -209,41 +194,21 @@ def regression(name="concrete", num_members=100, groups=20, num_lines=40, seed=1
     test = {"rmse": 5.41, "mae": 3.92, "nll": 3.01, "mixture_nll": 2.98, "crps": 2.86}
     others = {"seconds": 12.34, "test_std": {key: 0.1 * v for key, v in test.items()}}
     summary = summary_of(rng, num_members, test, **others | {"groups": groups})
-    nominal, kept = np.linspace(0.05, 0.95, 19), np.linspace(0, 1, 101)
+    nominal = np.linspace(0.05, 0.95, 19)
+    both = {"ensemble": (nominal**0.95).tolist(), "mean_member": (nominal**1.3).tolist()}
     curves = {
-        "coverage_curve": {
-            "nominal": nominal.tolist(),
-            "ensemble": (nominal**0.95).tolist(),
-            "mean_member": (nominal**1.3).tolist(),
-        },
+        "coverage_curve": {"nominal": nominal.tolist(), **both},
         "pit": {"ensemble": (50 + 20 * np.linspace(-1, 1, 15) ** 2).round().tolist()},
-        "risk_coverage": {
-            "coverage": kept.tolist(),
-            "ensemble": (2 + 3.41 * kept).tolist(),
-            "mean_member": (2.4 + 3.5 * kept).tolist(),
-            "score": "RMSE",
-        },
-        "score_against_members": {
-            "num_members": [1, 2, 4, 8],
-            "nll": against_members(3.4, 3.01),
-            "rmse": against_members(5.9, 5.41),
-        },
-        **disagreement(rng, num_members),
-        "shift": {"noise": {"strength": [1, 2, 3, 4, 5], "rmse": [5.5, 5.8, 6.4, 7.6, 9.3]}},
         "hardest": [{"index": k, "label": 71.3, "prediction": 40.1, "nll": 9.1} for k in range(6)],
+        **curves_of_all(rng, num_members, {"nll": (3.4, 3.01), "rmse": (5.9, 5.41)}, "RMSE"),
     }
-    scores = {"rmse": (18.0, 5.6), "nll": (4.5, 3.05)}
-    return RunReport(name, summary, metrics(rng, num_members, num_lines, scores), curves, [])
+    course = {"rmse": (18.0, 5.6), "nll": (4.5, 3.05)}
+    return RunReport(name, summary, metrics(rng, num_members, num_lines, course), curves, [])
 
 
 def minimal(name="bare", metrics=(), **curves):
-    summary = {
-        "steps": 24,
-        "num_members": 4,
-        "test": {"accuracy": 0.5, "nll": 1.0},
-        "mean_member": {"accuracy": 0.5, "nll": 1.0},
-        "members": [],
-    }
+    scores = {"accuracy": 0.5, "nll": 1.0}
+    summary = {"steps": 24, "num_members": 4, "test": scores, "mean_member": dict(scores)}
     return RunReport(name, summary, metrics, curves, [])
 
 
@@ -587,13 +552,6 @@ def test_losses_that_span_more_than_one_and_a_half_decades_are_drawn_logarithmic
     assert figure.axes[0].get_yscale() == scale
 
 
-def test_what_is_no_finite_number_leaves_a_gap():
-    values = [1.0, None, math.nan, math.inf, -math.inf, 2.0]
-    curve = figures.Curve(range(6), values, "#000000")
-    (line,) = figures.lines([curve], x_label="x", y_label="y").axes[0].lines
-    np.testing.assert_array_equal(line.get_ydata(), [1.0, *4 * [np.nan], 2.0])
-
-
 @pytest.mark.parametrize(
     ("counts", "named"),
     [
@@ -609,13 +567,6 @@ def test_numbers_of_members_are_named_where_there_is_room(counts, named):
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == named
 
 
-def test_a_point_of_many_examples_is_larger():
-    curve = figures.Curve([0.3, None, 0.9], [0.3, None, 0.9], "#000000")
-    (points,) = figures.reliability([(curve, [1, 0, 3])]).axes[0].collections
-    small, large = points.get_sizes()
-    assert large - small == pytest.approx(2 * (small - 12))  # of shares 1/4 and 3/4
-
-
 def test_labels_at_the_ends_of_curves_do_not_meet_and_leave_room():
     ends = {"low": 0.2, "middle": 0.98, "high": 0.99, "a shift whose name is long": 1.0}
     curves = [figures.Curve([0, 1], [0, end], "#000000", name) for name, end in ends.items()]
@@ -626,10 +577,6 @@ def test_labels_at_the_ends_of_curves_do_not_meet_and_leave_room():
     assert max(heights.values()) <= 1
     # The axis goes from 0 to 1 with a twentieth more at either end: (0.2 + 0.05) / 1.1.
     assert heights["low"] == pytest.approx(0.25 / 1.1)
-
-
-def test_more_runs_than_colours_still_have_a_colour_each():
-    assert all(len(set(style.colours(count))) == count for count in (2, 6, 7, 20))
 
 
 # Examples
