@@ -24,10 +24,10 @@ from dist_ens.layout import Layout
 from dist_ens.losses import Categorical
 from dist_ens.members import from_functions
 from dist_ens.report import figures, style
+from dist_ens.report.examples import picture_url
 from dist_ens.report.page import write_page
 from dist_ens.report.panels import SECTIONS as MAKERS
 from dist_ens.report.panels import Shown
-from dist_ens.report.pictures import picture_url
 from dist_ens.report.run_files import RunReport, read_run
 
 VOID = {"br", "col", "hr", "img", "input", "link", "meta"}
@@ -481,7 +481,7 @@ def test_what_was_written_more_than_once_in_training_is_drawn(tmp_path):
 
 def panels_of(*runs, colour="#000000"):
     shown = [Shown(run, colour) for run in runs]
-    return [panel for make in MAKERS.values() for panel in make(shown).panels]
+    return [panel for make in MAKERS.values() for panel in make(shown)]
 
 
 def test_the_bold_training_curve_is_the_median_of_the_members_that_have_a_number():

@@ -17,7 +17,8 @@ from dist_ens.metrics.catalogue import COMPARED, described, in_table
 from dist_ens.report.answers import answer_tables
 from dist_ens.report.examples import class_lists, example_lists
 from dist_ens.report.facts import MOST_MEMBERS, facts
-from dist_ens.report.panels import MEAN_MEMBER, SECTIONS, Shown
+from dist_ens.report.figures import MOST_MEMBER_LINES
+from dist_ens.report.panels import MEAN_MEMBER, SECTIONS, Shown, named, older, undrawn_training
 from dist_ens.report.run_files import RunReport
 from dist_ens.report.style import colours, on_any_screen, svg
 from dist_ens.report.text import interval, is_number, number
@@ -59,7 +60,11 @@ def write_page(
         facts=facts,
         scores=_score_rows(runs),
         members=None if several else _member_rows(runs[0].summary),
-        sections={name: make(shown) for name, make in SECTIONS.items()},
+        sections={name: list(make(shown)) for name, make in SECTIONS.items()},
+        most_lines=MOST_MEMBER_LINES,
+        named=named,
+        older=older,
+        undrawn_training=undrawn_training,
         answers=answer_tables(shown),
         classes=class_lists(shown),
         has_classes=any("accuracy" in run.summary.get("test", {}) for run in runs),

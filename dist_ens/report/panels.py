@@ -62,23 +62,6 @@ class Panel:
     title: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """The figures of a section of the page.
-
-    Attributes:
-        panels: Figures of the section.
-        subject: Words in the caption that depend on the runs, such as the name of a score.
-        older: Sentences about answers that are older than the scores of their run.
-        note: Sentences about what is not drawn. They are shown even if there is no figure.
-    """
-
-    panels: Sequence[Panel]
-    subject: str = ""
-    older: str = ""
-    note: str = ""
-
-
 def having(shown: Sequence[Shown], name: str) -> Iterator[tuple[Shown, Json]]:
     """Returns the runs whose curves have a section, each with the data of the section."""
     return (
@@ -113,30 +96,27 @@ def _in_one_figure(shown: Sequence[Shown], section: str, x: str) -> list[Curve]:
     ]
 
 
-def _reliability(shown: Sequence[Shown]) -> Section:
-    panels = []
+def _reliability(shown: Sequence[Shown]) -> Iterator[Panel]:
     for each, of in having(shown, "reliability"):
         points = {who: (bins["confidence"], bins["accuracy"]) for who, bins in of.items()}
         counts = (of[who]["count"] for who in _BOTH if who in of)
         figure = figures.reliability([*zip(_of_both(each, points), counts, strict=True)])
         alt = "Accuracy over confidence in bins, for the ensemble and for the mean member."
-        panels.append(Panel(figure, alt, each.title))
-    return Section(panels)
+        yield Panel(figure, alt, each.title)
 
 
-def _coverage_curve(shown: Sequence[Shown]) -> Section:
-    curves = _in_one_figure(shown, "coverage_curve", "nominal")
-    if not curves:
-        return Section([])
-    figure = figures.against_diagonal(
-        curves, x_label="predicted probability", y_label="share of targets inside"
-    )
-    alt = "Share of targets inside over the probability that the interval was predicted to have."
-    return Section([Panel(figure, alt)])
+def _coverage_curve(shown: Sequence[Shown]) -> Iterator[Panel]:
+    if curves := _in_one_figure(shown, "coverage_curve", "nominal"):
+        figure = figures.against_diagonal(
+            curves, x_label="predicted probability", y_label="share of targets inside"
+        )
+        yield Panel(
+            figure,
+            "Share of targets inside over the probability that the interval was predicted to have.",
+        )
 
 
-def _pit(shown: Sequence[Shown]) -> Section:
-    panels = []
+def _pit(shown: Sequence[Shown]) -> Iterator[Panel]:
     for each, of in having(shown, "pit"):
         densities = {}
         for who in _BOTH:
@@ -150,25 +130,21 @@ def _pit(shown: Sequence[Shown]) -> Section:
             level=1.0,
         )
         alt = "Density of the predicted probability of less than the target."
-        panels.append(Panel(figure, alt, each.title))
-    return Section(panels)
+        yield Panel(figure, alt, each.title)
 
 
-def _risk_coverage(shown: Sequence[Shown]) -> Section:
-    curves = _in_one_figure(shown, "risk_coverage", "coverage")
-    if not curves:
-        return Section([])
-    score = " or ".join(dict.fromkeys(str(of["score"]) for _, of in having(shown, "risk_coverage")))
-    figure = figures.lines(curves, x_label="share of examples kept", y_label=score, from_zero=True)
-    alt = f"The {score} over the share of examples that are kept."
-    return Section([Panel(figure, alt)], subject=score)
+def _risk_coverage(shown: Sequence[Shown]) -> Iterator[Panel]:
+    if curves := _in_one_figure(shown, "risk_coverage", "coverage"):
+        risk = named(shown, "risk_coverage", "score")
+        figure = figures.lines(
+            curves, x_label="share of examples kept", y_label=risk, from_zero=True
+        )
+        yield Panel(figure, f"The {risk} over the share of examples that are kept.")
 
 
-def _score_against_members(shown: Sequence[Shown]) -> Section:
+def _score_against_members(shown: Sequence[Shown]) -> Iterator[Panel]:
     runs = list(having(shown, "score_against_members"))
-    names = dict.fromkeys(name for _, of in runs for name in of if name != "num_members")
-    panels = []
-    for name in names:
+    for name in dict.fromkeys(name for _, of in runs for name in of if name != "num_members"):
         curves = [
             Curve(
                 of["num_members"],
@@ -180,12 +156,10 @@ def _score_against_members(shown: Sequence[Shown]) -> Section:
             if name in of
         ]
         figure = figures.lines(curves, x_label="members", y_label=label_of(name), x_is_count=True)
-        panels.append(Panel(figure, f"{label_of(name)} over the number of members."))
-    return Section(panels)
+        yield Panel(figure, f"{label_of(name)} over the number of members.")
 
 
-def _training(shown: Sequence[Shown]) -> Section:
-    panels, most_members = [], 0
+def _training(shown: Sequence[Shown]) -> Iterator[Panel]:
     for name in _TRAINING:
         is_test = name.startswith("test/")
         series = [(each, *_series(each.run.metrics, name)) for each in shown]
@@ -194,20 +168,16 @@ def _training(shown: Sequence[Shown]) -> Section:
         y_values = np.concatenate([[], *(v.ravel() for one in series for v in one[2:])])
         label = f"{name.partition('/')[0]} {label_of(name.partition('/')[2])}"
         for each, steps, whole, members in series:
-            most_members = max(most_members, members.shape[1])
             colour = each.colour_of(MEAN_MEMBER)
             median = Curve(steps, _median(members), colour, "median member", dashed=True)
             curves = [median] if members.shape[1] else []
             if is_test or not curves:
                 curves.append(Curve(steps, whole, each.colour_of(ENSEMBLE), _words(ENSEMBLE)))
             figure = figures.training(steps, members, curves, y_label=label, y_values=y_values)
-            panels.append(Panel(figure, f"{label} of every member over the step.", each.title))
-    drawn = f"{figures.MOST_MEMBER_LINES} of {most_members:,} members are drawn."
-    is_part = most_members > figures.MOST_MEMBER_LINES
-    return Section(panels, subject=drawn if is_part else "", note=_undrawn_training(shown))
+            yield Panel(figure, f"{label} of every member over the step.", each.title)
 
 
-def _undrawn_training(shown: Sequence[Shown]) -> str:
+def undrawn_training(shown: Sequence[Shown]) -> str:
     """Returns sentences about the runs that have too few records for a training curve."""
     notes = []
     for each in shown:
@@ -220,34 +190,28 @@ def _undrawn_training(shown: Sequence[Shown]) -> str:
     return " ".join([*notes, advice]) if notes else ""
 
 
-def _shift(shown: Sequence[Shown]) -> Section:
+def _shift(shown: Sequence[Shown]) -> Iterator[Panel]:
     runs = list(having(shown, "shift"))
     kinds = list(dict.fromkeys(kind for _, of in runs for kind in of))
     # A single run has all kinds of shift in one figure. Several runs have one figure for each kind.
-    groups = [[kind] for kind in kinds] if len(shown) > 1 else [kinds]
-    panels = [panel for group in groups for panel in _shift_panels(runs, group)]
-    return Section(panels, older=_older(shown, "shift"))
+    for group in [[kind] for kind in kinds] if len(shown) > 1 else [kinds]:
+        # The first two colours are those of the ensemble and of its mean member.
+        kind_colours = colours(len(_BOTH) + len(group))[len(_BOTH) :]
+        curves: dict[str, list[Curve]] = {}
+        for each, of in runs:
+            for kind, colour in zip(group, kind_colours, strict=True):
+                style = (each.colour, "") if each.colour else (colour, _words(kind))
+                scores = dict(of.get(kind, {}))
+                strength = scores.pop("strength", [])
+                for name, values in scores.items():
+                    curves.setdefault(name, []).append(Curve(strength, values, *style))
+        title = _words(group[0]) if len(shown) > 1 else ""
+        for name, of_score in curves.items():
+            figure = figures.lines(of_score, x_label="strength of shift", y_label=label_of(name))
+            yield Panel(figure, f"{label_of(name)} over the strength of shift.", title)
 
 
-def _shift_panels(runs: Sequence[tuple[Shown, Json]], kinds: Sequence[str]) -> Iterator[Panel]:
-    """Yields a figure for each score under some kinds of shift."""
-    # The first two colours are those of the ensemble and of its mean member.
-    kind_colours = colours(len(_BOTH) + len(kinds))[len(_BOTH) :]
-    curves: dict[str, list[Curve]] = {}
-    for each, of in runs:
-        for kind, colour in zip(kinds, kind_colours, strict=True):
-            scores = of.get(kind, {})
-            style = (each.colour, "") if each.colour else (colour, _words(kind))
-            for name in (name for name in scores if name != "strength"):
-                curves.setdefault(name, []).append(Curve(scores["strength"], scores[name], *style))
-    for name in curves:
-        figure = figures.lines(curves[name], x_label="strength of shift", y_label=label_of(name))
-        title = _words(kinds[0]) if runs[0][0].colour else ""
-        yield Panel(figure, f"{label_of(name)} over the strength of shift.", title)
-
-
-def _ood(shown: Sequence[Shown]) -> Section:
-    panels = []
+def _ood(shown: Sequence[Shown]) -> Iterator[Panel]:
     for each, of in having(shown, "ood"):
         for score, density in of.items():
             if score == "name":
@@ -258,12 +222,22 @@ def _ood(shown: Sequence[Shown]) -> Section:
             ]
             figure = figures.histograms(curves, x_label=label_of(score))
             alt = f"Density of {label_of(score)} on the test split and on {of['name']}."
-            panels.append(Panel(figure, alt, each.title))
-    names = dict.fromkeys(str(of["name"]) for _, of in having(shown, "ood"))
-    return Section(panels, subject=" or ".join(names), older=_older(shown, "ood"))
+            yield Panel(figure, alt, each.title)
 
 
-def _older(shown: Sequence[Shown], question: str) -> str:
+def _disagreement(shown: Sequence[Shown]) -> Iterator[Panel]:
+    for each, of in having(shown, "disagreement"):
+        ids, colour = each.run.curves["member_id"], each.colour_of(ENSEMBLE)
+        figure = figures.heat_map(of, ids, label="disagreement", colour=colour)
+        yield Panel(figure, "Disagreement of every two members.", each.title)
+
+
+def named(shown: Sequence[Shown], section: str, field: str) -> str:
+    """Returns the values of a field in the data of a section, joined by "or"."""
+    return " or ".join(dict.fromkeys(str(of[field]) for _, of in having(shown, section)))
+
+
+def older(shown: Sequence[Shown], question: str) -> str:
     """Returns sentences about answers that are older than the scores of their run."""
     return " ".join(
         f"{each.title}: {note}" if each.title else note
@@ -272,20 +246,7 @@ def _older(shown: Sequence[Shown], question: str) -> str:
     )
 
 
-def _disagreement(shown: Sequence[Shown]) -> Section:
-    panels = []
-    for each, of in having(shown, "disagreement"):
-        figure = figures.heat_map(
-            of,
-            each.run.curves["member_id"],
-            label="disagreement",
-            colour=each.colour_of(ENSEMBLE),
-        )
-        panels.append(Panel(figure, "Disagreement of every two members.", each.title))
-    return Section(panels)
-
-
-SECTIONS: Mapping[str, Callable[[Sequence[Shown]], Section]] = {
+SECTIONS: Mapping[str, Callable[[Sequence[Shown]], Iterator[Panel]]] = {
     "reliability": _reliability,
     "coverage_curve": _coverage_curve,
     "pit": _pit,

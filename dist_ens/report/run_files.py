@@ -55,11 +55,7 @@ class RunReport:
         return {option: answer for kind, _, option, answer in parts if kind == question}
 
     def older(self, answers: Iterable[Mapping[str, Json]]) -> list[str]:
-        """Returns a sentence if answers are of another step than the scores, and else nothing.
-
-        Args:
-            answers: Answers, with their `step`.
-        """
+        """Returns a sentence if answers are of another step than the scores, and else nothing."""
         older = sorted({of["step"] for of in answers if self.step is not None} - {self.step})
         if not older:
             return []
@@ -90,12 +86,7 @@ def write_report(
 
 
 def redraw(workdir: pathlib.Path, scores: Mapping[str, Json] | None = None) -> None:
-    """Writes the page again from the files of a run.
-
-    Args:
-        workdir: Folder of the run.
-        scores: Scores that replace those of `summary.json`. Default: none.
-    """
+    """Writes the page again from the files of a run, with other scores if they are given."""
     from dist_ens.report.page import write_page  # This import takes a second.
 
     run = read_run(workdir)
@@ -170,10 +161,6 @@ def keep_answers(
         answers: Answers by question, the newest last.
         is_newest: Whether the step is the newest of the run. Answers of later steps then belong to
             a run that was in the folder before, and are removed.
-
-    Raises:
-        UserError: If the file is damaged.
-        OSError: If it cannot be written.
     """
     kept = read_answers(workdir)
     if is_newest:
