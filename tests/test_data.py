@@ -470,6 +470,18 @@ def test_the_range_of_whole_numbers_is_not_rounded_before_it_is_taken():
     assert source.input_ranges().tolist() == [[3.0]]
 
 
+def test_python_and_a_file_standardise_by_the_same_function(tmp_path):
+    table, targets = np.random.default_rng(0).normal(5, 3, size=(2, 12, 2)), np.arange(12.0)
+    splits = [(part, targets) for part in table]
+    of_file = open_source(saved_npz(tmp_path, *splits))
+    of_arrays = source_of_arrays(*splits, standardize=True)
+    assert of_arrays.spec == of_file.spec
+    assert of_arrays.fingerprint == of_file.fingerprint
+    assert of_arrays.train.labels.mean() == pytest.approx(0, abs=1e-6)
+    raw = source_of_arrays(*splits)
+    np.testing.assert_array_equal(raw.test.labels, targets.astype(np.float32))
+
+
 FLOAT = Spec((2,), "float32", (), 3)
 TOKENS = Spec((2,), "int32", (2,), 3)
 UINT = Spec((2,), "uint8", (), 3)
