@@ -13,7 +13,7 @@ from dist_ens.ensemble import Batches, Drawn, Ensemble, MemberBatches
 from dist_ens.errors import UserError
 from dist_ens.evaluation import evaluate
 from dist_ens.feed import Placement, TrainingSet, call_batches, feed
-from dist_ens.feed.sharded import ShardedFeed
+from dist_ens.feed.on_devices import ShardedFeed
 from dist_ens.layout import BATCH, BATCHES, Layout, dealing_program
 from dist_ens.losses import batch_mean, categorical
 from dist_ens.members import as_member

@@ -6,9 +6,8 @@ from dist_ens import cluster
 from dist_ens.data import Split, calls, example_bytes_of, training_batches
 from dist_ens.ensemble import Batches, MemberBatches
 from dist_ens.ensemble.batches import CallBatches
+from dist_ens.feed.on_devices import ResidentFeed, ShardedFeed, put_whole
 from dist_ens.feed.placement import Placement, TrainingSet
-from dist_ens.feed.resident import ResidentFeed, put_whole
-from dist_ens.feed.sharded import ShardedFeed
 from dist_ens.layout import BATCHES, MEMBER_BATCHES, Layout
 from dist_ens.sampling import Order
 
