@@ -17,8 +17,8 @@ from absl import flags
 
 import dist_ens as de
 from benchmarks.workloads import WORKLOADS, Workload
+from dist_ens.experiment import make_optimizer
 from dist_ens.layout import BATCHES
-from dist_ens.optimizers import make_optimizer
 from launch import cli
 
 _WORKLOAD = flags.DEFINE_enum("workload", "W3", ["W3", "W4", "W5"], "Workload to train.")

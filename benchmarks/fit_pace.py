@@ -23,7 +23,7 @@ from benchmarks.peers.jax_scan import JaxScan
 from benchmarks.peers.jax_vmap import JaxVmap
 from benchmarks.workloads import WORKLOADS, Workload
 from dist_ens.data import TreeSplit
-from dist_ens.optimizers import make_optimizer
+from dist_ens.experiment import make_optimizer
 from dist_ens.sampling import Order
 from dist_ens.training import OrderedSplit
 from launch import cli

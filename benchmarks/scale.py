@@ -28,10 +28,10 @@ from dist_ens import Checkpoints, Ensemble
 from dist_ens.checkpoint import OpenCheckpoints, StepRecord
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator
+from dist_ens.experiment import make_optimizer
 from dist_ens.feed import Placement, TrainingSet
 from dist_ens.layout import Layout
 from dist_ens.losses import Objective
-from dist_ens.optimizers import make_optimizer
 from dist_ens.plan import PlannedMesh, Planner, Topology
 from dist_ens.state import State
 from dist_ens.types import Shapes
@@ -180,10 +180,11 @@ def member_evaluation_bytes(planner: Planner) -> tuple[int, int]:
     }
     # An experiment names its objective, so that its ensemble has one.
     objective = cast(Objective, ensemble.objective)
-    programs = Evaluator(ensemble, batch_size, spec, objective.distribution).programs
+    evaluator = Evaluator(ensemble, batch_size, spec, objective.distribution)
     state, mask = ensemble.abstract_state(batch), jax.ShapeDtypeStruct((batch_size,), bool)
-    outputs = programs.outputs_shape(state, batch[Objective.INPUTS])
-    (_, members), _ = jax.eval_shape(programs.score, outputs, batch[Objective.LABELS], mask, None)
+    outputs = evaluator.outputs_shape(state, batch[Objective.INPUTS])
+    scored = jax.eval_shape(evaluator.programs.score, outputs, batch[Objective.LABELS], mask, None)
+    _, (members, _) = scored
     return _bytes(outputs), _bytes(members)
 
 

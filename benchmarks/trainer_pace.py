@@ -21,10 +21,21 @@ from absl import flags
 
 from benchmarks.workloads import WORKLOADS, Workload
 from dist_ens.callbacks import StepInfo
-from dist_ens.config import CheckpointConfig, DataConfig, Experiment, LossConfig
-from dist_ens.config.own_parts import OwnParts
-from dist_ens.data import ArraySplit, Source, Spec, open_source, source_of_arrays
+from dist_ens.data import (
+    ArraySplit,
+    Source,
+    Spec,
+    source_of_arrays,
+)
 from dist_ens.errors import UserError
+from dist_ens.experiment import (
+    CheckpointConfig,
+    DataConfig,
+    Experiment,
+    LossConfig,
+    OwnParts,
+    open_source,
+)
 from dist_ens.experiment.train import Trained, train
 from dist_ens.feed import feed
 from launch import cli

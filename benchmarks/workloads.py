@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from dist_ens.config import OptimizerConfig
+from dist_ens.experiment import OptimizerConfig
 from dist_ens.losses import Loss, Objective, categorical, gaussian
 from dist_ens.members import Member, from_linen, with_normalized_inputs
 from dist_ens.models.convolutional import resnet8

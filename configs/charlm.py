@@ -13,7 +13,7 @@ import pydoc_data.topics
 
 from ml_collections import ConfigDict
 
-from dist_ens.config import Experiment
+from dist_ens.experiment import Experiment
 
 
 def get_config() -> ConfigDict:

@@ -10,7 +10,7 @@ ensemble's accuracy is 0.583 and its NLL 1.169. The mean member's are 0.561 and 
 
 from ml_collections import ConfigDict
 
-from dist_ens.config import Experiment
+from dist_ens.experiment import Experiment
 
 
 def get_config() -> ConfigDict:

@@ -8,7 +8,7 @@ Result: the ensemble's accuracy is 0.986 and its NLL 0.065. The mean member's ar
 
 from ml_collections import ConfigDict
 
-from dist_ens.config import Experiment
+from dist_ens.experiment import Experiment
 
 
 def get_config() -> ConfigDict:

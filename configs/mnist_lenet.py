@@ -11,7 +11,7 @@ for ten LeNets.
 
 from ml_collections import ConfigDict
 
-from dist_ens.config import Experiment
+from dist_ens.experiment import Experiment
 
 
 def get_config() -> ConfigDict:

@@ -17,7 +17,7 @@ Source: https://docs.jax.dev/en/latest/notebooks/Neural_Network_and_Data_Loading
 
 from ml_collections import ConfigDict
 
-from dist_ens.config import Experiment
+from dist_ens.experiment import Experiment
 
 
 def get_config() -> ConfigDict:

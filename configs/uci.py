@@ -23,7 +23,7 @@ Source: https://arxiv.org/abs/1612.01474.
 
 from ml_collections import ConfigDict
 
-from dist_ens.config import Experiment
+from dist_ens.experiment import Experiment
 
 
 def get_config() -> ConfigDict:

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 # Module of each public name.
 _NAMES = {
     "Ensemble": "dist_ens.ensemble",
-    "FailurePolicy": "dist_ens.config",
+    "FailurePolicy": "dist_ens.ensemble.failure_policy",
     "State": "dist_ens.state",
     "Layout": "dist_ens.layout",
     "Checkpoints": "dist_ens.checkpoint",
@@ -33,8 +33,8 @@ _MODULES = ("losses", "metrics", "methods", "models", "callbacks")
 if TYPE_CHECKING:
     from dist_ens import callbacks, losses, methods, metrics, models
     from dist_ens.checkpoint import Checkpoints
-    from dist_ens.config import FailurePolicy
     from dist_ens.ensemble import Ensemble
+    from dist_ens.ensemble.failure_policy import FailurePolicy
     from dist_ens.evaluation import evaluate
     from dist_ens.evaluation.calibration import Calibration
     from dist_ens.evaluation.fit_calibration import calibrate

@@ -10,15 +10,16 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import griffe
 import mkdocs_gen_files
 
 import launch
 from dist_ens import models
-from dist_ens.config import Experiment
-from dist_ens.config.reading import OPTIONS
+from dist_ens.experiment import Experiment, model_options
+from dist_ens.experiment.named import loss_names, loss_options
+from dist_ens.experiment.reading import OPTIONS
 
 
 def descriptions(section: type) -> dict[str, str]:
@@ -47,8 +48,8 @@ def fields(section: type, prefix: str = "") -> Iterator[str]:
             default = field.default_factory()
         kind = re.sub(r"<class '(\w+)'>", r"\1", str(field.type))
         text = texts[field.name].replace("\n", "\n    ")  # the continuation of a definition
-        told = "" if field.name == OPTIONS else f" ({kind}, default `{default!r}`)"
-        yield f"`--config.{name}`{told}\n:   {text}\n\n"
+        note = "" if field.name == OPTIONS else f" ({kind}, default `{default!r}`)"
+        yield f"`--config.{name}`{note}\n:   {text}\n\n"
     for field, name in sections:
         yield f"## {name}\n\n{texts[field.name]}\n\n"
         yield from fields(field.default_factory, f"{name}.")
@@ -58,16 +59,28 @@ def networks() -> Iterator[str]:
     """Yields a row for each network that a config can name, with its arguments."""
     yield "## Networks\n\n"
     yield "| `model.name` | what it is | arguments and defaults |\n| --- | --- | --- |\n"
-    for name, network in models.MODELS.items():
-        what = (inspect.getdoc(network) or "").partition("\n")[0]
+    for name in models.__all__:
+        what = (inspect.getdoc(getattr(models, name)) or "").partition("\n")[0]
         what = what.removeprefix("Returns ").rstrip(".")
-        options = models.model_options(name).items()
-        told = ", ".join(f"`{option}={default!r}`" for option, (default, _) in options)
-        yield f"| `{name}` | {what} | {told or 'none'} |\n"
+        yield f"| `{name}` | {what} | {told(model_options(name))} |\n"
     yield (
         "\n`init` is `he_normal`, `fan_in_uniform` (as in PyTorch), or `normal` with the standard "
         "deviation `init_stddev`, which is None with the others.\n\n"
     )
+
+
+def losses() -> Iterator[str]:
+    """Yields a row for each loss that a config can name, with its arguments and the methods."""
+    yield "## Losses\n\n"
+    yield "| `loss.name` | arguments and methods, with their defaults |\n| --- | --- |\n"
+    for name in loss_names():
+        yield f"| `{name}` | {told(loss_options(name))} |\n"
+    yield "\n"
+
+
+def told(options: Mapping[str, tuple[object, type]]) -> str:
+    """Returns options with their defaults as a text."""
+    return ", ".join(f"`{name}={default!r}`" for name, (default, _) in options.items()) or "none"
 
 
 def flags_of(verb: str) -> Iterator[str]:
@@ -98,6 +111,7 @@ with mkdocs_gen_files.open("reference/config.md", "w") as page:
     )
     page.writelines(fields(Experiment))
     page.writelines(networks())
+    page.writelines(losses())
 
 with mkdocs_gen_files.open("reference/command_line.md", "w") as page:
     page.write("# Command line\n\n`dist-ens VERB` is `python -m launch.VERB`.\n\n")

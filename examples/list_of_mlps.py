@@ -13,8 +13,7 @@ import numpy as np
 import optax
 
 from dist_ens import Ensemble, fit, losses, stack_members
-from dist_ens.config import DataConfig
-from dist_ens.data import open_source
+from dist_ens.experiment import DataConfig, open_source
 from dist_ens.members import from_example_functions
 
 NUM_MEMBERS, STEPS, BATCH_SIZE = 4, 300, 128

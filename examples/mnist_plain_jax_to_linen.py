@@ -21,8 +21,7 @@ from flax.training import train_state
 
 import dist_ens
 from dist_ens import Ensemble, losses, unstack_members
-from dist_ens.config import DataConfig
-from dist_ens.data import open_source
+from dist_ens.experiment import DataConfig, open_source
 from dist_ens.members import as_member, from_example_functions, with_normalized_inputs
 
 NUM_MEMBERS, STEPS, BATCH_SIZE = 4, 300, 128

@@ -12,8 +12,7 @@ import numpy as np
 import optax
 
 from dist_ens import Ensemble, losses
-from dist_ens.config import DataConfig
-from dist_ens.data import open_source
+from dist_ens.experiment import DataConfig, open_source
 from dist_ens.members import from_example_functions
 
 NUM_MEMBERS, BATCH_SIZE = 4, 32

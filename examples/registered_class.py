@@ -14,8 +14,7 @@ import numpy as np
 import optax
 
 from dist_ens import Ensemble, evaluate, fit, losses, unstack_members
-from dist_ens.config import DataConfig
-from dist_ens.data import open_source
+from dist_ens.experiment import DataConfig, open_source
 from dist_ens.members import from_pytree
 
 NUM_MEMBERS, STEPS, BATCH_SIZE, LEARNING_RATE = 4, 401, 128, 0.2

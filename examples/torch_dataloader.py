@@ -13,10 +13,8 @@ import numpy as np
 import optax
 
 from dist_ens import Ensemble, evaluate, losses
-from dist_ens.config import DataConfig, ModelConfig
-from dist_ens.data import open_source
+from dist_ens.experiment import DataConfig, ModelConfig, make_model, open_source
 from dist_ens.members import with_normalized_inputs
-from dist_ens.models import make_model
 
 try:
     from torch.utils.data import DataLoader, Dataset, Sampler

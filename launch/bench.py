@@ -10,7 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dist_ens import report
-from dist_ens.bench import (
+from dist_ens.commands import quoted
+from dist_ens.ensemble import Ensemble
+from dist_ens.errors import UserError, counted
+from dist_ens.experiment.bench import (
     DIST_ENS,
     LOOP,
     VMAP,
@@ -20,9 +23,6 @@ from dist_ens.bench import (
     layouts_to_time,
     with_examples_that_fit,
 )
-from dist_ens.commands import quoted
-from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError, counted
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.layout import Layout
@@ -72,10 +72,9 @@ def main() -> None:
         )
     parts = _CONFIG.own_parts(source.spec)
     run = Run(experiment, source.spec, source.num_train_examples)
-    ranges = source.input_ranges() if experiment.loss.adversarial else None
 
     def make_ensemble(layout: Layout) -> Ensemble:
-        return build_ensemble(run, layout, parts, ranges)
+        return build_ensemble(run, layout, parts, source)
 
     layouts = layouts_to_time(run)
     sizes = ", ".join(str(layout.num_members) for layout in layouts)

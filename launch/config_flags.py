@@ -9,21 +9,24 @@ from ml_collections import ConfigDict, config_flags
 from ml_collections.config_dict import placeholder
 
 from dist_ens.commands import quoted
-from dist_ens.config import (
+from dist_ens.data import Source, Spec
+from dist_ens.errors import UserError
+from dist_ens.experiment import (
     DataConfig,
     Experiment,
+    LossConfig,
     ModelConfig,
     OptimizerConfig,
     OwnParts,
-    did_you_mean,
     fields_named,
+    model_options,
+    open_source,
+    optimizer_options,
 )
-from dist_ens.data import Source, Spec, open_source
-from dist_ens.errors import UserError
 from dist_ens.experiment.config_file import ConfigFile, ExperimentFile
+from dist_ens.experiment.named import loss_options, method_options
+from dist_ens.experiment.reading import nearest_field
 from dist_ens.members import Member
-from dist_ens.models import model_options
-from dist_ens.optimizers import optimizer_options
 from dist_ens.paths import shortened
 
 _CONFIG, _EXPERIMENT = "config", "experiment"
@@ -39,16 +42,21 @@ _OF_EXPERIMENT = (
 _OF_FINISHED_RUN = (
     "Config file of the run. Needed only if it defines a part of the run, such as make_member."
 )
-_NAMED_LOSS = ("loss.name", "loss.beta", "loss.levels")
 # Fields that each function of a config file replaces.
 _REPLACED = {
     "make_member": ("model",),
     "make_optimizer": ("optimizer",),
-    "make_objective": _NAMED_LOSS,
-    "make_loss": _NAMED_LOSS,
+    "make_objective": ("loss.name", "loss.beta", "loss.levels"),
+    "make_loss": ("loss.name",),
     "make_step": ("model", "optimizer"),
     "make_source": ("data.source",),
 }
+# Sections with options, and the function of a config file that replaces each.
+_WITH_OPTIONS = (
+    ("model", ModelConfig, model_options, "make_member"),
+    ("optimizer", OptimizerConfig, optimizer_options, "make_optimizer"),
+    ("loss", LossConfig, loss_options, "make_objective"),
+)
 
 
 class ConfigFlags:
@@ -124,19 +132,19 @@ class ConfigFlags:
                 )
             return rest
         config = described.experiment().to_config_dict()
-        if self.file is None or not self.file.defines("make_member"):
-            self._defaults += _complete(config.model, "model", ModelConfig, model_options, rest)
-        if self.file is None or not self.file.defines("make_optimizer"):
-            self._defaults += _complete(
-                config.optimizer, "optimizer", OptimizerConfig, optimizer_options, rest
-            )
+        for name, cls, options_of, replaced_by in _WITH_OPTIONS:
+            if self.file is None or not self.file.defines(replaced_by):
+                self._defaults += _complete(config[name], name, cls, options_of, rest)
+            elif name == "loss":  # Methods change the file's own loss too.
+                made = _complete(config.loss, name, cls, lambda _: method_options(), rest)
+                self._defaults += made
         if self.file is not None:
             self._check_used(self.file)
         known = _paths(config)
         for name in sorted(self._given):
             if name not in known:
                 raise UserError(
-                    f"The config has no field {shortened(name)}.{did_you_mean(name, known)} "
+                    f"The config has no field {shortened(name)}.{nearest_field(name, known)} "
                     f"{_fields_near(name, known)} --help lists all fields."
                 )
         for argument in rest:

@@ -12,10 +12,10 @@ from absl import flags
 
 from dist_ens import cluster, report
 from dist_ens.commands import quoted
-from dist_ens.config import POOLINGS
 from dist_ens.data import Source
 from dist_ens.errors import UserError
 from dist_ens.evaluation.scoring import score
+from dist_ens.experiment import POOLINGS
 from dist_ens.experiment.answers import keep
 from dist_ens.experiment.assess import (
     CALIBRATIONS,

@@ -28,7 +28,6 @@ import numpy as np
 from absl import flags
 
 from dist_ens import cluster
-from dist_ens.array_files import read_npy
 from dist_ens.commands import quoted
 from dist_ens.data import Source, convert_inputs
 from dist_ens.errors import UserError, counted
@@ -45,6 +44,7 @@ from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.workdir import Finished, open_finished
+from dist_ens.file_reading import read_npy
 from dist_ens.file_writing import replaced_file
 from dist_ens.paths import shortened
 from dist_ens.state import State

@@ -10,6 +10,7 @@ import optax
 import dist_ens as de
 from dist_ens.callbacks import StepInfo
 from dist_ens.losses import batch_mean
+from dist_ens.training import Door, FitArguments, run_fit
 
 MEMBERS, CLASSES, BATCH = 8, 3, 4
 OPTIMIZERS = {
@@ -112,16 +113,16 @@ class Losses:
             self.rows.setdefault(name, []).extend(rows)
 
 
+def fit(made, data, *, say=None, **options):
+    """Trains without progress, and passes what `fit` says to a function."""
+    options = {"progress": False} | options
+    return run_fit(FitArguments(ensemble=made, data=data, **options), Door(say=say))
+
+
 def trained(made, fails_at=(), *, value=np.nan, steps=10, steps_per_call=1, **options):
     """Trains on batches of which some make member 3 fail, and returns the result of `fit`."""
-    return de.fit(
-        made,
-        Batches(fails_at, value),
-        steps=steps,
-        steps_per_call=steps_per_call,
-        progress=False,
-        **options,
-    )
+    batches = Batches(fails_at, value)
+    return fit(made, batches, steps=steps, steps_per_call=steps_per_call, **options)
 
 
 def parts(state):

@@ -1,6 +1,5 @@
 """Small networks and batches that several tests train."""
 
-import dataclasses
 from functools import cache
 
 import flax.linen as nn
@@ -9,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dist_ens.config import ModelConfig
 from dist_ens.ensemble import Ensemble
+from dist_ens.experiment import ModelConfig, make_model
 from dist_ens.layout import BATCHES, MEMBERS, Layout, copied
 from dist_ens.losses import categorical
 from dist_ens.members import from_linen
-from dist_ens.models import make_model
 
 BATCH = 16
 CLASSES = 5
@@ -76,7 +74,7 @@ def ensemble_of(member, optimizer, layout, objective=None, **options):
 def begin(ensemble, inputs, seed=0, member_ids=None):
     """The state of an ensemble at step 0, of another seed or other members if asked."""
     if seed or member_ids is not None:
-        ensemble = dataclasses.replace(ensemble, seed=seed, member_ids=member_ids)
+        ensemble = ensemble.replace(seed=seed, member_ids=member_ids)
     return ensemble.init({"inputs": inputs})
 
 

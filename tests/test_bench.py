@@ -16,7 +16,10 @@ from PIL import Image
 
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.bench import (
+from dist_ens.data import Spec
+from dist_ens.errors import UserError
+from dist_ens.experiment import DataConfig, Experiment, open_source
+from dist_ens.experiment.bench import (
     DIST_ENS,
     LOOP,
     VMAP,
@@ -28,9 +31,6 @@ from dist_ens.bench import (
     layouts_to_time,
     with_examples_that_fit,
 )
-from dist_ens.config import DataConfig, Experiment
-from dist_ens.data import Spec, open_source
-from dist_ens.errors import UserError
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.layout import Layout
@@ -175,7 +175,7 @@ def test_members_that_come_in_waves_are_not_held_at_once_to_be_timed(monkeypatch
         timed.append([*ways])
         return {name: [1.0] * num_turns for name in ways}
 
-    monkeypatch.setattr("dist_ens.bench.step_ms_of_turns", of_no_time)
+    monkeypatch.setattr("dist_ens.experiment.bench.step_ms_of_turns", of_no_time)
     two = jax.devices()[:2]
     monkeypatch.setattr(jax, "devices", lambda: two)
     make_ensemble = partial(build_ensemble, run)

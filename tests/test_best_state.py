@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import dist_ens as de
+import failing
 from dist_ens.callbacks import STOP, EarlyStopping
 from dist_ens.checkpoint import CheckpointStore
 from test_train import experiment, lines, train
@@ -36,8 +37,8 @@ def fit(steps=60, *, rows=2, columns=1, waves=1, said=None, **options):
         NETWORK, optimizer, objective, num_members=4, layout=layout, execution="vmap", waves=waves
     )
     options = {"eval_data": OTHERS, "eval_every": 2, "steps_per_call": 2} | options
-    say = {} if said is None else {"say": said.append}
-    return ensemble, de.fit(ensemble, TRAIN, steps=steps, progress=False, **say, **options)
+    say = None if said is None else said.append
+    return ensemble, failing.fit(ensemble, TRAIN, steps=steps, say=say, **options)
 
 
 def nll_by_step(result):

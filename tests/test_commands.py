@@ -17,10 +17,9 @@ from sklearn.datasets import load_digits
 import fast_xla
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.config import DataConfig
-from dist_ens.data import open_source
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment import DataConfig, open_source
 from dist_ens.experiment.assess import CALIBRATIONS, CONFORMAL
 from dist_ens.experiment.workdir import open_finished
 

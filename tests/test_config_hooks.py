@@ -8,9 +8,9 @@ import pytest
 from absl import flags
 
 from dist_ens import losses
-from dist_ens.config import DataConfig, Experiment, OwnParts
 from dist_ens.data import Spec
 from dist_ens.errors import UserError
+from dist_ens.experiment import DataConfig, Experiment, OwnParts
 from dist_ens.experiment.build import build, build_ensemble
 from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.config_file import EXPERIMENT, ConfigFile
@@ -134,7 +134,7 @@ def test_a_flag_beside_a_function_of_the_file_has_its_effect(tmp_path):
     text = "def make_objective(spec): pass\ndef make_source(data_config): pass"
     given = ["--config.loss.label_smoothing=0.1", "--config.data.num_classes=3"]
     experiment = flags_with(tmp_path, text, *given).experiment()
-    assert (experiment.loss.label_smoothing, experiment.data.num_classes) == (0.1, 3)
+    assert (experiment.loss.options["label_smoothing"], experiment.data.num_classes) == (0.1, 3)
 
 
 @pytest.mark.parametrize(

@@ -16,20 +16,18 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.config import DataConfig, Experiment
 from dist_ens.data import (
     ArraySplit,
     Source,
     Spec,
     calls,
     convert_inputs,
-    describe_source,
     evaluation_batches,
-    open_source,
     source_of_arrays,
     training_batches,
 )
 from dist_ens.errors import UserError
+from dist_ens.experiment import DataConfig, Experiment, describe_source, open_source
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import saved_run
 from dist_ens.sampling import Order

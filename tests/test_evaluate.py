@@ -6,10 +6,9 @@ import optax
 import pytest
 
 import networks
-from dist_ens.config import Experiment
-from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import ArraySplit, Spec
 from dist_ens.evaluation import Evaluator
+from dist_ens.experiment import Experiment, OwnParts
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, Layout

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dist_ens.config import DataConfig
-from dist_ens.data import open_source
+import dist_ens as de
+from dist_ens.experiment import DataConfig, open_source
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
@@ -130,6 +130,22 @@ def test_a_registered_class_is_trained_and_its_gradient_is_an_instance():
         np.testing.assert_allclose(by_hand, lifted, atol=1e-6)
     assert shown["losses"][-1] < shown["losses"][0] / 4
     assert_good_ensemble(shown["scores"], accuracy=0.94)
+
+
+def test_members_that_fail_are_restarted_by_a_callback_and_the_others_do_not_notice():
+    example = load("restart_members")
+    result = example["main"](progress=False)
+    failed = {member.member_id for member in result.failures}
+    assert 0 < len(failed) < 8
+    assert not result.state.failures.is_frozen.any()
+    assert result.history[-1]["train/loss"] < 10
+    options = {"steps": 200, "batch_size": 32, "progress": False}
+    others = sorted({*range(8)} - failed)
+    plain = de.fit(result.ensemble, example["DATA"], **options).state
+    for ours, theirs in zip(
+        *map(jax.tree.leaves, (result.state.params, plain.params)), strict=True
+    ):
+        np.testing.assert_array_equal(ours[np.array(others)], theirs[np.array(others)])
 
 
 @pytest.mark.torch

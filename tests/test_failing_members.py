@@ -3,11 +3,9 @@
 import json
 import math
 import pathlib
-import runpy
 import signal
 import subprocess
 import sys
-import time
 import types
 
 import jax
@@ -20,9 +18,8 @@ import dist_ens as de
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.callbacks.records import shown_loss
-from dist_ens.checkpoint import OpenCheckpoints, read_lineages
-from dist_ens.config import Experiment
-from dist_ens.config.failure_policy import POLICIES
+from dist_ens.checkpoint import read_lineages
+from dist_ens.ensemble.failure_policy import POLICIES
 from dist_ens.ensemble.failures import (
     CAUSES,
     HISTORY,
@@ -36,13 +33,13 @@ from dist_ens.ensemble.failures import (
 )
 from dist_ens.errors import RunError, UserError
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
 from dist_ens.layout import Waves
 from dist_ens.report.page import write_page
 from dist_ens.report.run_files import RunReport
 from dist_ens.training.failures import FailedMembers
 from dist_ens.training.finite_members import finite_members
-from dist_ens.training.restart_members import seed_of_restart
 from failing import (
     FAILING,
     MEMBERS,
@@ -50,6 +47,7 @@ from failing import (
     OTHERS,
     Losses,
     ensemble,
+    fit,
     members_equal,
     parts,
     trained,
@@ -57,7 +55,6 @@ from failing import (
 
 # Policies after which a run goes on, with checked updates.
 LASTING = tuple(name for name in POLICIES if name not in ("continue", "raise"))
-EXAMPLE = pathlib.Path(__file__).parent.parent / "examples" / "failing_member.py"
 SCRIPT = pathlib.Path(__file__).with_name("failing_bits.py")
 EXECUTIONS = ("loop", "map", "unroll", "vmap", "chunk:2")
 
@@ -102,14 +99,6 @@ def test_a_frozen_member_keeps_its_last_finite_state_and_is_left_out_of_the_scor
     assert frozen.scores.ensemble["nll"] == pytest.approx(alone.ensemble["nll"], rel=1e-6)
 
 
-def test_the_example_restarts_its_members_until_they_train(capsys):
-    result = runpy.run_path(str(EXAMPLE))["main"]()
-    assert result.failures
-    assert not result.state.failures.is_frozen.any()
-    assert "failed at step" in capsys.readouterr().out
-    assert result.history[-1]["train/loss"] < 1
-
-
 def scored():
     random = np.random.default_rng(0)
     inputs = random.normal(size=(16, 6)).astype(np.float32)
@@ -124,106 +113,6 @@ def test_the_scores_of_a_loss_function_leave_a_frozen_member_out():
     assert frozen.scores.mean_member["loss"] == pytest.approx(expected)
 
 
-def test_a_member_is_rolled_back_to_its_last_checkpoint_before_the_failure(tmp_path):
-    told = []
-    rolled = trained(
-        ensemble("rollback"),
-        [6],
-        steps=8,
-        checkpoints=de.Checkpoints(tmp_path, every_steps=2, every_secs=None, keep=9),
-        say=told.append,
-    )
-    assert members_equal(rolled.state, trained(ensemble("rollback"), steps=8).state, OTHERS)
-    # Step 6 is read after step 7, so the member takes the state of step 4 there, and then step 8.
-    assert any(
-        "Member 3 failed at step 6: the loss is not finite; it continues after step 7 from its "
-        "state at step 4." in sentence
-        for sentence in told
-    )
-    assert record_of(rolled.state).num_restarts == 1
-    assert rolled.state.model_state["seen"][FAILING] == 5  # 4 updates, and that of step 8.
-    assert rolled.scores is None
-    assert [member.restarts for member in rolled.failures] == [1]
-
-
-class Damage:
-    """A callback that changes a byte of a checkpoint when a step is reached.
-
-    Args:
-        folder: Folder of the checkpoint, for which it waits.
-        at_step: Step at which the byte is changed.
-    """
-
-    def __init__(self, folder, at_step):
-        self._folder, self._at_step = folder, at_step
-
-    def __call__(self, info):
-        if info.step == self._at_step:
-            while not self._folder.exists():
-                time.sleep(0.01)
-            path = max((self._folder / "state" / "d").iterdir(), key=lambda p: p.stat().st_size)
-            content = bytearray(path.read_bytes())
-            content[len(content) // 2] ^= 1
-            path.write_bytes(content)
-
-
-def test_a_member_is_rolled_back_past_a_damaged_checkpoint_which_is_kept(tmp_path):
-    told = []
-    rolled = trained(
-        ensemble("rollback"),
-        [6],
-        steps=8,
-        checkpoints=de.Checkpoints(tmp_path, every_steps=2, every_secs=None, keep=9),
-        callbacks=[Damage(tmp_path / "checkpoints" / "4", at_step=6)],
-        say=told.append,
-    )
-    [damaged] = [sentence for sentence in told if "is damaged" in sentence]
-    assert damaged.startswith("The checkpoint of step 4 is damaged: ")
-    assert damaged.endswith("4.damaged, and training continues without it.")
-    assert sum("from its state at step 2." in sentence for sentence in told) == 1
-    assert rolled.state.model_state["seen"][FAILING] == 3  # 2 updates, and that of step 8.
-    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert kept == ["2", "4.damaged", "6", "8"]
-
-
-class Overflow:
-    """A callback that makes parameters of some members infinite when a step is reached."""
-
-    def __init__(self, positions, at_step):
-        self._positions, self._at_step = positions, at_step
-
-    def __call__(self, info):
-        if info.step == self._at_step:
-            params = info.state.params
-            v = params["v"].at[np.array(self._positions)].set(np.inf)
-            return info.state._replace(params=params | {"v": v})
-        return None
-
-
-def test_members_are_rolled_back_together_past_a_step_whose_parameters_are_infinite(
-    tmp_path, monkeypatch
-):
-    restored, restore = [], OpenCheckpoints.restore_before
-
-    def counted(self, step, *args, **options):
-        restored.append(step)
-        return restore(self, step, *args, **options)
-
-    monkeypatch.setattr(OpenCheckpoints, "restore_before", counted)
-    rolled = trained(
-        ensemble("rollback"),
-        steps=7,
-        checkpoints=de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=9),
-        callbacks=[Overflow([2, FAILING], at_step=4)],
-    )
-    # The overflow of step 4 is seen at step 5, and step 3 is the last that is finite. Both members
-    # take it after step 6, and then the update of step 7.
-    assert restored == [5, 4]
-    assert rolled.state.model_state["seen"].tolist() == [7, 7, 4, 4, 7, 7, 7, 7]
-    assert rolled.state.failures.num_restarts.tolist() == [0, 0, 1, 1, 0, 0, 0, 0]
-    assert np.isfinite(rolled.state.params["v"]).all()
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_members_with_a_number_that_is_not_finite_are_found_in_every_wave(count):
     layout = de.Layout.make(4, devices=jax.devices()[:1])
@@ -234,85 +123,6 @@ def test_members_with_a_number_that_is_not_finite_are_found_in_every_wave(count)
     tree = put if count == 1 else Waves(layout, count).off_devices(put)
     assert finite_members(tree, made).tolist() == [False, True, False, True]
     assert finite_members({}, made).all()
-
-
-def test_an_interrupted_run_rolls_a_member_back_as_one_that_was_not(tmp_path):
-    states, told = [], []
-    for name, callbacks in (("whole", []), ("parts", [StopAt(5)])):
-        for _ in range(1 + len(callbacks)):
-            result = trained(
-                ensemble("rollback"),
-                [7],
-                steps=9,
-                checkpoints=de.Checkpoints(tmp_path / name, every_steps=4, every_secs=None, keep=3),
-                callbacks=callbacks,
-                say=told.append,
-            )
-        states.append(result.state)
-    # The signal saved step 5, which is on no multiple of 4.
-    assert sum("continues after step 8 from its state at step 4." in each for each in told) == 2
-    assert members_equal(*states, range(MEMBERS))
-
-
-def test_a_run_that_keeps_too_few_checkpoints_for_a_rollback_is_told_so(tmp_path):
-    told = []
-    trained(
-        ensemble("rollback"), steps=1, checkpoints=de.Checkpoints(tmp_path, keep=1), say=told.append
-    )
-    assert any(sentence.startswith("Note: checkpoint.keep=1") for sentence in told)
-
-
-def test_a_member_with_an_infinite_number_by_design_takes_its_newest_checkpoint(tmp_path):
-    def is_infinite(info):
-        seen = info.state.model_state["seen"].at[FAILING].set(np.inf)
-        return info.state._replace(model_state={"seen": seen})
-
-    told = []
-    trained(
-        ensemble("rollback"),
-        [6],
-        steps=8,
-        checkpoints=de.Checkpoints(tmp_path, every_steps=2, every_secs=None, keep=9),
-        callbacks=[is_infinite],
-        say=told.append,
-    )
-    assert any("after step 7 from its state at step 4." in sentence for sentence in told)
-
-
-def test_a_member_is_rolled_back_to_a_checkpoint_that_was_saved_without_a_policy(tmp_path):
-    saved = de.Checkpoints(tmp_path, every_steps=4, every_secs=None, keep=9)
-    trained(ensemble(None), steps=4, checkpoints=saved)
-    rolled = trained(ensemble("rollback"), [6], steps=8, checkpoints=saved)
-    assert rolled.state.model_state["seen"][FAILING] == 5  # 4 updates, and that of step 8.
-    assert record_of(rolled.state).num_restarts == 1
-
-
-def test_a_member_that_is_reseeded_starts_anew_and_the_others_do_not_notice():
-    made = ensemble("reseed")
-    reseeded = trained(made, [6], steps=7)
-    assert members_equal(reseeded.state, trained(made, steps=7).state, OTHERS)
-    assert reseeded.state.opt_state[0].count[FAILING] == 0
-    # The restart of member 3 of seed 0 has a seed of its own, from which anyone can repeat it.
-    seed = seed_of_restart(0, FAILING, 0)
-    anew = ensemble("reseed", seed=seed).init({"inputs": np.zeros((4, 6), np.float32)})
-    assert np.array_equal(reseeded.state.params["w"][FAILING], anew.params["w"][FAILING])
-    assert reseeded.state.key[FAILING] == anew.key[FAILING]
-
-
-def test_a_member_that_always_fails_is_restarted_three_times_and_then_frozen():
-    told = []
-    always = trained(ensemble("reseed"), range(5, 40), steps=30, say=told.append)
-    record = record_of(always.state)
-    assert (record.num_restarts, bool(record.is_frozen)) == (3, True)
-    assert sum("starts again from the seed" in sentence for sentence in told) == 3
-    assert not always.all_failed
-
-
-def test_a_member_past_its_restarts_is_told_of_once(tmp_path):
-    made, told, saved = ensemble("reseed"), [], de.Checkpoints(tmp_path)
-    for steps in (16, 18):
-        trained(made, range(5, 40), steps=steps, say=told.append, checkpoints=saved)
-    assert sum("it was restarted 3 times before" in sentence for sentence in told) == 1
 
 
 def test_a_failure_is_logged_where_nothing_is_printed(caplog):
@@ -327,42 +137,12 @@ def test_the_loss_that_is_shown_leaves_out_frozen_members_and_nan():
     assert math.isnan(shown_loss({"loss": losses}))
 
 
-def test_members_that_only_wait_for_a_restart_have_not_failed_for_good():
-    told = []
-    result = de.fit(
-        linear(optax.sgd(0.1), "reseed"),
-        [{"x": np.full((1, 2), np.nan, np.float32)}],
-        steps=1,
-        progress=False,
-        say=told.append,
-    )
-    assert result.state.failures.is_frozen.all()
-    assert not result.all_failed
-    assert any(sentence.startswith("The members 0, 1 failed too late") for sentence in told)
-
-
 def test_the_policy_raise_ends_the_run_one_call_after_the_failure():
     with pytest.raises(RunError, match="^Member 3 failed at step 6: the loss is not fin") as raised:
         trained(ensemble("raise"), [6], steps=9)
     assert raised.value.exit_code == ExitCode.DIVERGED
     with pytest.raises(RunError, match="^Member 3 failed at step 9"):  # The last step of a run.
         trained(ensemble("raise"), [9], steps=9)
-
-
-@pytest.mark.parametrize("policy", ["rollback", pytest.param("reseed", marks=pytest.mark.faults)])
-def test_a_run_that_is_interrupted_between_failure_and_response_resumes_bitwise(policy, tmp_path):
-    options = {"fails_at": [6], "steps_per_call": 2}
-
-    def kept(name):
-        folder = tmp_path / name
-        return de.Checkpoints(folder, every_steps=2, every_secs=None, keep=9)
-
-    whole = trained(ensemble(policy), steps=12, checkpoints=kept("whole"), **options)
-    # The member fails in the call that ends at 6. The response would follow after the next call.
-    trained(ensemble(policy), steps=6, checkpoints=kept("parts"), **options)
-    resumed = trained(ensemble(policy), steps=12, checkpoints=kept("parts"), **options)
-    assert record_of(whole.state).num_restarts == 1
-    assert members_equal(whole.state, resumed.state, range(MEMBERS))
 
 
 class StopAt:
@@ -411,7 +191,7 @@ def test_a_dropped_member_leaves_the_arrays_when_the_run_is_resumed(tmp_path, ca
     again = trained(made, {3}, steps=12, checkpoints=de.Checkpoints(folder, keep=3))
     assert again.state.member_id.tolist() == OTHERS
     # The run still tells what happened to it.
-    assert again.failures == [FailedMember(FAILING, CAUSES[1], 1, 3, 3, 0, True)]
+    assert again.failures == [FailedMember(FAILING, CAUSES[1], 1, 3, 3, True)]
     assert de.load(folder, ensemble=made).state.member_id.tolist() == OTHERS
     # Another policy can load it, and is told why it cannot resume it.
     other = ensemble("freeze", "loop", rows=1)
@@ -443,21 +223,6 @@ def test_a_finite_loss_far_above_the_members_own_history_is_a_failure():
     assert member.cause == "the loss is far above its running mean"
     # Before 100 losses it is not known what is usual.
     assert trained(ensemble(policy), [50], value=50, steps=55).failures == []
-
-
-def test_a_member_is_rolled_back_when_its_loss_explodes(tmp_path):
-    rolled = trained(
-        ensemble(de.FailurePolicy(policy="rollback", loss_threshold=10)),
-        [120],
-        value=50,
-        steps=124,
-        steps_per_call=2,
-        checkpoints=de.Checkpoints(tmp_path, every_steps=50, every_secs=None),
-    )
-    # The failure of step 120 is read after step 122, and two updates follow the one of step 100.
-    assert rolled.state.model_state["seen"][FAILING] == 102
-    record = record_of(rolled.state)
-    assert (record.num_restarts, record.last_step, record.num_losses) == (1, 120, 2)
 
 
 def test_a_failed_microbatch_fails_the_update():
@@ -581,15 +346,8 @@ def test_a_run_ends_when_all_members_have_failed_and_keeps_what_they_have_learnt
     made = ensemble("freeze")
     all_nan = [{"inputs": np.full((4, 6), np.nan, np.float32), "labels": np.zeros(4, np.int32)}]
     told = []
-    result = de.fit(
-        made,
-        all_nan,
-        steps=50,
-        steps_per_call=1,
-        progress=False,
-        checkpoints=de.Checkpoints(tmp_path),
-        say=told.append,
-    )
+    saved = de.Checkpoints(tmp_path)
+    result = fit(made, all_nan, steps=50, steps_per_call=1, checkpoints=saved, say=told.append)
     assert (result.step, result.all_failed) == (2, True)
     assert any(sentence.startswith("All 8 members have failed, so the run") for sentence in told)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(parts(result.state)))
@@ -675,7 +433,7 @@ def test_a_state_without_a_finite_member_does_not_replace_the_last_good_one(poli
 
 def test_a_state_with_an_infinite_number_by_design_is_saved():
     made = ensemble("skip")
-    failures = FailedMembers(made, restarts=None, say=print)
+    failures = FailedMembers(made, 0, made.init({"inputs": np.zeros((4, 6), np.float32)}), print)
     assert failures.may_replace_checkpoints(1, has_finite_member=False)
 
 
@@ -768,7 +526,6 @@ def assert_has_responded(policy, state):
     """Checks that the member failed at step 50, and that the policy was carried out."""
     record = record_of(state)
     assert record.first_step == 50
-    assert record.num_restarts == (policy in ("rollback", "reseed"))
     assert record.is_frozen == (policy in ("freeze", "drop"))
 
 
@@ -881,7 +638,6 @@ def test_a_run_from_a_config_says_in_its_files_which_members_failed(tmp_path):
         "failed_updates": 1,
         "first_step": failed[1],
         "last_step": failed[1],
-        "restarts": 0,
         "is_frozen": True,
     }
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-2])

@@ -14,7 +14,7 @@ from dist_ens.errors import UserError
 from dist_ens.evaluation import evaluate
 from dist_ens.feed import Placement, TrainingSet, call_batches, feed
 from dist_ens.feed.on_devices import ShardedFeed
-from dist_ens.layout import BATCH, BATCHES, Layout, dealing_program
+from dist_ens.layout import BATCH, BATCHES, Layout, redistribution_program
 from dist_ens.losses import batch_mean, categorical
 from dist_ens.members import as_member
 from dist_ens.methods import bootstrap
@@ -307,7 +307,7 @@ def test_a_divided_split_is_dealt_out_over_the_data_axis_only_and_is_nowhere_who
     split = source(count=4_096).train.take(np.arange(4_096))
     parts = layout.put(split, BATCH)
     indices = layout.put(np.arange(4_096, dtype=np.int32).reshape(64, 64), BATCHES)
-    compiled = dealing_program(layout).lower(parts, indices).compile()
+    compiled = redistribution_program(layout).lower(parts, indices).compile()
     crossing = collectives(compiled.as_text(), layout.mesh.device_ids)
     assert {(each.kind, each.axis) for each in crossing} == {("collective-permute", "data")}
     # Its part, its batches and what passes, which comes while the one before is looked through.

@@ -17,9 +17,8 @@ from dist_ens.checkpoint import CheckpointStore
 from dist_ens.errors import UserError
 from dist_ens.evaluation.scores import Scores
 from dist_ens.metrics import Metric
-from dist_ens.training import loop
-from dist_ens.training.callback_states import restore_states, saved_states
 from dist_ens.training.metrics import MetricsReader
+from dist_ens.training.runner import Runner
 from test_bad_input import DATA, classifier, fit, loss_fn, with_loss
 
 
@@ -170,7 +169,7 @@ def test_a_callback_of_one_host_ends_the_run_of_all(monkeypatch):
     # Another host asks to stop in its third call; `any_host` is what the hosts agree on.
     asked = iter([False, False, True])
     monkeypatch.setattr(cluster, "any_host", lambda value: value or next(asked, False))
-    monkeypatch.setattr(loop.Loop, "_any_stops", lambda *_: False)
+    monkeypatch.setattr(Runner, "ask", lambda *_: False)
     seen = []
 
     def looks(info):
@@ -179,6 +178,22 @@ def test_a_callback_of_one_host_ends_the_run_of_all(monkeypatch):
     result = fit(classifier(), steps_per_call=1, callbacks=[looks])
     assert (result.step, result.stopped_by) == (3, "a callback of another host")
     assert seen[-2:] == [(3, False), (3, True)]
+
+
+def test_a_callback_is_called_at_multiples_of_its_own_number_of_steps():
+    class Every6:
+        every = 6
+
+        def __init__(self):
+            self.steps = []
+
+        def __call__(self, info):
+            self.steps.append(info.step)
+
+    for options, expected in (({}, [6, 12]), ({"steps_per_call": 4}, [8, 12])):
+        callback = Every6()
+        fit(classifier(), steps=13, callbacks=[callback], **options)
+        assert callback.steps == expected
 
 
 # Metrics that nobody looks at
@@ -217,69 +232,51 @@ class CountsToo(Counts):
     """Another one."""
 
 
-def test_states_belong_to_callbacks_by_their_names():
-    stored = saved_states([print, Counts(1), CountsToo({"best": 0.5}), Counts(3)])
+def resume(folder, callbacks, *, steps=4, **options):
+    """Begins or resumes a run in a folder, with some callbacks."""
+    checkpoints = de.Checkpoints(folder, every_secs=None, **options)
+    return fit(classifier(), steps=steps, callbacks=callbacks, checkpoints=checkpoints)
+
+
+def test_states_belong_to_callbacks_by_their_names(tmp_path):
+    resume(tmp_path, [print, Counts(1), CountsToo({"best": 0.5}), Counts(3)], steps=2)
     callbacks = [Counts(), CountsToo(), print, Counts()]
-    restore_states(callbacks, stored, "runs/a", "same")
+    resume(tmp_path, callbacks)
     assert [each.value for each in callbacks if each is not print] == [1, {"best": 0.5}, 3]
 
 
-def test_the_state_of_one_callback_is_not_given_to_another():
-    stored = saved_states([Counts(1)])
+def test_the_state_of_one_callback_is_not_given_to_another(tmp_path):
+    resume(tmp_path, [Counts(1)], steps=2)
     callbacks = [CountsToo(), Counts()]
     message = (
-        "runs/a holds a run with states of the callbacks Counts, and this run has CountsToo, "
+        f"{tmp_path} holds a run with states of the callbacks Counts, and this run has CountsToo, "
         "Counts. Give the same callbacks in the same order, or set resume='anyway'"
     )
     with pytest.raises(UserError, match=f"^{re.escape(message)}"):
-        restore_states(callbacks, stored, "runs/a", "same")
-    with pytest.raises(UserError, match="of the callbacks Counts, and this run has none. Give"):
-        restore_states([], stored, "runs/a", "same")
-    restore_states(callbacks, stored, "runs/a", "anyway")
+        resume(tmp_path, callbacks)
+    resume(tmp_path, callbacks, resume="anyway")
     assert [each.value for each in callbacks] == [None, 1]
 
 
-def test_states_that_were_saved_without_names_are_restored_in_their_order():
-    stored = json.dumps([1, {"best": None}]).encode()
-    callbacks = [Counts(), CountsToo()]
-    restore_states(callbacks, stored, "runs/a", "same")
-    assert [each.value for each in callbacks] == [1, {"best": None}]
-    for given in ([Counts()], [Counts(), Counts(), Counts()]):
-        with pytest.raises(UserError, match="holds a run with states of the callbacks"):
-            restore_states(given, stored, "runs/a", "same")
-
-
-def test_a_state_is_what_json_can_hold():
-    stored = saved_states([Counts({"best": np.float32(0.5), "steps": [np.int64(3), jnp.int32(4)]})])
+def test_a_state_is_what_json_can_hold(tmp_path):
+    state = {"best": np.float32(0.5), "steps": [np.int64(3), jnp.int32(4)]}
+    resume(tmp_path, [Counts(state)], steps=2)
     callback = Counts()
-    restore_states([callback], stored, "runs/a", "same")
+    resume(tmp_path, [callback])
     assert callback.value == {"best": 0.5, "steps": [3, 4]}
-    message = (
-        "The state of the callback Counts cannot be saved: an array is not what JSON can hold. "
-        "Return what JSON can hold from Counts.state: numbers, texts, bools, None, and lists and "
-        "dicts of these."
-    )
-    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
-        saved_states([Counts(np.zeros(2))])
-
-
-def test_a_resumed_run_restores_its_callbacks(tmp_path):
-    fit(classifier(), steps=2, callbacks=[Counts(7)], checkpoints=saved_in(tmp_path))
-    callback = Counts()
-    fit(classifier(), steps=4, callbacks=[callback], checkpoints=saved_in(tmp_path))
-    assert callback.value == 7
-    with pytest.raises(UserError, match="holds a run with states of the callbacks Counts, and th"):
-        fit(classifier(), steps=6, callbacks=[CountsToo()], checkpoints=saved_in(tmp_path))
+    message = "The state of the callback Counts cannot be saved: an array is not what JSON can hold"
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        resume(tmp_path / "other", [Counts(np.zeros(2))])
 
 
 def test_states_of_callbacks_are_read_by_another_number_of_hosts(tmp_path, monkeypatch):
-    fit(classifier(), steps=2, callbacks=[Counts(7)], checkpoints=saved_in(tmp_path))
+    resume(tmp_path, [Counts(7)], steps=2)
     store = CheckpointStore(tmp_path, read_only=True)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     for host in (0, 1):
         monkeypatch.setattr(jax, "process_index", lambda host=host: host)
-        stored = store.restore_host_file(2, "callbacks", is_shared=True)
-        assert json.loads(stored)["callbacks"] == [{"name": "Counts", "state": 7}]
+        stored = store.at(2).host_file("services", is_shared=True)
+        assert json.loads(stored) == [{"name": "Counts", "state": 7}]
 
 
 # Metrics as JSON lines

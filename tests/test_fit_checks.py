@@ -161,7 +161,7 @@ def test_an_objective_may_take_labels_that_are_missing():
         return jnp.where(is_known, whole.example_loss(outputs, jnp.where(is_known, labels, 0)), 0)
 
     objective = dataclasses.replace(whole, example_loss=of_known)
-    ensemble = dataclasses.replace(ensemble, loss=objective)
+    ensemble = ensemble.replace(loss=objective)
     result = fit(ensemble, DATA | {"labels": targets}, steps=2)
     assert np.isfinite(result.state.params["w"]).all()
 
@@ -295,9 +295,7 @@ def test_what_cannot_be_scored_is_refused_before_training(options, message):
 
 @pytest.mark.usefixtures("no_update")
 def test_evaluation_data_that_a_loss_function_does_not_take_are_refused_before_training():
-    message = (
-        r"^The loss function does not take the evaluation data, \['x'\] float32\[16, 4\]: KeyE"
-    )
+    message = r"^The evaluation data cannot be scored: KeyError: .* \['x'\] float32\[1, 4\]"
     with pytest.raises(UserError, match=message):
         fit(with_loss(loss_fn), eval_data={"x": DATA["inputs"]})
     with pytest.raises(UserError, match="^The metric 'hit' is computed from a predictive distri"):
@@ -525,36 +523,13 @@ def test_the_message_of_a_structure_names_at_most_five_leaves():
         fit(classifier(), state=state._replace(params=params))
 
 
-@pytest.mark.parametrize(
-    ("params", "model_states", "message"),
-    [
-        (
-            {"w": np.zeros((4, 2))},
-            None,
-            "params does not fit the network .*: leaf ['w'] is float32",
-        ),
-        ({"w": np.zeros((4, 3), int)}, None, "leaf ['w'] is int32[4, 3] in params[0] and float32["),
-        ({"v": np.zeros((4, 3))}, None, "leaf ['w'] is absent in params[0] and float32[4, 3] in "),
-        (
-            {"w": np.zeros((4, 3))},
-            [{"mean": np.zeros(3)}] * 2,
-            "model_states does not fit the network .*: leaf ['mean'] is float32[3] in model_states",
-        ),
-        ({"w": np.zeros((4, 3))}, [()], "params has 2 members, and model_states has 1. Give one"),
-    ],
-)
-def test_networks_that_were_trained_elsewhere_must_be_those_of_the_ensemble(
-    params, model_states, message
-):
-    network = (
-        lambda key: {"w": jax.random.normal(key, (4, 3))},
-        lambda params, inputs: inputs @ params["w"],
-    )
+def test_each_network_that_was_trained_elsewhere_has_its_model_state():
+    network = (lambda key: {"w": jnp.zeros((4, 3))}, lambda params, inputs: inputs @ params["w"])
     ensemble = de.Ensemble(network, optax.sgd(0.1), de.losses.categorical(CLASSES), num_members=2)
-    pattern = re.escape(message).replace(r"\.\*", ".*")
-    with pytest.raises(UserError, match=pattern):
-        ensemble.state_of([params, params], model_states)
-    assert ensemble.state_of([{"w": np.zeros((4, 3))}] * 2).params["w"].shape == (2, 4, 3)
+    params = [{"w": np.zeros((4, 3))}] * 2
+    with pytest.raises(UserError, match="model_states has 1 member, and the ensemble has 2"):
+        ensemble.state_of(params, [()])
+    assert ensemble.state_of(params).params["w"].shape == (2, 4, 3)
 
 
 @pytest.mark.parametrize("inputs", [1.0, 1e30])  # The square of 1e30 is infinite in float32.

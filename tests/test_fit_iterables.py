@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import dist_ens as de
+import failing
 from dist_ens.checkpoint import CheckpointStore
 from dist_ens.errors import UserError
 from dist_ens.randomness import UPDATE, member_key
@@ -59,7 +60,7 @@ def fit(data, steps, *, seen, execution="vmap", **options):
             seen.extend(info.metrics["number"][:, 0].astype(int).tolist())
 
     options = {"progress": False, "steps_per_call": 1, "callbacks": [looks]} | options
-    return de.fit(numbered(execution), data, steps=steps, **options)
+    return failing.fit(numbered(execution), data, steps=steps, **options)
 
 
 def test_a_loader_may_fill_the_same_buffer_with_each_batch():

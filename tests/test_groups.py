@@ -13,23 +13,19 @@ from scipy.special import log_softmax
 from sklearn.preprocessing import StandardScaler
 
 import networks
-from dist_ens.config import (
+from dist_ens.data import ArraySplit, Spec, evaluation_batches
+from dist_ens.errors import UserError
+from dist_ens.evaluation import Evaluator, curves_of
+from dist_ens.experiment import (
     CheckpointConfig,
     DataConfig,
     Experiment,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
-)
-from dist_ens.data import (
-    ArraySplit,
-    Spec,
     describe_source,
-    evaluation_batches,
     open_source,
 )
-from dist_ens.errors import UserError
-from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.experiment.train import train
 from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import Layout
@@ -223,7 +219,7 @@ def test_groups_that_are_not_alike_are_told():
     ensemble = networks.ensemble_of(member, optax.identity(), Layout.make(4), num_groups=3)
     with pytest.raises(UserError, match="4 members cannot be divided evenly among 3 groups"):
         Evaluator(ensemble, 4)
-    ensemble = dataclasses.replace(ensemble, num_groups=2)
+    ensemble = ensemble.replace(num_groups=2)
     inputs = jax.ShapeDtypeStruct((1, 4), np.float32)
     state = networks.begin(ensemble, inputs, member_ids=[1, 0, 2, 3])
     split = ArraySplit(np.ones((6, 4), np.float32), np.zeros(6, np.int32))

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import networks
-from dist_ens.config import Experiment
 from dist_ens.data import Spec
 from dist_ens.execution.heuristics import candidates
+from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.feed import Placement, abstract_batches
@@ -57,7 +57,7 @@ def compiled_update(config, num_members, rows, columns, batch_size, place=Placem
     )
     traced = ensemble.traced_update(state, batches)
     by_rule = candidates(layout, traced, experiment.steps_per_call)[0]
-    ensemble = dataclasses.replace(ensemble, execution=by_rule)
+    ensemble = ensemble.replace(execution=by_rule)
     return ensemble.update_steps.lower(state, batches).compile(), by_rule, state
 
 

@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commands import start
-from dist_ens.config import Experiment
 from dist_ens.errors import RunError, UserError
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build
 from dist_ens.experiment.train import train
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from dist_ens.config import Experiment
 from dist_ens.ensemble import update_steps
+from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCHES, MEMBERS, Layout

@@ -9,15 +9,14 @@ import pytest
 
 import dist_ens as de
 import networks
-from dist_ens.config import Experiment, ModelConfig
 from dist_ens.data import Spec
-from dist_ens.errors import RunError, UserError
+from dist_ens.errors import RunError
+from dist_ens.experiment import Experiment, ModelConfig, make_model
 from dist_ens.experiment.build import build_ensemble
-from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCHES, Layout
-from dist_ens.members import Member, from_linen, rematerialized, with_compute_dtype
-from dist_ens.models import make_model
+from dist_ens.members import from_linen, rematerialized, with_compute_dtype
+from failing import fit
 
 
 def updated(network, *, change=lambda member: member, microbatches=1, mesh=(2, 2), steps=3):
@@ -77,7 +76,7 @@ def with_loss(loss, mesh=(2, 1), **options):
 def said_by_fit(ensemble):
     said = []
     batches = [{"x": ROWS}] * 2
-    de.fit(ensemble, batches, steps=2, progress=False, say=said.append)
+    fit(ensemble, batches, steps=2, say=said.append)
     return [line for line in said if "microbatches" in line]
 
 
@@ -132,22 +131,6 @@ def test_parts_of_a_batch_have_statistics_and_dropout_of_their_own():
     assert not np.allclose(kernel(whole), kernel(parts), atol=1e-5)
     again, _, _ = updated(networks.dropout, microbatches=2, mesh=(4, 2))
     assert_close(parts.params, again.params, rtol=1e-5, atol=1e-6)
-
-
-def test_every_part_of_a_batch_has_dropout_masks_of_its_own():
-    def first_loss(network, parts):  # of a batch that is the same examples over and over
-        member, inputs, label_shape = network()
-        layout = Layout.make(4, devices=jax.devices()[:1])
-        ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, microbatches=parts)
-        batches = networks.batches_for(inputs, label_shape, 1)
-        batches = {name: np.concatenate([leaf] * parts, axis=1) for name, leaf in batches.items()}
-        batches = layout.put(batches, BATCHES)
-        state = networks.born_on(layout, network)
-        return jax.device_get(ensemble.update_steps(state, batches)[1]["loss"])
-
-    np.testing.assert_allclose(first_loss(networks.mlp, 2), first_loss(networks.mlp, 4), rtol=1e-5)
-    difference = first_loss(networks.dropout, 2) - first_loss(networks.dropout, 4)
-    assert np.abs(difference).min() > 1e-4
 
 
 class Deep(nn.Module):
@@ -237,16 +220,6 @@ def test_in_bfloat16_state_stays_float32_and_learns_nearly_the_same(network):
     assert not np.array_equal(metrics["loss"], other["loss"])
 
 
-def test_in_bfloat16_a_members_own_statistics_stay_float32():
-    def apply(params, model_state, inputs, key, train):
-        return inputs * params["scale"], {"mean": inputs.mean()}  # in the inputs' type
-
-    member = with_compute_dtype(Member(lambda key, inputs: None, apply), "bfloat16")
-    given = {"scale": jnp.ones((1, 3))}, {"mean": jnp.zeros(())}, jnp.ones((2, 3))
-    outputs, model_state = jax.eval_shape(lambda *a: member.apply(*a, None, True), *given)
-    assert (outputs.dtype, model_state["mean"].dtype) == (jnp.float32, jnp.float32)
-
-
 def test_a_config_says_precision_and_memory():
     values = {
         "num_members": 4,
@@ -263,13 +236,6 @@ def test_a_config_says_precision_and_memory():
     text = str(jax.make_jaxpr(ensemble.update_steps)(state, batches))
     assert "bf16[2,8,8]" in text  # two members on a device, a part of the batch, hidden units
     assert "remat" in text or "checkpoint" in text
-    values["compute"]["microbatches"] = 3
-    run = Run(Experiment.from_dict(values), spec, 100)
-    ensemble = build_ensemble(run, layout)  # to predict with, whatever the training batch
-    with pytest.raises(
-        UserError, match="microbatches=3 must divide the batch, which has 16 examples"
-    ):
-        check_training(run, ensemble)
 
 
 def test_an_update_without_enough_memory_is_explained():
@@ -285,7 +251,7 @@ def test_an_update_without_enough_memory_is_explained():
     message = (
         r"too little memory for an update: XLA asked for [\d,]+ MiB at once, and a device "
         r"has [\d,]+ MiB free. A device takes 2 members at once. These need less memory: .*more "
-        "waves, now 1, more microbatches, now 1, a smaller batch"
+        r"waves \(now 1\), more microbatches \(now 1\), a smaller batch"
     )
     with pytest.raises(RunError, match=message):
         de.fit(ensemble, np.ones((4, 3), np.float32), steps=3, progress=False)

@@ -10,10 +10,10 @@ import optax
 import pytest
 
 import networks
-from dist_ens.config import Experiment
 from dist_ens.data import Spec, source_of_arrays
 from dist_ens.ensemble import Batches
 from dist_ens.errors import UserError
+from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCHES, Layout

@@ -21,8 +21,10 @@ from sklearn.metrics import (
 
 from dist_ens.losses import Categorical, Quantiles
 from dist_ens.metrics import (
+    CLASSIFICATION,
+    REGRESSION,
+    Rows,
     bootstrap_weights,
-    classification_scores,
     classification_values,
     classwise_sums,
     credit,
@@ -30,8 +32,8 @@ from dist_ens.metrics import (
     mixture_log_probs,
     mixture_moments,
     mixture_quantile,
-    regression_scores,
     regression_values,
+    scores_of,
 )
 
 pytestmark = pytest.mark.quick
@@ -39,6 +41,14 @@ pytestmark = pytest.mark.quick
 
 def in_rows(values):
     return {name: leaf.ravel() for name, leaf in jax.device_get(values).items()}
+
+
+def classification_scores(values, classwise=None, weights=None):
+    return scores_of(CLASSIFICATION, Rows(values, classwise, draws=weights))
+
+
+def regression_scores(values, unit=1.0):
+    return scores_of(REGRESSION, Rows(values, unit=unit))
 
 
 def scores(probs, labels, names=("accuracy", "nll", "brier", "ece")):

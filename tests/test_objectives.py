@@ -123,8 +123,6 @@ def test_standardising_is_asked_of_the_objective_of_real_targets():
             lambda: gaussian().distribution.with_pooling("vote"),
             "pooling='vote' does not fit Gaussian predictions, which are pooled by one of probs",
         ),
-        (lambda: squared_error().distribution.central_interval({}, 0.9), "have no interval"),
-        (lambda: gaussian().distribution.probabilities({}), "have no classes"),
     ],
 )
 def test_what_an_objective_cannot_be_or_do_is_told(make, sentence):

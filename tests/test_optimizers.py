@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from dist_ens.config import OptimizerConfig
 from dist_ens.errors import UserError
-from dist_ens.optimizers import make_optimizer, optimizer_options
+from dist_ens.experiment import OptimizerConfig, make_optimizer, optimizer_options
 
 pytestmark = pytest.mark.quick
 

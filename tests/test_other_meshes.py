@@ -15,9 +15,8 @@ import pytest
 
 import dist_ens as de
 import failing
-from dist_ens.config import Experiment
-from dist_ens.config.own_parts import OwnParts
 from dist_ens.errors import RunError
+from dist_ens.experiment import Experiment, OwnParts
 from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
 from dist_ens.members import from_linen

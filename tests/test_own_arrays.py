@@ -10,9 +10,9 @@ import pytest
 
 import dist_ens as de
 from commands import dist_ens
-from dist_ens.config import DataConfig, Experiment
-from dist_ens.data import Spec, describe_source, open_source, source_of_arrays
+from dist_ens.data import Spec, source_of_arrays
 from dist_ens.errors import UserError
+from dist_ens.experiment import DataConfig, Experiment, describe_source, open_source
 from dist_ens.experiment.train import train
 
 EXAMPLES = 60

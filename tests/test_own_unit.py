@@ -11,19 +11,20 @@ from scipy.stats import norm
 
 import networks
 from commands import dist_ens
-from dist_ens.config import (
+from dist_ens.data import ArraySplit, Spec, Standardization
+from dist_ens.evaluation import Evaluator, curves_of
+from dist_ens.evaluation.calibrated_scores import calibrated_scores, conformal_scores
+from dist_ens.evaluation.fit_calibration import fit_map, fit_rule
+from dist_ens.evaluation.out_of_bag import held_out_scores
+from dist_ens.experiment import (
     CheckpointConfig,
     DataConfig,
     Experiment,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
+    open_source,
 )
-from dist_ens.data import ArraySplit, Spec, Standardization, open_source
-from dist_ens.evaluation import Evaluator, curves_of
-from dist_ens.evaluation.calibrated_scores import calibrated_scores, conformal_scores
-from dist_ens.evaluation.fit_calibration import fit_map, fit_rule
-from dist_ens.evaluation.out_of_bag import held_out_scores
 from dist_ens.experiment.assess import EvaluationRequest, assess
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import train

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import dist_ens as de
-from dist_ens.config import Experiment
+from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build
 from dist_ens.experiment.train import train
 

@@ -7,9 +7,9 @@ import pytest
 
 import failing
 from commands import dist_ens
-from dist_ens.config import Experiment
 from dist_ens.errors import UserError
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment import Experiment
 from dist_ens.experiment import replay as replaying
 from dist_ens.experiment.replay import Replay, replay
 from dist_ens.experiment.train import train

@@ -15,7 +15,7 @@ import pytest
 
 import fast_xla
 from commands import start
-from dist_ens.checkpoint.reading import open_arrays
+from dist_ens.checkpoint.arrays import open_arrays
 from dist_ens.checkpoint.writing import STATE
 from dist_ens.data.idx import open_idx
 from test_cluster import free_port
@@ -198,7 +198,7 @@ def record_row(record_property, config, execution, places, result):
 NOTING = """
 import dataclasses, json, pathlib, runpy, threading
 import jax
-from dist_ens.data import open_source
+from dist_ens.experiment import open_source
 from dist_ens.sampling import Order
 
 HERE = pathlib.Path(__file__).parent

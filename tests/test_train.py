@@ -25,12 +25,11 @@ import networks
 from dist_ens.callbacks import STOP, JsonLines, RunInfo
 from dist_ens.checkpoint import Checkpoints, CheckpointStore
 from dist_ens.checkpoint.manifest import Manifest
-from dist_ens.config import DataConfig, Experiment
-from dist_ens.config.failure_policy import FailurePolicy
-from dist_ens.config.own_parts import OwnParts
-from dist_ens.data import Spec, open_source, source_of_arrays
+from dist_ens.data import Spec, source_of_arrays
+from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.errors import RunError, SaveError, UserError
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment import DataConfig, Experiment, OwnParts, open_source
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import check_room
 from dist_ens.experiment.record import Run
@@ -40,12 +39,14 @@ from dist_ens.layout import BATCHES, Layout
 from dist_ens.losses import softmax_cross_entropy
 from dist_ens.members import Member, from_functions
 from dist_ens.sampling import Order
-from dist_ens.state import unstack_members
-from dist_ens.training.best_state import BestState
-from dist_ens.training.evaluation_data import EvalData
-from dist_ens.training.failures import FailedMembers
-from dist_ens.training.loop import Loop
+from dist_ens.state import State, unstack_members
+from dist_ens.training.arguments import FitArguments
+from dist_ens.training.beginning import Begun
+from dist_ens.training.ending import end_run
+from dist_ens.training.held_out import EvalData
 from dist_ens.training.metrics import MetricsReader
+from dist_ens.training.services import Run as FitRun
+from saving import snapshot
 
 
 def experiment(**changes):
@@ -247,9 +248,9 @@ def test_a_key_is_restored_as_the_kind_that_it_was(tmp_path, impl):
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
     with CheckpointStore(tmp_path) as checkpoints:
-        checkpoints.save(1, state, {})
+        checkpoints.save(snapshot(1, state))
         checkpoints.wait()
-        restored = checkpoints.restore_state(1, abstract)
+        restored = checkpoints.at(1).state(abstract)
     assert (restored["key"].dtype, restored["key"].sharding) == (
         state["key"].dtype,
         state["key"].sharding,
@@ -572,6 +573,9 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
         def is_due(self, step):
             return True
 
+        def is_best(self, step, scores):
+            return False
+
         def save(self, step, state, **_):
             takes_its_time("save")
 
@@ -588,20 +592,17 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
         takes_its_time("evaluation")
         return NoScores(), None
 
-    loop = Loop(
-        RunInfo(Slow(), [0], 0, 30, 8),
-        callbacks=[],
-        eval_data=EvalData("test", evaluate, lambda ensemble, batch: {}),
-        eval_every=10,
-        log_every=100,
-        opened=Slow(),
-        record={},
-        host_files=dict,
-        failures=FailedMembers(Slow(), restarts=None, say=print),
-        best=BestState(Slow(), None, [], None, print),
-    )
-    state = types.SimpleNamespace(failures=())
-    outcome = loop.run(state, iter([{"inputs": np.zeros((10, 8))}] * 3), Slow())
+    made, data = Slow(), types.SimpleNamespace(batch=None)
+    info = RunInfo(made, [0], 0, 30, 8, eval_every=10)
+    batches = iter([{"inputs": np.zeros((10, 8))}] * 3)
+    begun = Begun(info, State(*[()] * len(State._fields)), 10, batches)
+    arguments = FitArguments(ensemble=made, data=None, progress=False)
+    eval_data = EvalData("test", evaluate, lambda ensemble, batch: {})
+    run = FitRun(begun, arguments, data, eval_data, Slow(), {}, Slow(), print, print)
+    run.begin()
+    while run.before():
+        run.update(run.next_batch())
+    outcome = end_run(run, ())
     assert outcome.steps_per_second == 20 / (3 + 1 + 4)
     assert outcome.seconds == 81
 
@@ -609,14 +610,7 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
 def test_the_first_call_has_ended_before_the_second_is_dispatched(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    reader = MetricsReader(
-        [0],
-        first_step=0,
-        last_step=20,
-        log_every=100,
-        write=lambda *_: None,
-        on_read=lambda *_: None,
-    )
+    reader = MetricsReader(1, 0, lambda *_: None)
     for step, secs in ((0, 50), (10, 3)):
         now[0] += secs  # which the call takes before it returns, as in waves
         reader.dispatched(step, step + 10, {"loss": jnp.zeros((10, 1))})
@@ -657,7 +651,7 @@ def test_a_second_interruption_waits_for_no_save(tmp_path, monkeypatch):
     )
     state = Layout.make(4).put({"w": np.zeros(4, np.float32)}, "members")
     checkpoints = CheckpointStore(tmp_path).__enter__()
-    checkpoints.save(1, state, {})
+    checkpoints.save(snapshot(1, state))
     writing = checkpoints._writing
     checkpoints.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert not writing.done()
@@ -688,7 +682,7 @@ def test_a_run_that_is_stopped_saves_its_last_call_and_what_that_left(tmp_path, 
                 time.sleep(0.3)  # the run has left its loop by then
             super().catch_up(last_step)
 
-    monkeypatch.setattr("dist_ens.training.loop.MetricsReader", Stops)
+    monkeypatch.setattr("dist_ens.training.runner.MetricsReader", Stops)
     trained = train(experiment(steps=10**6, logging={"every_steps": 1}), tmp_path)
     assert (trained.step, trained.signal) == (16, signal.SIGINT)
     assert (tmp_path / "checkpoints" / "16").is_dir()

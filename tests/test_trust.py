@@ -15,15 +15,7 @@ from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
 import networks
-from dist_ens.config import (
-    CheckpointConfig,
-    DataConfig,
-    Experiment,
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-)
-from dist_ens.data import ArraySplit, Spec, open_source
+from dist_ens.data import ArraySplit, Spec
 from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.evaluation.calibrated_scores import calibrated_scores
@@ -32,6 +24,15 @@ from dist_ens.evaluation.fit_calibration import fit_map
 from dist_ens.evaluation.ood import Unlabelled, detection
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.evaluation.shift import shifted_splits
+from dist_ens.experiment import (
+    CheckpointConfig,
+    DataConfig,
+    Experiment,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    open_source,
+)
 from dist_ens.experiment.assess import (
     CALIBRATIONS,
     CONFORMAL,
@@ -521,7 +522,7 @@ def test_dropout_samples_are_averaged_and_differ(tmp_path):
     trained = train(experiment(data, steps=20, num_members=2, model=model), tmp_path)
     images = open_source(data).test.take(np.arange(5))["inputs"]
     plain = Evaluator(trained.ensemble, 8).predict(trained.state, images)
-    samples = dataclasses.replace(trained.ensemble, dropout_samples=64)
+    samples = trained.ensemble.replace(dropout_samples=64)
     outputs = np.asarray(samples.outputs(trained.state, samples.layout.put(images[:4], BATCH)))
     assert outputs.shape == (2, 4, 64, 10)
     assert (outputs.std(axis=2) > 0).all()

@@ -161,23 +161,6 @@ def test_a_run_in_waves_is_the_run_without(tmp_path, caplog):
     assert_same(jax.device_get(finished.state), jax.device_get(together.state))
 
 
-def test_the_execution_of_waves_is_chosen_by_one_of_them(tmp_path, capsys):
-    run = train(small(execution="auto", layout={"waves": 2}), tmp_path / "auto")
-    assert "Execution vmap" in capsys.readouterr().out
-    assert run.ensemble.waves == 2
-
-
-@pytest.mark.parametrize(("asked", "waves"), [(1, 1), (3, 4), (9, 8)])
-def test_waves_are_equally_large(asked, waves):
-    network = (lambda key: {"w": jax.random.normal(key, (3, 2))}, lambda p, x: x @ p["w"])
-    layout = de.Layout.make(8, devices=jax.devices()[:1])
-    objective = de.losses.categorical(2)
-    ensemble = de.Ensemble(
-        network, optax.sgd(0.1), objective, num_members=8, waves=asked, layout=layout
-    )
-    assert ensemble.waves == waves
-
-
 def test_a_loss_function_is_scored_in_waves_as_at_once():
     def loss(params, model_state, batch, key):
         error = jnp.square(batch["inputs"] @ params["w"] - batch["labels"])

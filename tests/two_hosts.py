@@ -32,7 +32,7 @@ INPUTS = np.random.default_rng(0).normal(size=(10, 8, 8)).astype(np.float32)
 
 
 def experiment(ensemble_axis):
-    from dist_ens.config import Experiment
+    from dist_ens.experiment import Experiment
 
     return Experiment.from_dict(
         {
@@ -61,7 +61,7 @@ def write_table(folder):
 
 def of_groups(folder):
     """Four groups of two members, each with a split of its own of the table in a folder."""
-    from dist_ens.config import DataConfig, LossConfig
+    from dist_ens.experiment import DataConfig, LossConfig
 
     source = f"uci:{folder / 'table.npz'}"
     data = DataConfig(source=source, examples="splits", global_batch_size=8)
@@ -87,8 +87,8 @@ class HangingSplit:
 
 def choose_executions():
     """What is chosen for a long run, on a mesh of as many rows as hosts and on one of one row."""
-    from dist_ens.data import open_source
     from dist_ens.ensemble.select_execution import choose
+    from dist_ens.experiment import open_source
     from dist_ens.experiment.record import Run
     from dist_ens.feed import ResidentFeed, put_whole
     from dist_ens.layout import Layout
@@ -113,15 +113,16 @@ def fail_to_save(folder, *, fails):
     from dist_ens.checkpoint import CheckpointStore
     from dist_ens.errors import RunError
     from dist_ens.layout import Layout
+    from saving import snapshot
 
     state = Layout.make(8).put({"w": np.ones((8, 1000), np.float32)}, "members")
     with CheckpointStore(folder) as saves:
-        saves.save(1, state, {})
+        saves.save(snapshot(1, state))
         saves.wait()
         unlimited = resource.RLIM_INFINITY
         if fails:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited))
-        saves.save(2, state, {})
+        saves.save(snapshot(2, state))
         try:
             saves.wait()
         except RunError as error:
@@ -134,7 +135,7 @@ def main(verb, coordinator, process_id, folder):
     os.environ["JAX_PLATFORMS"] = "cpu"
     import dist_ens as de
     from dist_ens import cluster, feed
-    from dist_ens.data import open_source
+    from dist_ens.experiment import open_source
     from dist_ens.experiment.train import train
     from dist_ens.layout import Layout, to_host
     from dist_ens.sampling import Order

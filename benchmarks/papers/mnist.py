@@ -20,9 +20,14 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from dist_ens.config import DataConfig, Experiment, ModelConfig, OptimizerConfig
-from dist_ens.data import open_source
 from dist_ens.ensemble import Ensemble
+from dist_ens.experiment import (
+    DataConfig,
+    Experiment,
+    ModelConfig,
+    OptimizerConfig,
+    open_source,
+)
 from dist_ens.experiment.assess import EvaluationRequest, assess
 from dist_ens.experiment.build import build_ensemble, evaluator_of_run
 from dist_ens.experiment.record import Run

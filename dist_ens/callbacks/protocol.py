@@ -12,6 +12,7 @@ A callback is any object with some of these methods; `fit` calls those that it h
     best_step() -> int | None                          step of the best evaluation so far
     state() -> JSON data, restore(state)               saved with the checkpoint
     reason() -> str                                    why it returned STOP, to be printed
+    every: int                                         number of steps between two calls
 
 A record is a flat dict from names such as `train/loss` or `test/nll/member_03` to numbers. A plain
 function of a `StepInfo` is a callback too. `write` and `sync` may be called in the thread that
@@ -22,6 +23,10 @@ One call of the update takes `steps_per_call` steps, and callbacks are called on
 Give `fit` `steps_per_call=1` to call them after every step. After a callback has returned `STOP`,
 all callbacks are called once more, with `is_last`. A state that they then return is not used.
 `fit` then prints the name of the callback and its `reason()`, a clause such as "nll is below 0.1".
+
+A callback with an attribute `every`, such as `every = 500`, is called only after a call of the
+update that reaches a multiple of it. If `fit` chooses the number of steps in a call, it divides
+`every`.
 
 `fit` returns the state of the step that `best_step()` names, and not the last one. It is called
 after each evaluation, whose step it may name, and at the end. If several callbacks name a step, the
@@ -118,22 +123,21 @@ class RunInfo(NamedTuple):
 
 # Methods of a callback that `fit` calls by name.
 HOOKS = (
-    "begin",
-    "evaluated",
-    "write",
-    "sync",
-    "finished",
-    "close",
-    "best_step",
-    "state",
-    "restore",
-    "reason",
+    *("begin", "evaluated", "write", "sync", "finished", "close"),
+    *("best_step", "state", "restore", "reason"),
 )
+
+OWN = "dist_ens."  # Prefix of the names of services.
+
+
+class Service:
+    """A callback of `fit` itself. Its exceptions are not those of a user's callback."""
 
 
 def name_of_callback(callback: Callback) -> str:
     """Returns the name of a function, or of an object's class, for messages."""
-    return getattr(callback, "__qualname__", type(callback).__qualname__)
+    name = getattr(callback, "__qualname__", type(callback).__qualname__)
+    return OWN + name if isinstance(callback, Service) else name
 
 
 def call_hook(callback: Callback, name: str, *args: object) -> Any:
@@ -150,6 +154,8 @@ def call_hook(callback: Callback, name: str, *args: object) -> Any:
     method = getattr(callback, name, None)
     if method is None:
         return None
+    if isinstance(callback, Service):
+        return method(*args)
     return _called(f"{name_of_callback(callback)}.{name}", "", method, *args)
 
 
@@ -159,6 +165,8 @@ def call_after_update(callback: Callback, info: StepInfo) -> object:
     Raises:
         RunError: If the callback raises an exception. A `UserError` is raised unchanged.
     """
+    if isinstance(callback, Service):
+        return callback(info)  # type: ignore[operator]  # the runner looks
     return _called(name_of_callback(callback), f" at step {info.step:,}", callback, info)
 
 

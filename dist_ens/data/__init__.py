@@ -5,7 +5,6 @@ from dist_ens.data.conversion import convert_inputs
 from dist_ens.data.digits import open_digits
 from dist_ens.data.idx import open_idx
 from dist_ens.data.npz import open_npz
-from dist_ens.data.open import comes_in_memory, describe_source, open_source, open_test
 from dist_ens.data.pipeline import calls, evaluation_batches, training_batches
 from dist_ens.data.source import Source
 from dist_ens.data.source_check import check_source
@@ -34,9 +33,7 @@ __all__ = [
     "TreeSplit",
     "calls",
     "check_source",
-    "comes_in_memory",
     "convert_inputs",
-    "describe_source",
     "describe_tfds",
     "evaluation_batches",
     "example_bytes_of",
@@ -44,8 +41,6 @@ __all__ = [
     "open_digits",
     "open_idx",
     "open_npz",
-    "open_source",
-    "open_test",
     "open_text",
     "open_tfds",
     "open_uci",

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dist_ens.config import did_you_mean
-from dist_ens.errors import UserError, counted
+from dist_ens.errors import UserError, counted, did_you_mean
 from dist_ens.paths import shortened
 from dist_ens.types import Data
 

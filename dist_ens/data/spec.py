@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from dist_ens.config import fields_from_record
 from dist_ens.errors import counted
+from dist_ens.ground.records import fields_from_record
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.narrowing import held_dtype, narrowed
 from dist_ens.paths import shortened

@@ -42,12 +42,9 @@ class Predictor:
         """Returns the predictor of an ensemble; every host must call this.
 
         Args:
-            ensemble: Ensemble.
+            ensemble: Ensemble with an objective.
             state: State of the ensemble.
             left_out: Positions of members that are not pooled.
-
-        Raises:
-            UserError: If the loss of the ensemble is a function.
         """
         objective = objective_of(ensemble)
         steps, ids = to_host((state.step, state.member_id))
@@ -59,15 +56,6 @@ class Predictor:
             objective.distribution.pooling,
             ensemble.dropout_samples,
         )
-
-    def differences(self, other: Self) -> list[str]:
-        """Returns a clause for each field in which another predictor differs."""
-        fields = [field.name for field in dataclasses.fields(self)]
-        return [
-            f"{name} {getattr(self, name)!r} in place of {getattr(other, name)!r}"
-            for name in fields
-            if getattr(self, name) != getattr(other, name)
-        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +104,12 @@ class Calibration:
         Raises:
             UserError: If the two differ.
         """
-        different = self.predictor.differences(predictor)
+        fitted, predicting = vars(self.predictor), vars(predictor)
+        different = [
+            f"{name} {value!r} in place of {predicting[name]!r}"
+            for name, value in fitted.items()
+            if value != predicting[name]
+        ]
         if different:
             raise UserError(
                 f"The calibration was fitted for another prediction: {'; '.join(different)}. Fit "
@@ -133,9 +126,6 @@ class Calibration:
             ensemble: Ensemble that predicts.
             state: State of the ensemble.
             inputs: Inputs of the examples, leaves [batch, ...].
-
-        Raises:
-            UserError: If it was fitted for another prediction.
         """
         self.require_of(Predictor.of(ensemble, state))
         distribution = objective_of(ensemble).distribution
@@ -183,39 +173,25 @@ class Calibration:
     def to_dict(self) -> JsonDict:
         """Returns the fields by name, in types that JSON can hold."""
         return {
+            **vars(self),
             "predictor": dataclasses.asdict(self.predictor),
-            "method": self.method,
             "parameters": dict(self.parameters),
             "warnings": list(self.warnings),
             "conformal": self.conformal and self.conformal.to_dict(),
-            "level": self.level,
         }
 
     @classmethod
     def from_dict(cls, values: JsonDict) -> Self:
-        """Returns the calibration that `to_dict` wrote, also after a round trip through JSON.
-
-        Args:
-            values: Fields by name.
-
-        Raises:
-            UserError: If a field is absent, or has a value that it cannot have.
-        """
-        try:
-            of = values["predictor"]
-            rule = values["conformal"]
-            return cls(
-                predictor=Predictor(**{**of, "member_ids": tuple(of["member_ids"])}),
-                method=values["method"],
-                parameters=values["parameters"],
-                warnings=tuple(values["warnings"]),
-                conformal=None if rule is None else ConformalRule.from_dict(rule),
-                level=values["level"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"The calibration cannot be read: {type(error).__name__}: {error}. Fit it again."
-            ) from error
+        """Returns the calibration that `to_dict` wrote, also after a round trip through JSON."""
+        predictor = dict(values["predictor"])
+        predictor["member_ids"] = tuple(predictor["member_ids"])
+        rule = values["conformal"]
+        fields = {
+            "predictor": Predictor(**predictor),
+            "warnings": tuple(values["warnings"]),
+            "conformal": None if rule is None else ConformalRule.from_dict(rule),
+        }
+        return cls(**{**values, **fields})
 
 
 def objective_of(ensemble: Ensemble) -> Objective:

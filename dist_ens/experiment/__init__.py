@@ -1,6 +1,65 @@
-"""Runs from configs: building, training, loading and assessing them."""
+"""The config door: an experiment is described, built from its description, and loaded again."""
 
+from dist_ens.experiment.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
 from dist_ens.experiment.loaded import LoadedRun, load
+from dist_ens.experiment.named import (
+    loss_options,
+    make_model,
+    make_objective,
+    model_options,
+)
+from dist_ens.experiment.optimizers import make_optimizer, optimizer_options
+from dist_ens.experiment.own_parts import OwnParts
+from dist_ens.experiment.reading import fields_named, leaves
+from dist_ens.experiment.schema import (
+    EXAMPLES,
+    POOLINGS,
+    SCHEDULES,
+    CheckpointConfig,
+    ComputeConfig,
+    DataConfig,
+    EvaluationConfig,
+    LayoutConfig,
+    LoggingConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
+from dist_ens.experiment.sources import comes_in_memory, describe_source, open_source, open_test
 from dist_ens.experiment.workdir import Finished, open_finished, saved_run
 
-__all__ = ["Finished", "LoadedRun", "load", "open_finished", "saved_run"]
+__all__ = [
+    "CheckpointConfig",
+    "ComputeConfig",
+    "DataConfig",
+    "EXAMPLES",
+    "EvaluationConfig",
+    "Experiment",
+    "Finished",
+    "LayoutConfig",
+    "LoadedRun",
+    "LoggingConfig",
+    "LossConfig",
+    "MAY_CHANGE_ON_RESUME",
+    "ModelConfig",
+    "OptimizerConfig",
+    "OwnParts",
+    "POOLINGS",
+    "SCHEDULES",
+    "comes_in_memory",
+    "describe_source",
+    "differences_on_resume",
+    "fields_named",
+    "leaves",
+    "loss_options",
+    "make_objective",
+    "load",
+    "make_model",
+    "make_optimizer",
+    "model_options",
+    "open_finished",
+    "open_source",
+    "open_test",
+    "optimizer_options",
+    "saved_run",
+]

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from dist_ens.commands import quoted
-from dist_ens.data import Source, open_test
+from dist_ens.data import Source
 from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluation import Evaluation, Evaluator, Scores, curves_of, pictures_of
 from dist_ens.evaluation.ood import Unlabelled, detection, histograms
@@ -17,6 +17,7 @@ from dist_ens.evaluation.out_of_bag import examples_out_of_bag, held_out_scores
 from dist_ens.evaluation.scoring import without_failed
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
+from dist_ens.experiment.sources import open_test
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import to_host
 from dist_ens.metrics.catalogue import UNDER_SHIFT, headlines, label_of
@@ -443,14 +444,10 @@ def _under_shift(
         BrokenMembersError: If members predict NaN.
     """
     # It imports scipy.ndimage, which few runs need.
-    from dist_ens.evaluation.shift import require_float_inputs, shifted_splits
+    from dist_ens.evaluation.shift import shifted_splits
 
     found: dict[str, list[JsonDict]] = {}
-    shifted = shifted_splits(source.test, run.spec)
-    some = next(iter(shifted.values()))[0]
-    if some.dtype.name != run.spec.input_dtype:
-        require_float_inputs(evaluator, state, some)
-    for name, splits in shifted.items():
+    for name, splits in shifted_splits(source.test, run.spec).items():
         found[name] = []
         for split in splits:
             scores = evaluator.evaluate(state, split).require_sound().scores(intervals=True)

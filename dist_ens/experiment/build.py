@@ -6,17 +6,20 @@ from collections.abc import Mapping
 import numpy as np
 
 from dist_ens import cluster
-from dist_ens.config import Experiment
-from dist_ens.config.own_parts import OwnParts
-from dist_ens.data import Source, check_source, open_source
+from dist_ens.data import Source, check_source
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Evaluator, Scores
-from dist_ens.evaluation.scoring import Examples, check_score, score
+from dist_ens.evaluation.examples import Examples
+from dist_ens.evaluation.scoring import score, score_directions
 from dist_ens.experiment.checks import check_room, check_training, require_draws
-from dist_ens.experiment.objectives import make_objective
+from dist_ens.experiment.experiment import Experiment
+from dist_ens.experiment.named import make_methods, make_model, make_objective
+from dist_ens.experiment.optimizers import make_optimizer
+from dist_ens.experiment.own_parts import OwnParts
 from dist_ens.experiment.record import Run
+from dist_ens.experiment.sources import open_source
 from dist_ens.layout import Layout
 from dist_ens.losses import Objective
 from dist_ens.members import (
@@ -27,9 +30,7 @@ from dist_ens.members import (
     with_compute_dtype,
     with_normalized_inputs,
 )
-from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
-from dist_ens.models import make_model
-from dist_ens.optimizers import make_optimizer
+from dist_ens.methods import Method, bootstrap
 from dist_ens.randomness import KEY_RULE
 from dist_ens.state import State
 from dist_ens.training import EvalData, OrderedSplit
@@ -97,8 +98,7 @@ def build(
     devices = cluster.devices_for(run.num_members, rows)
     layout = Layout.make(run.num_members, ensemble_axis=rows, devices=devices)
     layout.check_batch_size("data.global_batch_size", experiment.data.global_batch_size)
-    ranges = source.input_ranges() if experiment.loss.adversarial else None
-    ensemble = build_ensemble(run, layout, parts, ranges)
+    ensemble = build_ensemble(run, layout, parts, source)
     data = OrderedSplit(source.train, run.order, experiment.seed)
     check_training(run, ensemble)
     check_room(ensemble, data.batch)
@@ -185,41 +185,31 @@ def eval_data_of(run: Run, source: Source, parts: OwnParts) -> EvalData:
         )
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
-        if ensemble.objective is None:
-            size = run.experiment.evaluation.global_batch_size
-            return check_score(ensemble, batch, examples, batch_size=size)
-        of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
-        evaluator = evaluator_of_run(run, ensemble, parts=parts)
-        return evaluator.check(of_wave.abstract_state(batch), source.test)
+        return score_directions(
+            ensemble,
+            batch,
+            examples,
+            metrics=tuple(parts.metrics),
+            batch_size=run.experiment.evaluation.global_batch_size,
+        )
 
     return EvalData("test", evaluate, check, source.test)
 
 
-def methods_of(run: Run, input_ranges: np.ndarray | None) -> tuple[Method, ...]:
+def methods_of(run: Run, source: Source | None = None) -> tuple[Method, ...]:
     """Returns the methods of a run, from the innermost to the outermost.
 
     Args:
         run: Record of the run.
-        input_ranges: Ranges of the training inputs, from `Source.input_ranges`. Only adversarial
-            training needs them.
+        source: Data of the run, which is trained on. Default: the ranges of its inputs are 1.
 
     Raises:
         UserError: If a method does not fit the data.
     """
-    loss, spec = run.experiment.loss, run.spec
-    if (loss.adversarial or loss.mixup) and spec.label_shape:
-        raise UserError(
-            f"loss.mixup={loss.mixup} and loss.adversarial={loss.adversarial} were given for a "
-            "text, whose characters can neither be mixed nor moved a little. Set both to 0."
-        )
-    methods: list[Method] = []
-    if loss.label_smoothing and spec.num_classes is not None:
-        methods.append(label_smoothing(loss.label_smoothing))
-    if loss.adversarial:
-        # Without the training inputs there are no ranges, and nothing is trained.
-        methods.append(adversarial(loss.adversarial, input_ranges))  # type: ignore[arg-type]
-    if loss.mixup:
-        methods.append(mixup(loss.mixup))
+    spec = run.spec
+    ones = np.ones((spec.num_groups, *spec.input_shape), np.float32)
+    ranges = source.input_ranges if source else lambda: ones
+    methods = make_methods(run.experiment.loss, spec, ranges)
     if run.experiment.data.examples == "bootstrap":
         methods.append(bootstrap())
     return tuple(methods)
@@ -229,7 +219,7 @@ def build_ensemble(
     run: Run,
     layout: Layout,
     parts: OwnParts = NOTHING,
-    input_ranges: np.ndarray | None = None,
+    source: Source | None = None,
 ) -> Ensemble:
     """Returns the ensemble of a run, checked against the data.
 
@@ -237,13 +227,13 @@ def build_ensemble(
         run: Record of the run.
         layout: Layout of members and data, for any number of members.
         parts: Parts that were given.
-        input_ranges: Ranges of the training inputs; see `methods_of`.
+        source: Data of the run, which is trained on; see `methods_of`.
 
     Raises:
         UserError: If the network cannot be made, or does not fit the data.
     """
     experiment, objective = run.experiment, objective_of(run, parts)
-    methods = methods_of(run, input_ranges)
+    methods = methods_of(run, source)
     ids = experiment.member_ids
     # A layout for another number of members is that of a plan.
     member_ids = ids if ids is not None and len(ids) == layout.num_members else None
@@ -376,8 +366,6 @@ def check_network(run: Run, ensemble: Ensemble, parts: OwnParts, batch: Batch) -
 
 def _step_of(run: Run, ensemble: Ensemble, batch: Batch) -> str:
     """Returns the fingerprint of a run's training step."""
-    # The ranges of the inputs belong to the data, so the fingerprint must not depend on them.
-    ranges = np.ones((run.spec.num_groups, *run.spec.input_shape), np.float32)
-    # The policy for failures may change on resume.
-    plain = dataclasses.replace(ensemble, methods=methods_of(run, ranges), failures=None)
+    # The ranges of the inputs belong to the data, and the policy for failures may change on resume.
+    plain = ensemble.replace(methods=methods_of(run), failures=None)
     return fingerprint_of_step(plain, batch)

@@ -6,11 +6,11 @@ import jax
 
 from dist_ens import cluster
 from dist_ens.commands import quoted
-from dist_ens.config import Experiment
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.argument_checks import check_microbatches
+from dist_ens.ensemble.checks import check_microbatches
 from dist_ens.errors import UserError, counted, first_line
+from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.record import Run
 from dist_ens.layout import BATCH, REPLICATED, device_bytes
 from dist_ens.members import Member
@@ -117,9 +117,7 @@ def _check_fields_without_effect(experiment: Experiment, *, has_own_step: bool) 
         *of_loss[:-1],
         "compute.microbatches",
         "compute.dtype",
-        "loss.label_smoothing",
-        "loss.adversarial",
-        "loss.mixup",
+        "loss.options",
         *(["data.examples"] if experiment.data.examples == "bootstrap" else []),
     ]
     function = "make_step" if has_own_step else "make_loss"

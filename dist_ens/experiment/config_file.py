@@ -10,10 +10,13 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
-from dist_ens.config import DataConfig, Experiment, OwnParts
-from dist_ens.data import Source, Spec, check_source, open_source
+from dist_ens.data import Source, Spec, check_source
 from dist_ens.errors import UserError, kind_of
+from dist_ens.experiment.experiment import Experiment
+from dist_ens.experiment.own_parts import OwnParts
 from dist_ens.experiment.part_checks import FUNCTIONS, check_part
+from dist_ens.experiment.schema import DataConfig
+from dist_ens.experiment.sources import open_source
 from dist_ens.file_reading import bytes_in
 from dist_ens.json_text import from_json
 from dist_ens.losses import Objective

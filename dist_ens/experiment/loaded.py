@@ -17,18 +17,26 @@ from dist_ens.checkpoint import (
     read_newest,
 )
 from dist_ens.commands import quoted
-from dist_ens.config.own_parts import OwnParts
-from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs, open_source
+from dist_ens.data import (
+    Source,
+    Spec,
+    Split,
+    TreeSplit,
+    convert_inputs,
+)
 from dist_ens.data.class_names import with_class_numbers
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import frozen_positions, saved_structures
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Scores, evaluate
-from dist_ens.evaluation.scoring import BATCH_SIZE, Examples, arrays_of, examples_of
+from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
+from dist_ens.evaluation.scoring import BATCH_SIZE
 from dist_ens.experiment.answers import kept_calibration
 from dist_ens.experiment.build import NOTHING
 from dist_ens.experiment.checks import require_trained_on
+from dist_ens.experiment.own_parts import OwnParts
 from dist_ens.experiment.record import Run
+from dist_ens.experiment.sources import open_source
 from dist_ens.experiment.workdir import open_finished
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import to_host
@@ -349,16 +357,16 @@ def _loaded_in_python(
             f"The ensemble is not that of the run in {quoted(folder)}: {listed(different)}. Give "
             "the ensemble with which the run was trained."
         )
-    store = CheckpointStore(folder, read_only=True)
-    there = [member.member_id for member in store.members(step)]
+    checkpoint = CheckpointStore(folder, read_only=True).at(step)
+    there = [member.member_id for member in checkpoint.members]
     if members is not None:
-        positions_of(members, store.members(step))
+        positions_of(members, checkpoint.members)
     has_dropped = {*there} < {*ensemble.ids.tolist()}  # By the policy `drop`, now or before.
     ids = ensemble.ids.tolist() if members is None and not has_dropped else list(members or there)
     if ids != ensemble.ids.tolist():
         ensemble = ensemble.with_members(ids)
     structures = saved_structures(ensemble.abstract_state(batch))
-    state = store.restore_state(step, *structures, member_ids=ids)
+    state = checkpoint.state(*structures, member_ids=ids)
     state = _named(ensemble.with_record(state), saved.class_names)
     return LoadedRun(ensemble, state, step, folder=folder)
 

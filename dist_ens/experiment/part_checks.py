@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from dist_ens.ensemble.loss_checks import loss_call_error
+from dist_ens.ensemble.checks import loss_call_error
 from dist_ens.errors import UserError, kind_of
 
 

@@ -8,17 +8,13 @@ import jax
 
 from dist_ens.checkpoint import differing_versions
 from dist_ens.commands import quoted
-from dist_ens.config import (
-    MAY_CHANGE_ON_RESUME,
-    Experiment,
-    differences_on_resume,
-    fields_from_record,
-    whole_number,
-)
-from dist_ens.config.execution_spec import Execution
 from dist_ens.data import Spec
 from dist_ens.errors import RunError, UserError
+from dist_ens.execution.spec import Execution
 from dist_ens.exit_codes import ExitCode
+from dist_ens.experiment.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
+from dist_ens.ground.numbers import whole_number
+from dist_ens.ground.records import fields_from_record
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.sampling import Order
 

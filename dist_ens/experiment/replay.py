@@ -8,16 +8,15 @@ import jax
 import numpy as np
 
 from dist_ens.checkpoint.leaves import named_leaves
-from dist_ens.checkpoint.lineage import FAILED, Lineage
 from dist_ens.commands import quoted
-from dist_ens.config import DataConfig
-from dist_ens.config.failure_policy import FailurePolicy
-from dist_ens.config.own_parts import OwnParts
-from dist_ens.data import Source, Spec, open_source
+from dist_ens.data import Source, Spec
 from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.errors import UserError
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import require_own_keys, require_trained_on
+from dist_ens.experiment.own_parts import OwnParts
+from dist_ens.experiment.schema import DataConfig
+from dist_ens.experiment.sources import open_source
 from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import Layout
 from dist_ens.state import State
@@ -81,9 +80,9 @@ def replay(
         The comparison.
 
     Raises:
-        UserError: If there is no such checkpoint or member, the data is not that of the run, the
-            member was rolled back, or its training ends early because its loss is not finite. Also
-            if another version of dist_ens drew the random numbers of the run.
+        UserError: If there is no such checkpoint or member, the data is not that of the run, or
+            the member's training ends early because its loss is not finite. Also if
+            another version of dist_ens drew the random numbers of the run.
         RunError: If the checkpoint is damaged.
     """
     finished = open_finished(workdir, own_parts, step=until, member_ids=[member])
@@ -95,17 +94,12 @@ def replay(
         )
     run = finished.run
     require_own_keys(run, workdir)
-    _require_no_rollback(lineage, run.experiment.failures)
     source = open_source(run.experiment.data)
     require_trained_on(run, source)
-    ranges = source.input_ranges() if run.experiment.loss.adversarial else None
     seed = run.experiment.seed if lineage.seed is None else lineage.seed
     layout = Layout.make(1, devices=jax.local_devices()[:1])
-    alone = dataclasses.replace(
-        build_ensemble(run, layout, finished.parts, ranges),
-        seed=seed,
-        member_ids=(lineage.original_id,),
-        waves=1,
+    alone = build_ensemble(run, layout, finished.parts, source).replace(
+        seed=seed, member_ids=(lineage.original_id,), waves=1
     )
     result = fit(
         alone,
@@ -126,17 +120,6 @@ def replay(
         {name: each for name, each in differences.items() if each is not None},
         len(differences),
     )
-
-
-def _require_no_rollback(lineage: Lineage, policy: FailurePolicy) -> None:
-    """Raises a `UserError` if a member was rolled back to a checkpoint, which a replay lacks."""
-    failures = [event for event in lineage.events if event.what.startswith(FAILED)]
-    if policy.policy == "rollback" and failures:
-        raise UserError(
-            f"Member {lineage.member_id} failed at step {failures[0].step:,} and was rolled back "
-            "to a checkpoint, which a replay does not have. Compare it at an earlier saved step: "
-            "--until=STEP (until=STEP in Python)."
-        )
 
 
 def _at_same_step(saved: State, trained: State, member: int) -> State:

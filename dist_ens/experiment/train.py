@@ -12,7 +12,6 @@ from dist_ens.callbacks import JsonLines, ProgressBar, RunInfo
 from dist_ens.checkpoint import FOLDER, Checkpoints
 from dist_ens.checkpoint.causes import explained
 from dist_ens.commands import quoted
-from dist_ens.config import Experiment, OwnParts
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import RunError, UserError, code_of_write, counted, kind_of
@@ -20,6 +19,8 @@ from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.execution.decision_cache import CHOICES
 from dist_ens.experiment.build import NOTHING, Built, build
 from dist_ens.experiment.config_file import EXPERIMENT
+from dist_ens.experiment.experiment import Experiment
+from dist_ens.experiment.own_parts import OwnParts
 from dist_ens.experiment.record import Run
 from dist_ens.file_writing import require_regular_files
 from dist_ens.json_text import Json, JsonDict
@@ -32,7 +33,7 @@ from dist_ens.report.metrics_file import METRICS
 from dist_ens.run_digests import write_run_file
 from dist_ens.state import State
 from dist_ens.terminal import PlainConsole
-from dist_ens.training import FitResult, fit
+from dist_ens.training import Door, FitArguments, FitResult, run_fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ def train(
     console = PlainConsole(quiet=not cluster.is_main())
     if not isinstance(experiment, Experiment):
         raise UserError(
-            f"experiment is {kind_of(experiment)}, not a dist_ens.config.Experiment. Make "
+            f"experiment is {kind_of(experiment)}, not a dist_ens.experiment.Experiment. Make "
             "one with Experiment.from_dict."
         )
     require_regular_files(workdir, (*REPORT_FILES, METRICS, EXPERIMENT, CHOICES))
@@ -108,9 +109,9 @@ def train(
         built.run.check_resumes(before[-1], workdir)
 
     evaluation = experiment.evaluation
-    result = fit(
-        built.ensemble,
-        built.data,
+    arguments = FitArguments(
+        ensemble=built.ensemble,
+        data=built.data,
         steps=experiment.steps,
         epochs=experiment.epochs,
         callbacks=[
@@ -128,10 +129,13 @@ def train(
         steps_per_call=experiment.steps_per_call,
         log_every=experiment.logging.every_steps,
         progress=False,
+    )
+    door = Door(
         record=built.run,
         say=lambda sentence: console.print(sentence, soft_wrap=True),
         check_resume=check_resume,
     )
+    result = run_fit(arguments, door)
     ensemble = result.ensemble
     run = built.run.chosen(ensemble.execution, ensemble.layout.mesh.size, experiment.steps_per_call)
     if result.signal is not None:

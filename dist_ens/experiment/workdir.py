@@ -16,11 +16,11 @@ from dist_ens.checkpoint import (
     require_config_record,
 )
 from dist_ens.commands import option, quoted
-from dist_ens.config.own_parts import OwnParts
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.experiment.build import NOTHING, build_ensemble, check_network
+from dist_ens.experiment.own_parts import OwnParts
 from dist_ens.experiment.record import Run
 from dist_ens.layout import Layout
 from dist_ens.paths import given_path
@@ -126,8 +126,8 @@ def _opened(
             f"There is no checkpoint in {quoted(workdir)}. Train first, or correct --workdir."
         )
     at, run = saved
-    store = CheckpointStore(workdir, read_only=True)
-    members = store.members(at)
+    checkpoint = CheckpointStore(workdir, read_only=True).at(at)
+    members = checkpoint.members
     if member_ids is not None:
         members = tuple(members[position] for position in positions_of(member_ids, members))
     drops = run.experiment.failures.policy == "drop"
@@ -148,7 +148,7 @@ def _opened(
     batch = run.batch(run.experiment.data.global_batch_size)
     if parts is not NOTHING and parts.has_objective:
         check_network(run, ensemble, parts, batch)
-    state = store.restore_state(at, ensemble.abstract_state(batch), member_ids=member_ids)
+    state = checkpoint.state(ensemble.abstract_state(batch), member_ids=member_ids)
     return Finished(run, ensemble, state, at, parts, members)
 
 

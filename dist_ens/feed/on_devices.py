@@ -7,7 +7,7 @@ import numpy as np
 
 from dist_ens.data import Split
 from dist_ens.ensemble import Batches, Drawn
-from dist_ens.layout import BATCH, BATCHES, Layout, dealing_program, put_everywhere
+from dist_ens.layout import BATCH, BATCHES, Layout, put_everywhere, redistribution_program
 from dist_ens.sampling import Order
 from dist_ens.types import PyTree
 
@@ -63,7 +63,7 @@ class ShardedFeed:
             lambda cursor: order.indices(cursor, np.arange(order.global_batch_size)),
             out_shardings=layout.sharding(BATCHES),
         )
-        self._deal = dealing_program(layout)
+        self._deal = redistribution_program(layout)
         call_examples = order.global_batch_size * steps_per_call
         self._steps_of_deal = -(-order.epoch_length // call_examples) * steps_per_call
         self._dealt: Batches | None = None

@@ -23,8 +23,7 @@ from dist_ens.losses.distribution import (
 from dist_ens.losses.objective import Objective
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import REGRESSION
-from dist_ens.metrics.label_rows import one_a_row
-from dist_ens.metrics.metric import Metric
+from dist_ens.metrics.metric import Metric, one_a_row
 from dist_ens.metrics.regression import mixture_moments, regression_values
 
 # This smallest predicted variance keeps the logarithm finite.
@@ -158,14 +157,14 @@ class Gaussian(Distribution):
 
     @override
     def row_statistics(self, prediction: Values, labels: jax.Array) -> Values:
-        return regression_values(*_components(prediction), labels, as_one=self.pooling == "probs")
+        return regression_values(*components(prediction), labels, as_one=self.pooling == "probs")
 
     @override
     def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
         """Returns the mean and the variance of the mixture, and the parts of the variance."""
         predictions = jax.vmap(self.from_outputs)(with_samples(outputs, has_samples))
         members = jax.vmap(self.summary)(predictions)
-        means, variances = _components(self.pool(predictions))
+        means, variances = components(self.pool(predictions))
         mean = means.mean(axis=0)
         aleatoric = variances.mean(axis=0)
         epistemic = jnp.square(means - mean[None]).mean(axis=0)
@@ -183,7 +182,7 @@ class Gaussian(Distribution):
     @override
     def summary(self, prediction: Values) -> Values:
         """Returns the mean and the variance of the mixture."""
-        mean, variance = mixture_moments(*_components(prediction))
+        mean, variance = mixture_moments(*components(prediction))
         return {"mean": mean, "variance": variance}
 
     @override
@@ -295,7 +294,7 @@ def beta_gaussian(beta: float = 0.5, standardize: bool = False) -> Objective:
     )
 
 
-def _components(prediction: Values) -> tuple[jax.Array, jax.Array]:
+def components(prediction: Values) -> tuple[jax.Array, jax.Array]:
     """Returns the means and the variances of a mixture, [components, batch, ...]."""
     mean, variance = (jnp.moveaxis(prediction[name], -1, 0) for name in ("mean", "variance"))
     return mean, variance

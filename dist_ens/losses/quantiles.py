@@ -15,8 +15,7 @@ from dist_ens.losses.gaussian import squared_error_score
 from dist_ens.losses.objective import Objective
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import REGRESSION
-from dist_ens.metrics.label_rows import one_a_row
-from dist_ens.metrics.metric import Metric
+from dist_ens.metrics.metric import Metric, one_a_row
 
 
 def pinball(outputs: jax.Array, targets: jax.Array, *, levels: tuple[float, ...]) -> jax.Array:

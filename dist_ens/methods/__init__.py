@@ -2,7 +2,8 @@
 
 A method is a function from a loss to a loss. A loss is called as
 `loss(params, model_state, batch, info)` and returns `(value, (model_state, aux))`; `info` is a
-`LossInfo` with the keys, the member's id, the positions of the examples and the objective.
+`LossInfo` with the keys, the member's id, the positions of the examples and the objective. A config
+combines methods in the order of `__all__`, the innermost first.
 """
 
 from dist_ens.methods.adversarial import adversarial
@@ -25,11 +26,11 @@ __all__ = [
     "LossFunction",
     "LossInfo",
     "LossResults",
-    "adversarial",
-    "bootstrap",
-    "label_smoothing",
     "loss_of_function",
     "loss_of_objective",
-    "mixup",
     "poisson_weight",
+    "label_smoothing",
+    "adversarial",
+    "mixup",
+    "bootstrap",
 ]

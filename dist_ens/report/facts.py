@@ -58,12 +58,8 @@ def _failed(members: list[Mapping[str, Json]]) -> str:
         first, last = member["first_step"], member["last_step"]
         when = f"at step {first:,}" if first == last else f"from step {first:,} to {last:,}"
         count = counted(member["failed_updates"], "failed update")
-        restarts = member["restarts"]
-        restarted = f", restarted {counted(restarts, 'time')}" if restarts else ""
         frozen = ", frozen" if member["is_frozen"] else ""
-        clauses.append(
-            f"member {member['member_id']}: {count} {when} ({member['cause']}){restarted}{frozen}"
-        )
+        clauses.append(f"member {member['member_id']}: {count} {when} ({member['cause']}){frozen}")
     if more := len(members) - len(clauses):
         clauses.append(f"{more:,} more")
     return "; ".join(clauses)
@@ -76,9 +72,7 @@ def _trained_on(experiment: Mapping[str, Json], network: str | None) -> list[tup
     data, loss, optimizer = (experiment[name] for name in ("data", "loss", "optimizer"))
     examples = "" if data["examples"] == "shared" else f", {data['examples']}"
     beside = "".join(
-        f", {name.replace('_', ' ')} {loss[name]:g}"
-        for name in ("label_smoothing", "mixup", "adversarial")
-        if loss[name]
+        f", {name.replace('_', ' ')} {value}" for name, value in loss["options"].items() if value
     )
     schedule = "" if optimizer["schedule"] == "constant" else f", {optimizer['schedule']}"
     return [

@@ -1,8 +1,20 @@
-"""Training: `fit`, its loop, and the forms of data that it takes. It does not use configs."""
+"""Training: `fit`, its services, and the forms of data that it takes. It does not use configs."""
 
+from dist_ens.training.arguments import Door, FitArguments, RunRecord
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data import OrderedSplit
-from dist_ens.training.evaluation_data import EvalData
-from dist_ens.training.fitting import FitResult, RunRecord, fit
+from dist_ens.training.ending import FitResult
+from dist_ens.training.fitting import fit, run_fit
+from dist_ens.training.held_out import EvalData
 
-__all__ = ["BatchIterable", "EvalData", "FitResult", "OrderedSplit", "RunRecord", "fit"]
+__all__ = [
+    "BatchIterable",
+    "Door",
+    "EvalData",
+    "FitArguments",
+    "FitResult",
+    "OrderedSplit",
+    "RunRecord",
+    "fit",
+    "run_fit",
+]

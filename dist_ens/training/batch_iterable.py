@@ -1,7 +1,7 @@
 """Training data from an iterable of batches."""
 
+import base64
 import collections.abc
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -12,11 +12,11 @@ from typing_extensions import override
 from dist_ens.data import calls
 from dist_ens.data.class_names import are_names
 from dist_ens.ensemble import Batches
-from dist_ens.ensemble.argument_checks import rows_of
-from dist_ens.ensemble.batches import CallBatches
+from dist_ens.ensemble.batches import CallBatches, rows_of
 from dist_ens.errors import RunError, UserError, counted
 from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.host_keys import dtype_in_jax
+from dist_ens.json_text import Json
 from dist_ens.layout import (
     REPLICATED,
     Layout,
@@ -31,8 +31,6 @@ from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree, read_together
 from dist_ens.types import Batch, Data, KeyPath, Leaf, Shapes, Specs, Structure
 
-# Prefix of the position of an iterator without `get_state` that was first used after step 0.
-_BEGAN_AT = b"began"
 # Stands for the absence of a batch, since None is a batch without arrays.
 _NO_BATCH: Batch = object()
 
@@ -105,28 +103,27 @@ class BatchIterable(TrainingData):
             yield Batches.put(layout, host_batches, self._specs)
 
     @override
-    def position(self) -> bytes | None:
-        get_state = getattr(self._iterator, "get_state", None)
+    def state(self) -> Json:
         if self._waiting is not _NO_BATCH:
             return None
+        get_state = getattr(self._iterator, "get_state", None)
         if get_state is None:
-            return _BEGAN_AT + self._began_at.to_bytes(8, "big") if self._began_at else None
+            return {"began_at": self._began_at} if self._began_at else None
         state = get_state()
-        if isinstance(state, bytes):
-            return b"bytes" + self._num_passes.to_bytes(8, "big") + state
-        return b"json " + self._num_passes.to_bytes(8, "big") + json.dumps(state).encode()
+        is_bytes = isinstance(state, bytes)
+        kept = {"bytes": base64.b64encode(state).decode()} if is_bytes else {"json": state}
+        return {"passes": self._num_passes, **kept}
 
     @override
-    def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
-        self._began_at = 0
-        if position is not None and position.startswith(_BEGAN_AT):
-            self._began_at = int.from_bytes(position[len(_BEGAN_AT) :], "big")
-        elif position is not None:
-            kind, passes, state = position[:5], position[5:13], position[13:]
+    def restore(self, position: Json, step: int, say: Callable[[str], None]) -> None:
+        position = position or {}
+        self._began_at = position.get("began_at", 0)
+        if "passes" in position:
+            is_bytes = "bytes" in position
             self._iterator.set_state(  # type: ignore[attr-defined]  # it has get_state
-                state if kind == b"bytes" else json.loads(state)
+                base64.b64decode(position["bytes"]) if is_bytes else position["json"]
             )
-            self._num_passes = int.from_bytes(passes, "big")
+            self._num_passes = position["passes"]
             self._num_batches, self._waiting = step, _NO_BATCH
             return
         say(

@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from fractions import Fraction
 from functools import partial
 
 import jax
@@ -11,26 +10,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens import cluster
+from dist_ens.callbacks import RunInfo
 from dist_ens.checkpoint import OpenCheckpoints, ids_text
 from dist_ens.commands import quoted
-from dist_ens.config.execution_spec import AUTO
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.failures import saved_structures
+from dist_ens.ensemble.microbatch_check import microbatch_warning
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.errors import UserError, counted
+from dist_ens.execution.spec import AUTO
 from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout, connect_hosts, copied_like, to_host
 from dist_ens.members.label_scale import set_label_scale
 from dist_ens.state import State, differing, leaf_types
+from dist_ens.training.arguments import FitArguments
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
+from dist_ens.training.states import saved_position
 from dist_ens.training.steps_per_call import choose_steps_per_call
 from dist_ens.types import Shapes
 
-# Name of the file of a checkpoint that holds this host's position in the data.
-POSITION_FILE = "position"
 # Largest number of differing leaves that a message names.
 _MOST_NAMED = 5
 
@@ -40,120 +41,119 @@ class Begun:
     """A run before its first step.
 
     Attributes:
-        ensemble: Ensemble with the execution and the layout that will be used.
+        info: Steps of the run, and the ensemble with the execution and the layout to use.
         state: State at the first step, on the layout.
-        first_step: Number of steps already taken.
         steps_per_call: Number of steps in one call of the update.
         batches: Batches of each call from the first step on.
     """
 
-    ensemble: Ensemble
+    info: RunInfo
     state: State
-    first_step: int
     steps_per_call: int
     batches: Iterator[CallBatches]
 
     @property
     def execution(self) -> str | None:
         """Execution of the run; None if none was chosen because no step is left."""
-        return None if self.ensemble.execution == AUTO else self.ensemble.execution
+        execution = self.info.ensemble.execution
+        return None if execution == AUTO else execution
 
 
 def begin_run(
-    ensemble: Ensemble,
+    arguments: FitArguments,
     train: TrainingData,
-    *,
-    state: State | None,
+    info: RunInfo,
     opened: OpenCheckpoints | None,
-    last_step: int,
-    steps_per_call: int | None,
-    cadences: tuple[int | Fraction | None, ...],
-    folder: pathlib.Path | None,
     say: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> Begun:
     """Returns a run before its first step.
 
     Args:
-        ensemble: Ensemble to train.
+        arguments: Arguments of `fit`.
         train: Training data.
-        state: State that was given; None for a new one.
+        info: Ensemble to train, and steps of the whole run.
         opened: Checkpoints of the run; None without checkpoints.
-        last_step: Number of steps of the whole run.
-        steps_per_call: Number of steps in one call of the update; None to choose it.
-        cadences: Cadences in steps, such as those of evaluation and logging. A chosen number of
-            steps per call divides all of them. None entries are left out.
-        folder: Folder in which the chosen execution is stored; None for no folder.
         say: Function that prints a sentence.
         warn: Function that prints a warning, even where nothing else is printed.
 
     Raises:
         UserError: If the state does not fit, or has more steps than the run.
     """
-    connect_hosts(ensemble.layout)
-    ensemble, restored = _resumed(ensemble, train, opened, say)
+    connect_hosts(info.ensemble.layout)
+    ensemble, restored = _resumed(info.ensemble, train, opened, say)
     saved: Mapping[str, Json] = (opened.saved_record or {}) if opened else {}
-    saved_step = opened.saved_step if opened else 0
-    is_open = ensemble.execution == AUTO
-    layout = ensemble.layout
-    if restored is not None:
-        if state is not None:
-            say(
-                f"Note: the given state is not used, since the folder {quoted(str(folder))} holds "
-                f"step {saved_step:,} of this run, which is resumed. Choose another folder to "
-                "start from the given state."
-            )
-        state, first_step = restored, saved_step
-    elif state is not None:
-        state, first_step = _given_state(ensemble, state, train.batch)
-    else:
-        state, first_step = ensemble.init(train.batch), 0
-    if first_step == 0:
-        state = _with_label_scale(ensemble, state, train)
-    if first_step > last_step:
+    state, first_step = _first_state(arguments, ensemble, train, opened, restored, say)
+    if first_step > info.last_step:
         raise UserError(
-            f"The run has {counted(first_step, 'step')} already, and {last_step:,} are asked for. "
-            "Give more steps, or another folder."
+            f"The run has {counted(first_step, 'step')} already, and {info.last_step:,} are asked "
+            "for. Give more steps, or another folder."
         )
-    if saved_step and opened is not None:  # The choice of the execution draws the first batch.
-        train.restore(opened.restore_host_file(POSITION_FILE), first_step, say)
+    if opened is not None and opened.saved_step:  # The choice of the execution draws a batch.
+        train.restore(saved_position(opened), first_step, say)
+    steps_per_call = arguments.steps_per_call or saved.get("steps_per_call")
     if steps_per_call is None:
-        steps_per_call = saved.get("steps_per_call") or _steps_per_call(
-            ensemble, state, train, cadences
-        )
+        steps_per_call = _steps_per_call(arguments, info, ensemble, state, train)
     batches_on = partial(
         train.batches,
         first_step=first_step,
-        last_step=last_step,
+        last_step=info.last_step,
         steps_per_call=steps_per_call,
         member_ids=ensemble.ids.tolist(),
         say=say,
     )
+    layout = ensemble.layout
     batches = batches_on(layout)
-    if is_open and first_step < last_step:
-        first = next(batches)
-        chosen, choice = choose(
+    is_left = first_step < info.last_step
+    if ensemble.execution == AUTO and is_left:
+        first, checkpoints = next(batches), arguments.checkpoints
+        ensemble, choice = choose(
             ensemble,
             state,
             first,
-            last_step,
-            workdir=folder,
+            info.last_step,
+            workdir=pathlib.Path(checkpoints.folder) if checkpoints else None,
             may_move=not isinstance(train, BatchIterable) and not layout.is_fixed,
         )
         say(str(choice))
-        if chosen.layout is not layout:
-            state = chosen.layout.moved(state, MEMBERS)
-            batches = batches_on(chosen.layout)
+        if ensemble.layout is not layout:
+            state = ensemble.layout.moved(state, MEMBERS)
+            batches = batches_on(ensemble.layout)
         else:
             batches = _with_first(first, batches)
-        ensemble = chosen
-    if ensemble.microbatches > 1 and restored is None and first_step < last_step:
+    if ensemble.microbatches > 1 and restored is None and is_left:
         first = next(batches)
-        warning = ensemble.microbatch_warning(state, first)
+        warning = microbatch_warning(ensemble, state, first)
         if warning is not None:
             warn(warning)
         batches = _with_first(first, batches)
-    return Begun(ensemble, state, first_step, steps_per_call, batches)
+    info = info._replace(ensemble=ensemble, member_ids=ensemble.ids.tolist(), first_step=first_step)
+    return Begun(info, state, steps_per_call, batches)
+
+
+def _first_state(
+    arguments: FitArguments,
+    ensemble: Ensemble,
+    train: TrainingData,
+    opened: OpenCheckpoints | None,
+    restored: State | None,
+    say: Callable[[str], None],
+) -> tuple[State, int]:
+    """Returns the state that was restored, the given one or a new one, and its step."""
+    state = arguments.state
+    if restored is not None and opened is not None:
+        if state is not None and arguments.checkpoints is not None:
+            folder = quoted(str(arguments.checkpoints.folder))
+            say(
+                f"Note: the given state is not used, since the folder {folder} holds step "
+                f"{opened.saved_step:,} of this run, which is resumed. Choose another folder to "
+                "start from the given state."
+            )
+        return restored, opened.saved_step
+    if state is None:
+        return _with_label_scale(ensemble, ensemble.init(train.batch), train), 0
+    state, step = _given_state(ensemble, state._replace(class_names=()), train.batch)
+    return (state if step else _with_label_scale(ensemble, state, train)), step
 
 
 def _resumed(
@@ -224,7 +224,7 @@ def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
     ids = ensemble.ids.tolist()
     there = [member for member in opened.members if member.member_id in ids]
     kept = [member.member_id for member in there if member.dropped_step is None]
-    drops = ensemble.failure_policy.policy == "drop" and ensemble.num_groups == 1
+    drops = ensemble.failures.policy == "drop" and ensemble.num_groups == 1
     if not drops:
         gone = [member_id for member_id in ids if member_id not in {m.member_id for m in there}]
         if gone and len(there) == len(opened.members):
@@ -262,7 +262,7 @@ def _layout_of_fewer(layout: Layout, num_members: int) -> Layout | None:
 def _of_members(ensemble: Ensemble, member_ids: list[int], layout: Layout | None) -> Ensemble:
     """Returns an ensemble of some members, in as many waves, on a layout or the default one."""
     some = ensemble.with_members(member_ids)
-    return dataclasses.replace(some, layout=layout or some.layout, waves=ensemble.waves)
+    return some.replace(layout=layout or some.layout, waves=ensemble.waves)
 
 
 def _with_first(first: CallBatches, rest: Iterator[CallBatches]) -> Iterator[CallBatches]:
@@ -334,10 +334,7 @@ def _with_label_scale(ensemble: Ensemble, state: State, train: TrainingData) -> 
 
 
 def _steps_per_call(
-    ensemble: Ensemble,
-    state: State,
-    train: TrainingData,
-    cadences: tuple[int | Fraction | None, ...],
+    arguments: FitArguments, info: RunInfo, ensemble: Ensemble, state: State, train: TrainingData
 ) -> int:
     """Returns the number of steps in one call of the update, if it was not given."""
     if isinstance(train, BatchIterable) or ensemble.waves > 1:
@@ -346,6 +343,13 @@ def _steps_per_call(
     if isinstance(train, OrderedSplit):
         index = jax.ShapeDtypeStruct((train.order.global_batch_size,), jnp.int32)
     traced = ensemble.traced_update(state, Batches.shapes_of_step(train.batch, index))
+    checkpoints = arguments.checkpoints
+    cadences = (
+        info.eval_every,
+        arguments.log_every,
+        checkpoints.every_steps if checkpoints else None,
+        *(getattr(callback, "every", None) for callback in arguments.callbacks),
+    )
     # Only calls of one step can end where an epoch of a fractional number of steps ends.
     multiples = [int(each) if each.denominator == 1 else 1 for each in cadences if each is not None]
     return choose_steps_per_call(ensemble.layout, traced, *multiples)

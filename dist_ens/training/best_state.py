@@ -1,68 +1,63 @@
 """The state of the best evaluation, which a run keeps, saves and returns."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from dist_ens import cluster
-from dist_ens.callbacks.protocol import call_hook
+from dist_ens.callbacks import StepInfo
+from dist_ens.callbacks.protocol import Service
 from dist_ens.checkpoint import OpenCheckpoints
-from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import saved_structures
+from dist_ens.evaluation import Scores
 from dist_ens.layout import copied_off_devices, copied_onto_devices
 from dist_ens.state import State
-from dist_ens.types import Callback, Shapes
+from dist_ens.training.runner import Runner
+from dist_ens.types import Shapes
 
 
-class BestState:
-    """The state of the best evaluation so far, if a callback says by `best_step` which it is.
+class BestState(Service):
+    """The service that keeps the state of the best evaluation, if a callback has a `best_step`.
 
     A copy of it waits in the hosts' memory. If the run has checkpoints, it is saved too, so that a
     run that is resumed has it. On several hosts, the callbacks of process 0 decide.
 
     Args:
-        ensemble: Ensemble of the run.
+        run: Runner of the run.
         batch: Shapes and types of a batch.
-        callbacks: Callbacks of the run. The first one that names a step decides.
         opened: Checkpoints of the run; None without checkpoints.
+        scores_at: Function of a step that returns its scores by name, as they are saved.
         say: Function that prints a sentence.
     """
 
     def __init__(
         self,
-        ensemble: Ensemble,
+        run: Runner,
         batch: Shapes,
-        callbacks: Sequence[Callback],
         opened: OpenCheckpoints | None,
+        scores_at: Callable[[int], Mapping[str, float]],
         say: Callable[[str], None],
     ) -> None:
-        self._say = say
-        self._ensemble, self._batch = ensemble, batch
-        self._callbacks, self._opened = callbacks, opened
+        self._run, self._batch, self._opened = run, batch, opened
+        self._scores_at, self._say = scores_at, say
         self._kept: tuple[int, State] | None = None
+        self._evaluated_step: int | None = None
         self._due_step: int | None = None
-
-    @property
-    def step(self) -> int | None:
-        """Step of the best evaluation; None if no callback names one. Every host must ask."""
-        named = (call_hook(callback, "best_step") for callback in self._callbacks)
-        step = cluster.as_main_sees(next((each for each in named if each is not None), -1))
-        return None if step < 0 else step
 
     def is_due(self, step: int) -> bool:
         """Returns whether to save a step because its evaluation was the best so far."""
         return step == self._due_step
 
-    def evaluated(self, step: int, state: State, scores: Mapping[str, float]) -> None:
-        """Keeps the state of an evaluation if it is the best so far. Every host must call this.
+    def evaluated(self, step: int, scores: Scores) -> None:
+        """Notes that a step was evaluated."""
+        self._evaluated_step = step
 
-        Args:
-            step: Number of steps that the state has seen.
-            state: State of the ensemble. It may be donated afterwards.
-            scores: Scores of the evaluation by name, as they are saved.
-        """
-        is_best = self.step == step
+    def before(self, info: StepInfo) -> None:
+        """Keeps the state of an evaluation if it is the best so far."""
+        step, self._evaluated_step = self._evaluated_step, None
+        if step != info.step:
+            return
+        is_best = self._run.best_step() == step
         if is_best:
-            self._kept = step, copied_off_devices(state)
-        if is_best or (self._opened is not None and self._opened.is_best(step, scores)):
+            self._kept = step, copied_off_devices(info.state)
+        if is_best or (self._opened is not None and self._is_best_by_scores(self._opened, step)):
             self._due_step = step
 
     def at_end(self, step: int, state: State) -> tuple[int, State] | None:
@@ -74,9 +69,9 @@ class BestState:
 
         Returns:
             None if no callback names a step. Also if a run that was resumed has no sound checkpoint
-            of it, which is said.
+            of it, which is printed.
         """
-        best = self.step
+        best = self._run.best_step()
         if best is None or best == step:
             return None if best is None else (step, state)
         kept_step, kept = self._kept or (None, None)
@@ -89,11 +84,14 @@ class BestState:
             return None
         return best, found
 
+    def _is_best_by_scores(self, opened: OpenCheckpoints, step: int) -> bool:
+        return opened.is_best(step, self._scores_at(step))
+
     def _saved_state(self, step: int) -> State | None:
         """Returns the state of a checkpoint; None if it is not saved, or damaged."""
         if self._opened is None:
             return None
-        ensemble = self._ensemble
+        ensemble = self._run.info.ensemble
         structures = saved_structures(ensemble.abstract_state(self._batch))
         found = self._opened.restore_at(step, *structures, member_ids=ensemble.ids.tolist())
         return None if found is None else ensemble.with_record(found)

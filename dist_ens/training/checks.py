@@ -1,6 +1,7 @@
 """Checks of the arguments of `fit`, before anything is compiled."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,20 +9,18 @@ import numpy as np
 
 from dist_ens.callbacks.protocol import HOOKS
 from dist_ens.checkpoint import Checkpoints
-from dist_ens.config import MOST_STEPS, whole_number
-from dist_ens.config.checks import require_coefficient
-from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.loss_checks import explained_errors, refuse_tracers
+from dist_ens.ensemble.checks import explained_errors
+from dist_ens.ensemble.initial_state import inputs_of
 from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.evaluation import label_checks
+from dist_ens.ground.numbers import MOST_STEPS, require_coefficient, whole_number
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, specs_of_batch
-from dist_ens.losses import Objective
-from dist_ens.metrics import Metric
-from dist_ens.state import State, described
-from dist_ens.training.data import EPOCH, OrderedSplit
+from dist_ens.state import State, described, refuse_lists
+from dist_ens.training.arguments import FitArguments
+from dist_ens.training.data import EPOCH, OrderedSplit, eval_steps_of
 from dist_ens.training.data_protocol import TrainingData
-from dist_ens.training.evaluation_data import EvalData
+from dist_ens.training.held_out import EvalData
 from dist_ens.types import Callback, Inputs, Outputs
 
 # Training is slow if the mean or the standard deviation of the labels is larger, because the
@@ -29,18 +28,9 @@ from dist_ens.types import Callback, Inputs, Outputs
 _LARGE = 10.0
 
 
-def check_arguments(
-    ensemble: Ensemble,
-    steps: int | None,
-    epochs: float | None,
-    steps_per_call: int | None,
-    eval_every: int | str | None,
-    log_every: int,
-    checkpoints: Checkpoints | None,
-    state: State | None,
-    callbacks: Sequence[Callback],
-) -> None:
+def check_arguments(given: FitArguments) -> None:
     """Raises a `UserError` unless the arguments of `fit` have their types and ranges."""
+    ensemble, steps, epochs = given.ensemble, given.steps, given.epochs
     if not isinstance(ensemble, Ensemble):
         raise UserError(
             f"ensemble is {kind_of(ensemble)}. Give a dist_ens.Ensemble, made of a "
@@ -54,45 +44,106 @@ def check_arguments(
         whole_number("steps", steps, least=0, most=MOST_STEPS)
     if epochs is not None:
         require_coefficient("epochs", epochs, "Give the number of passes over the data.")
-    if isinstance(eval_every, str) and eval_every != EPOCH:
+    if isinstance(given.eval_every, str) and given.eval_every != EPOCH:
         raise UserError(
-            f"eval_every is {eval_every!r}. Give a whole number of steps, or {EPOCH!r}."
+            f"eval_every is {given.eval_every!r}. Give a whole number of steps, or {EPOCH!r}."
         )
-    for name, value in (
-        ("steps_per_call", steps_per_call),
-        ("eval_every", eval_every),
-        ("log_every", log_every),
-    ):
-        if value is not None and (name, value) != ("eval_every", EPOCH):
+    cadences: list[tuple[str, Any]] = [
+        ("steps_per_call", given.steps_per_call),
+        ("log_every", given.log_every),
+    ]
+    cadences += [("eval_every", given.eval_every)] if given.eval_every != EPOCH else []
+    cadences += [("every", getattr(callback, "every", None)) for callback in given.callbacks]
+    for name, value in cadences:
+        if value is not None:
             whole_number(name, value, least=1)
-    if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
+    _check_instance("checkpoints", given.checkpoints, Checkpoints, "Checkpoints('runs/a')")
+    _check_instance("state", given.state, State, "State, as Ensemble.init returns it")
+    for callback in given.callbacks:
+        _check_callback(callback)
+    if given.eval_data is not None and given.validation is not None:
         raise UserError(
-            f"checkpoints is {kind_of(checkpoints)}. Give a folder as "
-            "dist_ens.Checkpoints('runs/a')."
+            "fit scores one set of examples, and got both eval_data and "
+            f"validation={given.validation}. Leave one of them out."
         )
-    if state is not None and not isinstance(state, State):
+    if isinstance(given.data, Mapping | tuple):  # A list is an iterable of batches.
+        refuse_lists(given.data, "the data")
+
+
+def _check_instance(name: str, value: object, cls: type, instead: str) -> None:
+    """Raises a `UserError` unless an argument is None or an instance of a class."""
+    if value is not None and not isinstance(value, cls):
+        raise UserError(f"{name} is {kind_of(value)}. Give a dist_ens.{instead}.")
+
+
+def _check_callback(callback: Callback) -> None:
+    """Raises a `UserError` unless an object is a callback."""
+    if isinstance(callback, type):
         raise UserError(
-            f"The given state is {kind_of(state)}. Give a State, such as that of "
-            "Ensemble.init or of an earlier FitResult."
+            f"callbacks holds {kind_of(callback)}, not a callback. Give an instance: "
+            f"{callback.__name__}(...)."
         )
-    if not isinstance(callbacks, Sequence):
+    if not callable(callback) and not any(hasattr(callback, name) for name in HOOKS):
         raise UserError(
-            f"callbacks is {kind_of(callbacks)}. Give a list of callbacks: callbacks=[...]."
+            f"The callback {callback!r} has none of the methods of a callback. Give a function "
+            f"of a StepInfo, or an object with one of {', '.join(HOOKS)}."
         )
-    for callback in callbacks:
-        if isinstance(callback, type):
+
+
+def check_parts(
+    given: FitArguments,
+    train: TrainingData,
+    eval_data: EvalData | None,
+    say: Callable[[str], None],
+) -> Mapping[str, str | None]:
+    """Checks that the ensemble, the data and the arguments fit each other.
+
+    Args:
+        given: Arguments of `fit`.
+        train: Training data.
+        eval_data: Data to score; None to score nothing.
+        say: Function that prints a note.
+
+    Returns:
+        The direction of each score by its name; empty without data to score.
+
+    Raises:
+        UserError: If they do not fit each other.
+    """
+    ensemble = given.ensemble
+    label_checks.check_inputs(ensemble.trained_objective, given.data)
+    _check_scoring(given, train, eval_data, say)
+    _check_groups(ensemble, train)
+    _check_labels(ensemble, train, say)
+    if given.state is None and given.checkpoints is None:
+        # XLA compiles while Python traces the step.
+        ensemble.compile_init(train.batch)
+    _check_step(ensemble, train)
+    return {} if eval_data is None else eval_data.check(ensemble, train.batch)
+
+
+def _check_scoring(
+    given: FitArguments,
+    train: TrainingData,
+    eval_data: EvalData | None,
+    say: Callable[[str], None],
+) -> None:
+    """Checks that there is data to score if evaluations are configured."""
+    steps, per_call = eval_steps_of(train, given.eval_every), given.steps_per_call
+    if per_call is not None and steps is not None and steps % per_call:
+        say(
+            f"Note: evaluations are at the ends of calls of {per_call} steps, and every "
+            f"{float(steps):g} steps were asked for. Leave steps_per_call out, or set it to 1."
+        )
+    for name in ("eval_every", "metrics"):
+        if eval_data is None and getattr(given, name):
             raise UserError(
-                f"callbacks holds {kind_of(callback)}, not a callback. Give an instance: "
-                f"{callback.__name__}(...)."
-            )
-        if not callable(callback) and not any(hasattr(callback, name) for name in HOOKS):
-            raise UserError(
-                f"The callback {callback!r} has none of the methods of a callback. Give a function "
-                f"of a StepInfo, or an object with one of {', '.join(HOOKS)}."
+                f"{name} was given, and there is no data to score. Give eval_data, or "
+                f"validation=0.1 to hold out training examples, or leave {name} out."
             )
 
 
-def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], None]) -> None:
+def _check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], None]) -> None:
     """Checks the training labels of an objective, and prints a note if they are large.
 
     Args:
@@ -144,24 +195,7 @@ def check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], N
         )
 
 
-def check_eval_labels(objective: Objective, split: Split) -> None:
-    """Raises a `UserError` if a label of a split in memory is not a class, or is not finite.
-
-    Labels of examples of weight 0 are not checked.
-    """
-    examples = split.take(np.arange(len(split)))
-    labels, subject = np.asarray(examples[objective.LABELS]), "The labels of the evaluation data"
-    if objective.WEIGHTS in examples:
-        weights = np.asarray(examples[objective.WEIGHTS])
-        ones = [1] * (labels.ndim - weights.ndim)
-        weights = weights.reshape(*weights.shape[: labels.ndim], *ones)
-        labels = np.where(weights == 0, labels.dtype.type(0), labels)
-    if objective.num_classes is not None:
-        label_checks.check_classes(labels, objective.num_classes, subject)
-    label_checks.check_finite(objective, labels, subject)
-
-
-def check_groups(ensemble: Ensemble, train: TrainingData) -> None:
+def _check_groups(ensemble: Ensemble, train: TrainingData) -> None:
     """Raises a `UserError` if data and ensemble have different numbers of groups."""
     num_groups = train.order.num_groups if isinstance(train, OrderedSplit) else 1
     if num_groups != ensemble.num_groups:
@@ -172,21 +206,7 @@ def check_groups(ensemble: Ensemble, train: TrainingData) -> None:
         )
 
 
-def check_scoring(
-    eval_data: EvalData | None, eval_every: int | str | None, metrics: Sequence[Metric]
-) -> None:
-    """Raises a `UserError` if evaluations are configured and there is no data to score."""
-    if eval_data is not None:
-        return
-    for name, is_given in (("eval_every", eval_every is not None), ("metrics", bool(metrics))):
-        if is_given:
-            raise UserError(
-                f"{name} was given, and there is no data to score. Give eval_data, or "
-                f"validation=0.1 to hold out training examples, or leave {name} out."
-            )
-
-
-def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
+def _check_step(ensemble: Ensemble, train: TrainingData) -> None:
     """Checks that network, loss and data fit each other, by tracing a step of one member.
 
     Args:
@@ -211,14 +231,14 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
     step = layout.map_rows(
         lambda state, batch, index: jax.tree.map(
             lambda leaf: leaf[None],
-            ensemble.step(jax.tree.map(lambda leaf: leaf[0], state), batch, index),
+            ensemble.programs.step(jax.tree.map(lambda leaf: leaf[0], state), batch, index),
         ),
         in_specs=(MEMBERS, specs, BATCH),
         out_specs=MEMBERS,
     )
     try:
         with explained_errors():
-            refuse_tracers(jax.make_jaxpr(step)(state, batch, index).consts)
+            jax.make_jaxpr(step)(state, batch, index)
     except UserError:
         raise
     except Exception as error:  # The network and the loss of a user may raise anything.
@@ -231,7 +251,7 @@ def check_ensemble(ensemble: Ensemble, train: TrainingData) -> None:
 def _check_outputs(ensemble: Ensemble, state: State, train: TrainingData) -> None:
     """Raises a `UserError` unless the objective takes the network's outputs and the labels."""
     objective, batch = ensemble.trained_objective, train.batch
-    inputs = ensemble.inputs_of(batch)
+    inputs = inputs_of(ensemble, batch)
 
     def outputs(state: State, inputs: Inputs) -> Outputs:
         one = jax.tree.map(lambda leaf: leaf[0], state)

@@ -75,14 +75,6 @@ class OrderedSplit(TrainingData):
             say=say,
         )
 
-    @override
-    def position(self) -> bytes | None:
-        return None  # The seed and the step determine the examples.
-
-    @override
-    def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
-        pass  # The seed and the step determine the examples.
-
 
 class NoData(TrainingData):
     """The training data of a loss that draws its own examples from its key: empty batches."""
@@ -105,14 +97,6 @@ class NoData(TrainingData):
     ) -> Iterator[CallBatches]:
         for steps in calls(first_step, last_step, steps_per_call):
             yield Batches.put(layout, [None] * len(steps), BATCH)
-
-    @override
-    def position(self) -> bytes | None:
-        return None  # The seed and the step determine the key of the loss.
-
-    @override
-    def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
-        pass  # The seed and the step determine the key of the loss.
 
 
 @dataclasses.dataclass(frozen=True)

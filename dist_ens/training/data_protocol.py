@@ -1,25 +1,28 @@
 """The protocol between the training loop and its data."""
 
+import abc
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
+from dist_ens.callbacks.protocol import Service
 from dist_ens.ensemble.batches import CallBatches
+from dist_ens.json_text import Json
 from dist_ens.layout import Layout
 from dist_ens.types import Batch, Shapes
 
 
-class TrainingData(Protocol):
-    """Training data of a run, in any form."""
+class TrainingData(Service, abc.ABC):
+    """Training data of a run, in any form. Its state is the position of this host in the data."""
 
     @property
+    @abc.abstractmethod
     def batch(self) -> Shapes:
         """Shapes and types of a global batch, a pytree of `jax.ShapeDtypeStruct`."""
-        ...
 
+    @abc.abstractmethod
     def first_batch(self, layout: Layout) -> Batch:
         """Returns a batch of real examples on the layout, leaves [batch, ...]."""
-        ...
 
+    @abc.abstractmethod
     def batches(
         self,
         layout: Layout,
@@ -43,18 +46,16 @@ class TrainingData(Protocol):
             UserError: If a batch has another structure, shape or type than the first.
             RunError: If the data ends too early and cannot be started again.
         """
-        ...
 
-    def position(self) -> bytes | None:
-        """Returns this host's position in the data; None if the step determines it."""
-        ...
+    def state(self) -> Json:
+        """Returns the position of this host in the data; None if the step determines it."""
+        return None
 
-    def restore(self, position: bytes | None, step: int, say: Callable[[str], None]) -> None:
-        """Restores a position, or skips the batches of the steps before if there is none.
+    def restore(self, position: Json, step: int, say: Callable[[str], None]) -> None:
+        """Restores a position, or skips the batches before a step if there is none.
 
         Args:
-            position: Position that `position` returned; None without one.
+            position: Position that `state` returned; None without one.
             step: Number of steps that the state has seen.
             say: Function that prints a sentence.
         """
-        ...

@@ -1,22 +1,43 @@
 """The data that `fit` scores: evaluation data, or held-out training examples."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from dist_ens.data import PartOfSplit, Source, TreeSplit
+from dist_ens.data import PartOfSplit, Source, Split, TreeSplit
 from dist_ens.data.source import num_held_out
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Scores
-from dist_ens.evaluation.label_checks import check_inputs
-from dist_ens.evaluation.scoring import Examples, check_score, examples_of, score
+from dist_ens.evaluation.examples import Examples, examples_of
+from dist_ens.evaluation.label_checks import check_classes, check_finite, check_inputs
+from dist_ens.evaluation.scoring import score, score_directions
+from dist_ens.losses import Objective
 from dist_ens.metrics import Metric
 from dist_ens.state import State
-from dist_ens.training.checks import check_eval_labels
 from dist_ens.training.data import OrderedSplit, is_tree_of_arrays
-from dist_ens.training.evaluation_data import EvalData
-from dist_ens.types import Batch, Data, Specs
+from dist_ens.types import Batch, Data, Shapes, Specs
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalData:
+    """A split, and the functions that check and score it.
+
+    Attributes:
+        name: Name of the split in records, such as `test`.
+        evaluate: Function of the ensemble, its state and whether the evaluation is the last one. It
+            returns the scores, and the evaluation that a report draws.
+        check: Function of the ensemble and the shapes of a training batch. It raises a `UserError`
+            if the split cannot be scored, and returns the direction of each score by its name:
+            "lower", "higher" or None.
+        split: Examples that are scored.
+    """
+
+    name: str
+    evaluate: Callable[[Ensemble, State, bool], tuple[Scores, Evaluation | None]]
+    check: Callable[[Ensemble, Shapes], Mapping[str, str | None]]
+    split: Split | None = None
 
 
 def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | None]:
@@ -83,11 +104,28 @@ def eval_data_of(
         return score(ensemble, state, examples, metrics=metrics, intervals=is_last, by_size=is_last)
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
-        directions = check_score(ensemble, batch, examples, metrics=metrics)
+        directions = score_directions(ensemble, batch, examples, metrics=metrics)
         if isinstance(examples.split, TreeSplit):
             check_inputs(ensemble.objective, examples.split.tree, "eval_data")
         if ensemble.objective is not None and examples.split.in_memory:
-            check_eval_labels(ensemble.objective, examples.split)
+            _check_eval_labels(ensemble.objective, examples.split)
         return directions
 
     return EvalData("valid" if given is None else "test", evaluate, check, examples.split)
+
+
+def _check_eval_labels(objective: Objective, split: Split) -> None:
+    """Raises a `UserError` if a label of a split in memory is not a class, or is not finite.
+
+    Labels of examples of weight 0 are not checked.
+    """
+    examples = split.take(np.arange(len(split)))
+    labels, subject = np.asarray(examples[objective.LABELS]), "The labels of the evaluation data"
+    if objective.WEIGHTS in examples:
+        weights = np.asarray(examples[objective.WEIGHTS])
+        ones = [1] * (labels.ndim - weights.ndim)
+        weights = weights.reshape(*weights.shape[: labels.ndim], *ones)
+        labels = np.where(weights == 0, labels.dtype.type(0), labels)
+    if objective.num_classes is not None:
+        check_classes(labels, objective.num_classes, subject)
+    check_finite(objective, labels, subject)

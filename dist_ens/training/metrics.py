@@ -2,12 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 
-from dist_ens.callbacks.records import training_record
 from dist_ens.layout import to_host
 
 
@@ -18,31 +17,26 @@ class MetricsReader:
     written before the checkpoint. The first call, which compiles, is read at once.
 
     Args:
-        member_ids: Ids of the members.
+        num_members: Number of members.
         first_step: Number of steps already taken.
-        last_step: Number of steps of the whole run.
-        log_every: Number of steps between two records. The last step has a record too.
-        write: Function that writes a record, given the step and the record.
         on_read: Function that is given the step after each call and its metrics, in NumPy.
+
+    Attributes:
+        step: Number of steps taken up to the last row that was read.
+        losses: Loss of each member at this step, float[members].
     """
 
     def __init__(
         self,
-        member_ids: Sequence[int],
-        *,
+        num_members: int,
         first_step: int,
-        last_step: int,
-        log_every: int,
-        write: Callable[[int, dict[str, float]], None],
         on_read: Callable[[int, Mapping[str, np.ndarray]], None],
     ) -> None:
-        self._member_ids, self._write, self._on_read = member_ids, write, on_read
-        self._first_step, self._last_step, self._log_every = first_step, last_step, log_every
+        self._first_step, self._on_read = first_step, on_read
         self._reading = threading.Lock()
         self._pending: tuple[int, int, Mapping[str, jax.Array]] | None = None
         self._unseen: list[dict[str, np.ndarray]] = []
-        self.step = first_step
-        self.losses = np.zeros(len(member_ids))  # Loss of each member at the last step read.
+        self.step, self.losses = first_step, np.zeros(num_members)
         self._started = time.monotonic()
         self._paused_secs = 0.0
         self._training_secs = 0.0  # Seconds of training until the last call that was read.
@@ -110,7 +104,7 @@ class MetricsReader:
         return steps / seconds if steps else 0.0
 
     def _read(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
-        """Waits for a call, keeps its metrics, and writes a record if one is due."""
+        """Waits for a call, and keeps its metrics."""
         jax.block_until_ready(metrics)
         self._training_secs = self.seconds - self._paused_secs
         if self._first_call is None:
@@ -122,6 +116,3 @@ class MetricsReader:
             self.losses = values["loss"][-1]
         self._unseen.append(values)
         self._on_read(step, values)
-        crossed = step // self._log_every > previous_step // self._log_every
-        if crossed or step == self._last_step:
-            self._write(step, training_record(self._member_ids, values))

@@ -100,7 +100,7 @@ def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
         batch: Shapes and types of a global batch.
     """
     # The policy for failures may change on resume, so the record does not depend on it.
-    ensemble = dataclasses.replace(ensemble, failures=None)
+    ensemble = ensemble.replace(failures=None)
     objective, has_own = ensemble.trained_objective, ensemble.own_step is not None
     return PythonRecord(
         StepRecord(

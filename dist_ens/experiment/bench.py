@@ -1,0 +1,332 @@
+"""Benchmark of an experiment's training on this machine against two hand-written ways."""
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+
+import jax
+import numpy as np
+
+from dist_ens import cluster
+from dist_ens.data import ArraySplit, Source, calls, example_shapes_of
+from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.programs import step_of_one
+from dist_ens.ensemble.select_execution import choose
+from dist_ens.execution.spec import AUTO
+from dist_ens.execution.timing import Way, step_ms_of_turns
+from dist_ens.experiment.checks import check_training
+from dist_ens.experiment.record import Run
+from dist_ens.feed import PART_OF_THE_MEMORY, ResidentFeed, put_whole
+from dist_ens.json_text import JsonDict
+from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout, in_turn
+from dist_ens.sampling import Order
+from dist_ens.state import State
+from dist_ens.types import Batch, Metrics, Shapes
+
+DIST_ENS, LOOP, VMAP = "dist_ens", "loop", "jit(vmap)"
+# Largest factor between the ratios of two rounds for which a comparison is conclusive.
+WIDEST = 1.5
+_SEED = 0
+# Number of steps of a run that is long enough to time all executions that may be worth it.
+_RUN_STEPS = 10**6
+# Fraction of a device's free memory for the examples. The hand-written ways hold a copy each, which
+# on a CPU is in the same memory.
+_PART_OF_THE_MEMORY = PART_OF_THE_MEMORY / 4
+# Number of steps for which the hand-written ways compute the order of the examples together.
+_DRAWN_AT_ONCE = 64
+
+
+class Updates:
+    """The training of dist_ens: the updates of an ensemble, with batches drawn on the device.
+
+    Args:
+        ensemble: Ensemble to train, with any execution.
+        source: Source of the training examples.
+        order: Order of the training examples.
+        steps_per_call: Number of steps in one call of the update.
+        chosen: Whether the execution is chosen by measuring.
+        may_move: Whether that choice may also change the layout.
+
+    Attributes:
+        execution: Execution that is used.
+        state: State of the ensemble.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        source: Source,
+        order: Order,
+        steps_per_call: int,
+        *,
+        chosen: bool = False,
+        may_move: bool = True,
+    ) -> None:
+        layout = ensemble.layout
+        self._draws = ResidentFeed(put_whole(source.train, layout), order, layout, _SEED)
+        self._steps_per_call = steps_per_call
+        self.state: State = ensemble.init(_batch(source, order))
+        self.execution = ensemble.execution
+        if chosen:
+            first = self._draws(range(steps_per_call))
+            ensemble, choice = choose(ensemble, self.state, first, _RUN_STEPS, may_move=may_move)
+            self.execution = choice.option
+        if ensemble.layout is not layout:
+            layout = ensemble.layout
+            self.state = layout.moved(self.state, MEMBERS)
+            self._draws = ResidentFeed(put_whole(source.train, layout), order, layout, _SEED)
+        self._update = ensemble.update_steps
+
+    def run(self, num_steps: int) -> None:
+        """Trains every member for some more steps, and waits for the last one.
+
+        A number of steps in a call that occurs for the first time is compiled.
+        """
+        for steps in calls(0, num_steps, self._steps_per_call):
+            self.state, metrics = self._update(self.state, self._draws(steps))
+        jax.block_until_ready((self.state, metrics))
+
+
+class LoopByHand:
+    """A hand-written loop: one member's jitted step, dispatched for each member on one device.
+
+    NumPy indexes the batches on the host. An ensemble with waves does not fit on the device as a
+    whole, so the states of one wave stand for all members.
+
+    Args:
+        ensemble: Ensemble to train, with any execution.
+        source: Source of the training examples.
+        order: Order of the training examples.
+    """
+
+    def __init__(self, ensemble: Ensemble, source: Source, order: Order) -> None:
+        self._num_members = ensemble.layout.num_members
+        held = self._num_members
+        if ensemble.waves > 1:
+            held = ensemble.of_wave.layout.members_per_device
+        self._per_member = order.per_member
+        self._batches = _host_batches(source, order, ensemble)
+        self._layout = layout = Layout.make(
+            1, devices=ensemble.layout.mesh.devices.ravel()[:1].tolist()
+        )
+        alone = ensemble.replace(layout=layout, num_members=1, waves=1)
+        batch = _batch(source, order)
+        self.states: list[State] = [
+            jax.tree.map(
+                lambda leaf: leaf[0],
+                alone.replace(member_ids=[number]).init(batch),
+            )
+            for number in range(held)
+        ]
+        self._step = jax.jit(step_of_one(alone), donate_argnums=0)
+
+    def run(self, num_steps: int) -> None:
+        """Trains every member for some more steps, and waits for the last one."""
+        metrics: list[Metrics | None] = [None] * self._num_members
+        for batch in itertools.islice(self._batches, num_steps):
+            of_all = batch if self._per_member else self._layout.put(batch, "shared")
+            for number in range(self._num_members):
+                own = of_all
+                if self._per_member:
+                    own = jax.tree.map(lambda leaf, n=number: leaf[n], batch)
+                place = number % len(self.states)
+                self.states[place], metrics[number] = self._step(self.states[place], *own)
+        jax.block_until_ready((self.states, metrics))
+
+
+class VmapByHand:
+    """A hand-written `jit(vmap(step))`, with members and batches sharded over the mesh.
+
+    NumPy indexes the batches on the host.
+
+    Args:
+        ensemble: Ensemble to train, with any execution.
+        source: Source of the training examples.
+        order: Order of the training examples.
+    """
+
+    def __init__(self, ensemble: Ensemble, source: Source, order: Order) -> None:
+        layout = ensemble.layout
+        self._batches = _host_batches(source, order, ensemble)
+        ensemble = ensemble.replace(waves=1)
+        members = layout.sharding(MEMBERS)
+        batch = layout.sharding(MEMBER_BATCH if order.per_member else BATCH)
+        self.state: State = ensemble.init(_batch(source, order))
+        axis = 0 if order.per_member else None
+        step = jax.jit(
+            jax.vmap(step_of_one(ensemble), in_axes=(0, axis, axis)),
+            in_shardings=(members, batch, batch),
+            out_shardings=members,
+            donate_argnums=0,
+        )
+        self._step = in_turn(layout, step)
+
+    def run(self, num_steps: int) -> None:
+        """Trains every member for some more steps, and waits for the last one."""
+        metrics: Metrics | None = None
+        for batch in itertools.islice(self._batches, num_steps):
+            self.state, metrics = self._step(self.state, *batch)
+        jax.block_until_ready((self.state, metrics))
+
+
+def _host_batches(
+    source: Source, order: Order, ensemble: Ensemble
+) -> Iterator[tuple[Batch, np.ndarray | None]]:
+    """Yields the batches from step 0 on, and the positions of their examples.
+
+    Leaves are [batch, ...], or [members, batch, ...] where each member has its own batches. The
+    positions are None unless a method uses them.
+    """
+    examples = source.train.take(np.arange(len(source.train)))
+    # The indices of many steps are computed at once, because they are not part of the measurement.
+    member_ids = np.arange(ensemble.layout.num_members, dtype=np.int32)
+    rows = np.arange(order.global_batch_size)
+    indices_of = jax.jit(lambda cursor: order.member_indices(cursor, rows, member_ids))
+    for first in itertools.count(step=_DRAWN_AT_ONCE):
+        cursor = order.cursor(_SEED, range(first, first + _DRAWN_AT_ONCE))
+        indices = np.asarray(indices_of(cursor))
+        for index in indices.swapaxes(0, 1) if order.per_member else indices:
+            batch = jax.tree.map(lambda leaf, at=index: leaf[at], examples)
+            yield batch, index.astype(np.int32) if ensemble.uses_positions else None
+
+
+def _batch(source: Source, order: Order) -> Shapes:
+    """Returns shapes and types of a batch."""
+    size = order.global_batch_size
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
+        example_shapes_of(source.train),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """The measurements for one number of members.
+
+    Attributes:
+        num_members: Number of members of the ensemble.
+        execution: Execution that was used.
+        examples_per_second: Member-examples per second of each way, as the median over the rounds.
+        ratios: Time of another way divided by that of dist_ens in each round, by the name of the
+            way. `jit(vmap)` holds all members at once, so it is absent for members in waves.
+    """
+
+    num_members: int
+    execution: str
+    examples_per_second: Mapping[str, float]
+    ratios: Mapping[str, list[float]]
+
+    def is_conclusive(self, name: str) -> bool:
+        """Returns whether the rounds agree well enough to compare another way with dist_ens.
+
+        Args:
+            name: Name of the other way.
+        """
+        return max(self.ratios[name]) <= WIDEST * min(self.ratios[name])
+
+    def to_dict(self) -> JsonDict:
+        """Returns plain data that JSON can hold."""
+        conclusive = all(map(self.is_conclusive, self.ratios))
+        return dataclasses.asdict(self) | {"conclusive": conclusive}
+
+
+def with_examples_that_fit(source: Source, layout: Layout) -> Source:
+    """Returns a source with as many training examples as all ways can hold in memory.
+
+    The benchmark compares training, and not the reading of data. A source with several groups is
+    a small table, and is returned as it is.
+
+    Args:
+        source: Source of any length.
+        layout: Layout of all devices that will be used, before any state is made.
+
+    Returns:
+        The source itself, or a source with its first training examples.
+    """
+    room, example_bytes = _PART_OF_THE_MEMORY * layout.free_bytes(), source.spec.example_bytes
+    if len(source.train) * example_bytes <= room or source.spec.num_groups > 1:
+        return source
+    first = source.train.take(np.arange(int(room) // example_bytes))
+    return dataclasses.replace(source, train=ArraySplit(first["inputs"], first["labels"]))
+
+
+def layouts_to_time(run: Run) -> list[Layout]:
+    """Returns layouts for 1, 2, 4, … members and, at the end, for those of the experiment.
+
+    It leaves out numbers of members that the rows do not divide, and layouts whose data axis does
+    not divide the batch.
+
+    Args:
+        run: Record of the run, with its experiment and the description of its data.
+
+    Raises:
+        UserError: If the data axis of the experiment's own layout does not divide its batch.
+    """
+    most, rows = run.num_members, run.experiment.layout.ensemble_axis
+    batch_size = run.experiment.data.global_batch_size
+    sizes = [2**k for k in range(most.bit_length()) if 2**k < most]
+    if rows is not None:
+        sizes = [size for size in sizes if size % rows == 0]
+    *smaller, whole = (
+        Layout.make(size, ensemble_axis=rows, devices=cluster.devices_for(size, rows))
+        for size in [*sizes, most]
+    )
+    whole.check_batch_size("data.global_batch_size", batch_size)
+    return [each for each in smaller if batch_size % each.data_axis == 0] + [whole]
+
+
+def bench(
+    run: Run,
+    source: Source,
+    make_ensemble: Callable[[Layout], Ensemble],
+    layout: Layout,
+    num_turns: int,
+) -> Point:
+    """Times an experiment against a loop over its members and `jit(vmap)` of one step.
+
+    The ways are timed in interleaved rounds, A B C A B C …, and the ratios compare times of one
+    round. dist_ens holds the training set on the devices. The other ways send batches from the
+    host, as such programs usually do. The loop uses one device, and the other ways use all devices.
+
+    Args:
+        run: Record of the run, with its experiment and the description of its data.
+        source: Data of the run.
+        make_ensemble: Function of a layout that returns the ensemble.
+        layout: Layout of the members to time, one of `layouts_to_time`.
+        num_turns: Number of rounds.
+
+    Returns:
+        The measurements for this number of members.
+
+    Raises:
+        UserError: If the network does not fit the data, or the members do not fit in memory.
+    """
+    experiment, order, ensemble = run.experiment, run.order, make_ensemble(layout)
+    check_training(run, ensemble)
+    ours = Updates(
+        ensemble,
+        source,
+        order,
+        experiment.steps_per_call,
+        chosen=experiment.execution == AUTO,
+        may_move=experiment.layout.ensemble_axis is None,
+    )
+    ways: dict[str, Way] = {
+        DIST_ENS: ours,
+        LOOP: LoopByHand(ensemble, source, order),
+    }
+    if ensemble.waves == 1:  # With waves, the devices cannot hold all members at once.
+        ways[VMAP] = VmapByHand(ensemble, source, order)
+    turns = step_ms_of_turns(ways, num_turns)
+    per_step = layout.num_members * order.global_batch_size
+    return Point(
+        layout.num_members,
+        ours.execution,
+        {name: per_step / statistics.median(ms) * 1e3 for name, ms in turns.items()},
+        {
+            name: [theirs / mine for mine, theirs in zip(turns[DIST_ENS], ms, strict=True)]
+            for name, ms in turns.items()
+            if name != DIST_ENS
+        },
+    )

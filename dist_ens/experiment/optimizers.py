@@ -1,0 +1,248 @@
+"""Optimizers of `optax` and `optax.contrib`, by the names that a config gives.
+
+The config file may define any other optimizer, as a function `make_optimizer(spec)`.
+"""
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import optax
+import optax.contrib
+
+from dist_ens.errors import UserError, did_you_mean, first_line
+from dist_ens.experiment.schema import OptimizerConfig
+from dist_ens.ground.records import checked_type
+
+# These arguments are fields of `OptimizerConfig`, so they are not options.
+_FIELDS = ("learning_rate", "momentum", "weight_decay")
+_FUNCTIONS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    name: function
+    for name, function in (vars(optax.contrib) | vars(optax)).items()
+    if inspect.isfunction(function) or isinstance(function, functools.partial)
+    if not name.startswith("_")
+}
+_WAY_OUT = "Name another one, or write make_optimizer(spec) in the config file."
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Returns the optimizer that a config names.
+
+    It is the optimizer of one member, so each member's gradients are clipped and scaled separately.
+    The learning rate or its schedule, `momentum`, `weight_decay` and the options become the
+    arguments of these names. For `sgd`, `weight_decay` adds the gradient of an L2 penalty before
+    the momentum. Gradients are clipped first.
+
+    Args:
+        config: Optimizer section of an experiment.
+
+    Returns:
+        The gradient transformation of one member.
+
+    Raises:
+        UserError: If the name is not an optimizer of Optax, or the optimizer does not accept an
+            argument or its value.
+
+    >>> optimizer = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.5))
+    >>> updates, _ = optimizer.update({"w": 2.0}, optimizer.init({"w": 1.0}), {"w": 1.0})
+    >>> float(updates["w"])
+    -1.0
+    """
+    make = _optimizer(config.name)
+    arguments = _fields(config, make) | _options(config)
+    try:
+        optimizer = make(**arguments)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{config.name} does not accept its arguments {', '.join(arguments)}: "
+            f"{first_line(error)} Correct the optimizer section of the config."
+        ) from error
+    if config.name == "sgd":
+        penalty = (
+            optax.add_decayed_weights(config.weight_decay)
+            if config.weight_decay
+            else optax.identity()
+        )
+        optimizer = optax.chain(penalty, optimizer)
+    if config.clip_norm is None:
+        return optimizer
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
+
+
+def optimizer_options(name: str) -> dict[str, tuple[Any, type]]:
+    """Returns the arguments of an optimizer that a config can set beside its fields.
+
+    A config can set numbers, strings, tuples and types of arrays, but not masks, functions or keys.
+
+    Args:
+        name: Name of an optimizer in `optax` or `optax.contrib`.
+
+    Returns:
+        `{argument: (default, type)}`. Types of arrays are strings, such as "bfloat16".
+
+    Raises:
+        UserError: If the name is not an optimizer of Optax.
+
+    >>> optimizer_options("lion")
+    {'b1': (0.9, <class 'float'>), 'b2': (0.99, <class 'float'>), 'mu_dtype': (None, <class 'str'>)}
+    """
+    options = {}
+    for parameter in inspect.signature(_optimizer(name)).parameters.values():
+        kind = _type_of(parameter)
+        if kind is not None and parameter.name not in _FIELDS:
+            is_dtype = kind is str and not isinstance(parameter.default, str | None)
+            default = np.dtype(parameter.default).name if is_dtype else parameter.default
+            options[parameter.name] = (default, kind)
+    return options
+
+
+def _optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
+    """Returns Optax's function that makes an optimizer, by its name.
+
+    Raises:
+        UserError: If Optax has no function of this name, or a config cannot use it.
+    """
+    function = _FUNCTIONS.get(name)
+    if function is None:
+        hint = did_you_mean(name, _names()) or f" The optimizers are: {', '.join(_names())}."
+        raise UserError(f"optimizer.name={name!r} is not an optimizer of Optax.{hint} {_WAY_OUT}")
+    refusal = _refusal(function)
+    if refusal:
+        hint = did_you_mean(name.removeprefix("scale_by_"), _names())
+        raise UserError(f"optimizer.name={name!r} cannot be used: it {refusal}.{hint} {_WAY_OUT}")
+    return function
+
+
+def _refusal(function: Callable[..., object]) -> str | None:
+    """Returns the reason why a config cannot use a function of Optax; None if it can use it."""
+    signature = inspect.signature(function)
+    returned = signature.return_annotation
+    parameters = signature.parameters.values()
+    if returned is signature.empty and "learning_rate" in signature.parameters:
+        returned = optax.GradientTransformation  # A few optimizers have no annotations.
+    returned = getattr(returned, "__name__", str(returned)).rpartition(".")[2]
+    if returned not in ("GradientTransformation", "GradientTransformationExtraArgs"):
+        return "does not return a gradient transformation"
+    needed = [p.name for p in parameters if p.default is p.empty and p.name != "learning_rate"]
+    if needed:
+        return f"needs {', '.join(needed)}, which have no default"
+    descends = any(p.name.endswith("learning_rate") for p in parameters)
+    if not descends or getattr(function, "__name__", "").startswith("scale_by_"):
+        return "transforms gradients without taking a step against them"
+    return None
+
+
+@functools.cache
+def _names() -> tuple[str, ...]:
+    """Returns the names of all optimizers that a config can use."""
+    return tuple(name for name in sorted(_FUNCTIONS) if _refusal(_FUNCTIONS[name]) is None)
+
+
+def _fields(
+    config: OptimizerConfig, make: Callable[..., optax.GradientTransformation]
+) -> dict[str, Any]:
+    """Returns the arguments of an optimizer that are fields of its config.
+
+    Raises:
+        UserError: If a field is set and the optimizer has no such argument.
+    """
+    parameters = inspect.signature(make).parameters
+    arguments: dict[str, Any] = {}
+    rate = parameters.get("learning_rate")
+    unset = (None, OptimizerConfig.learning_rate)
+    if rate is None and (config.learning_rate not in unset or config.schedule != "constant"):
+        raise UserError(
+            f"{config.name} has no argument learning_rate, and optimizer.learning_rate="
+            f"{config.learning_rate}, optimizer.schedule={config.schedule!r}. Leave both out, and "
+            f"set the arguments that it has: {', '.join(optimizer_options(config.name))}."
+        )
+    if rate and config.learning_rate is None and rate.default is rate.empty:
+        raise UserError(
+            f"{config.name} has no default for its learning rate, and "
+            "optimizer.learning_rate=None. Set --config.optimizer.learning_rate."
+        )
+    if rate and config.schedule != "constant" and "Callable" not in str(rate.annotation):
+        raise UserError(
+            f"{config.name} takes a number as learning rate, and optimizer.schedule="
+            f"{config.schedule!r}. Set --config.optimizer.schedule=constant."
+        )
+    if rate and config.learning_rate is not None:
+        arguments["learning_rate"] = _schedule(config.learning_rate, config)
+    for name in ("momentum", "weight_decay"):
+        value = getattr(config, name)
+        if name in parameters:
+            arguments[name] = value or (None if parameters[name].default is None else 0.0)
+        elif value and (config.name, name) != ("sgd", "weight_decay"):
+            instead = " or use adamw" if (config.name, name) == ("adam", "weight_decay") else ""
+            raise UserError(
+                f"{config.name} has no argument {name}, and optimizer.{name}={value}. Set "
+                f"--config.optimizer.{name}=0{instead}."
+            )
+    return arguments
+
+
+def _options(config: OptimizerConfig) -> dict[str, Any]:
+    """Returns the options of a config, checked against the arguments of its optimizer.
+
+    Raises:
+        UserError: If the optimizer has no such argument, or the value has the wrong type.
+    """
+    known = optimizer_options(config.name)
+    fields = [field.name for field in dataclasses.fields(config) if field.name != "options"]
+    for name in config.options:
+        if name in known:
+            continue
+        if name in fields:
+            raise UserError(
+                f"optimizer.options must not contain {name!r}, which is a field of the optimizer "
+                f"section. Set optimizer.{name} instead."
+            )
+        if name in inspect.signature(_optimizer(config.name)).parameters:
+            raise UserError(
+                f"optimizer.{name} cannot be set in a config: {config.name} needs a Python object "
+                "for it. Write make_optimizer(spec) in the config file."
+            )
+        raise UserError(
+            f"{config.name} has no argument {name!r}.{did_you_mean(name, [*known, *fields])} "
+            f"Its arguments are: {', '.join(known) or 'none'}. Correct the optimizer section of "
+            "the config."
+        )
+    return {
+        name: checked_type(f"optimizer.{name}", value, _hint(*known[name]))
+        for name, value in config.options.items()
+    }
+
+
+def _hint(default: Any, kind: type) -> Any:
+    """Returns the type annotation that the value of an option must match."""
+    hint = tuple[Any, ...] if kind is tuple else kind
+    return hint | None if default is None else hint
+
+
+def _type_of(parameter: inspect.Parameter) -> type | None:
+    """Returns the type of an argument's value in a config; None if a config cannot set it."""
+    if isinstance(parameter.default, optax.GradientTransformation):
+        return None  # It is a tuple too.
+    for kind in (bool, int, float, str, tuple):
+        if isinstance(parameter.default, kind):
+            return kind
+    if "dtype" in parameter.name:
+        return str
+    allowed = typing.get_args(parameter.annotation)
+    takes_tree = any(typing.get_origin(kind) is Mapping for kind in allowed)
+    if parameter.default is not None or takes_tree or parameter.name == "key":
+        return None
+    return next((kind for kind in (float, int, str) if kind in allowed), None)
+
+
+def _schedule(learning_rate: float, config: OptimizerConfig) -> optax.ScalarOrSchedule:
+    """Returns the learning rate if it is constant, and its schedule otherwise."""
+    if config.schedule_steps is None:
+        return learning_rate
+    if config.schedule == "linear":
+        return optax.linear_schedule(learning_rate, 0.0, config.schedule_steps)
+    return optax.cosine_decay_schedule(learning_rate, config.schedule_steps)

@@ -1,0 +1,166 @@
+"""Conversion between frozen dataclasses and the mappings that config files and JSON hold."""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from dist_ens.errors import UserError
+from dist_ens.ground.records import as_tuple, checked_type
+from dist_ens.json_text import Json
+
+# A section with a field of this name, a mapping, takes arguments of a function that another field
+# names. In a config they stand beside the section's own fields.
+OPTIONS = "options"
+# Names of fields elsewhere, and the fields that mean the same in a config.
+_ELSEWHERE = {
+    "batch": "global_batch_size",
+    "batch_size": "global_batch_size",
+    "bs": "global_batch_size",
+    "clip": "clip_norm",
+    "data.name": "data.source",
+    "dataset": "source",
+    "ensemble_size": "num_members",
+    "eval_every": "evaluation.every_steps",
+    "grad_clip": "clip_norm",
+    "hidden": "hidden_sizes",
+    "iterations": "steps",
+    "l2": "weight_decay",
+    "layers": "hidden_sizes",
+    "log_every": "logging.every_steps",
+    "lr": "learning_rate",
+    "members": "num_members",
+    "n_estimators": "num_members",
+    "precision": "dtype",
+    "random_state": "seed",
+    "wd": "weight_decay",
+}
+
+
+def to_config_dict_of(section: Any) -> ConfigDict:
+    """Returns a dataclass as a `ConfigDict` that keeps the types of fields that are None.
+
+    Args:
+        section: Instance of the dataclass. Its `options`, if it has any, become fields.
+    """
+    config = ConfigDict()
+    for name, hint in typing.get_type_hints(type(section)).items():
+        value = getattr(section, name)
+        if name == OPTIONS:
+            config.update(value)
+        elif dataclasses.is_dataclass(value):
+            config[name] = to_config_dict_of(value)
+        elif type(None) in typing.get_args(hint):
+            kind = next(k for k in typing.get_args(hint) if k is not type(None))
+            config[name] = placeholder(typing.get_origin(kind) or kind)
+            config[name] = value
+        else:
+            config[name] = value
+    return config
+
+
+def leaves(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """Yields every value of nested mappings, with the name of its field such as `data.source`.
+
+    An option is a field of the section that has the options.
+
+    Args:
+        tree: Nested mappings.
+        prefix: Text that every path begins with.
+    """
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, prefix if name == OPTIONS else f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def from_mapping(cls: type, values: Mapping[str, Json], prefix: str = "") -> Any:
+    """Returns an instance of a dataclass, made from nested mappings.
+
+    Args:
+        cls: The dataclass. If it has a field `options`, unknown names are collected there.
+        values: Values by the names of the fields.
+        prefix: Path of the section in the experiment, such as `data.`; empty for the experiment.
+
+    Raises:
+        UserError: If a name is unknown, or a value has the wrong type.
+    """
+    if not isinstance(values, Mapping):
+        raise UserError(
+            f"{prefix.rstrip('.')} is {values!r}, but it is a section with fields. Set one of its "
+            "fields instead."
+        )
+    hints = typing.get_type_hints(cls)
+    if OPTIONS in hints:
+        named = {name: value for name, value in values.items() if name != OPTIONS}
+        named |= values.get(OPTIONS, {})
+        options = {name: as_tuple(value) for name, value in named.items() if name not in hints}
+        values = {name: v for name, v in named.items() if name in hints} | {OPTIONS: options}
+    arguments = {}
+    for name, value in values.items():
+        if name not in hints:
+            raise UserError(
+                f"The config has no field {prefix + name!r}.{nearest_field(name, _paths(hints))} "
+                f"The fields here are: {', '.join(hints)}."
+            )
+        if dataclasses.is_dataclass(hints[name]):
+            arguments[name] = from_mapping(hints[name], value, f"{prefix}{name}.")
+        else:
+            arguments[name] = checked_type(prefix + name, value, hints[name])
+    return cls(**arguments)
+
+
+def _paths(hints: Mapping[str, Any]) -> list[str]:
+    """Returns the names of some fields, and the paths of the fields inside those with fields."""
+    sections = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    inside = [
+        f"{name}.{field}"
+        for name, hint in sections.items()
+        for field in typing.get_type_hints(hint)
+    ]
+    return [*hints, *inside]
+
+
+def nearest_field(name: str, known: Iterable[str]) -> str:
+    """Returns a question with the field that is meant by a name, or the empty string.
+
+    Args:
+        name: Name or path of a field that does not exist.
+        known: Paths of the fields.
+
+    >>> nearest_field("optimizer.lr", ["optimizer.b2", "optimizer.learning_rate"])
+    " Did you mean 'optimizer.learning_rate'?"
+    """
+    known = list(known)
+    near = fields_named(name, known)
+    if not near:  # A field is compared with its own section, because a long prefix fits any.
+        section, dot, field = name.rpartition(".")
+        prefix = section + dot
+        within = {path.removeprefix(prefix): path for path in known if path.startswith(prefix)}
+        fields = within or dict(zip(known, known, strict=True))
+        found = difflib.get_close_matches(field if within else name, fields, n=1)
+        near = [fields[each] for each in found]
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def fields_named(name: str, known: Iterable[str]) -> list[str]:
+    """Returns the paths of the fields that a name stands for in any section, the nearest first.
+
+    Args:
+        name: Name or path of a field, or its name in another library.
+        known: Paths of the fields.
+
+    >>> fields_named("lr", ["epochs", "optimizer.learning_rate", "optimizer.name"])
+    ['optimizer.learning_rate']
+    """
+    section, dot, field = name.rpartition(".")
+    named_by_section = f"{name}.name"
+    field = _ELSEWHERE.get(named_by_section) or _ELSEWHERE.get(name) or _ELSEWHERE.get(field, field)
+    ends = (f".{field}", f".{named_by_section}")
+    named = [path for path in known if f".{path}".endswith(ends)]
+    return difflib.get_close_matches(section + dot + field, named, n=len(named) or 1, cutoff=0.0)

@@ -1,0 +1,261 @@
+"""The sections of an experiment.
+
+A value is checked by what it stands for, such as the optimizer, when that is made. Only what no
+other place knows is checked here.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from dist_ens.errors import UserError
+from dist_ens.ground.numbers import require_one_of
+
+EXAMPLES = ("shared", "permuted", "splits", "bootstrap", "kfold")
+POOLINGS = ("probs", "logits", "vote", "mixture")
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayoutConfig:
+    """Placement of the members on the devices.
+
+    Attributes:
+        ensemble_axis: Number of mesh rows, along which the members are sharded. None uses the
+            largest number that divides both the members and the devices.
+        waves: Number of waves in which a device updates its members. The members of one wave are
+            on the device, and the others wait in the host's memory. All waves of a device have
+            equally many members: a number that does not divide the members of a device is raised
+            to the next one that does. With 8 members on a device, 3 becomes 4.
+    """
+
+    ensemble_axis: int | None = None
+    waves: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The data set, and the examples that each member sees.
+
+    Attributes:
+        source: Data source: `digits`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or
+            `uci:FILE`. The guide on config files says what each reads.
+        data_dir: Folder of prepared TFDS data. None uses the default of TFDS.
+        num_classes: Number of classes. By default it is the largest label of the training set plus
+            1. Give it if the training set lacks a class. It stays None for real targets.
+        context_length: Number of characters in one example of a text source.
+        global_batch_size: Number of examples in a step, over all hosts and devices.
+        shuffle: Whether every epoch has a new order, which depends on the seed. False keeps the
+            order of the file.
+        examples: Rule for which examples a member sees.
+
+            - `shared`: all members see the same batch.
+            - `permuted`: each member sees the whole training set in its own order.
+            - `splits`: for a source that divides its examples into a training and a test set in
+              several ways, as `uci:FILE` does for cross-validation. The members form as many
+              groups, and each group is a separate ensemble, trained and scored on one of these
+              divisions. Member i is in group i modulo the number of groups.
+            - `bootstrap`: each member is trained on its own bootstrap sample, drawn with
+              replacement. All members see the same batches; the loss of an example is multiplied
+              by the number of times that the member drew it, 0 for about a third of the examples
+              (out-of-bag). A loss of your own takes these numbers as the argument `counts`.
+            - `kfold`: each member leaves one of `num_folds` folds out. Member i leaves out fold i
+              modulo `num_folds`.
+        num_folds: Number of folds, 2 or more, for `examples=kfold`; None otherwise.
+        validation: Fraction of the training examples that is held out for validation, in [0, 1).
+        mean: Mean that is subtracted from the inputs on the device: one number, or a tuple with
+            one per channel.
+        std: Standard deviation by which the inputs are then divided: one number, or a tuple with
+            one per channel.
+    """
+
+    source: str = "digits"
+    data_dir: str | None = None
+    num_classes: int | None = None
+    context_length: int = 128
+    global_batch_size: int = 128
+    shuffle: bool = True
+    examples: str = "shared"
+    num_folds: int | None = None
+    validation: float = 0.0
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        require_one_of("data.examples", self.examples, EXAMPLES)
+        if (self.examples == "kfold") != (self.num_folds is not None):
+            raise UserError(
+                f"data.examples={self.examples!r} and data.num_folds={self.num_folds}: kfold needs "
+                "a number of folds, and the other rules take none. Set "
+                "--config.data.examples=kfold with --config.data.num_folds=5, or neither."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network of one member.
+
+    Attributes:
+        name: Name of a network: `mlp`, `mlp_bn_dropout`, `lenet5`, `resnet8` or `transformer`.
+            Their arguments are listed below.
+        options: Arguments of that network. Each is a separate field beside `name`:
+            `model=dict(name="mlp", hidden_sizes=(256, 256))` in a config file, or
+            `--config.model.hidden_sizes="(256,256)"`.
+    """
+
+    name: str = "mlp"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The loss that each member minimises.
+
+    Attributes:
+        name: Name of the loss. For classes: `softmax_cross_entropy`, `class_mean_cross_entropy`
+            (divided by the number of classes) or `sigmoid_cross_entropy`. For real targets:
+            `gaussian_nll`, `beta_nll`, `mse` or `pinball`. The name of any function of
+            `dist_ens.losses` that returns an objective is taken too.
+        options: Arguments of that loss, such as `beta` of `beta_nll` and `levels` of `pinball`, and
+            methods that change it, such as `label_smoothing`, `mixup` and `adversarial`. Each is a
+            separate field beside `name`: `loss=dict(name="beta_nll", beta=0.5, mixup=0.2)` in a
+            config file, or `--config.loss.mixup=0.2`. They are listed below. A method with the
+            value 0 is left out.
+    """
+
+    name: str = "softmax_cross_entropy"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer of every member.
+
+    The name and the arguments are checked against Optax's signatures.
+
+    Attributes:
+        name: Name of an optimizer in `optax` or `optax.contrib`, such as `adam`.
+        learning_rate: Learning rate at the first step, positive. None uses the optimizer's own
+            default, such as 1.0 for `prodigy`.
+        schedule: Learning rate schedule: `constant`, or `linear` or `cosine` decay to zero.
+        schedule_steps: Number of steps over which the learning rate decays to zero, where it
+            stays; None for `constant`. It is independent of `steps`, so that a longer run takes
+            the same first steps.
+        momentum: Momentum of an optimizer that has one, in [0, 1). 0 disables it, also where
+            Optax's own default is another.
+        weight_decay: Weight decay, zero or positive; for `sgd` the coefficient of an L2 penalty.
+            The penalty adds weight_decay times the parameters to the gradient. An optimizer
+            without weight decay, such as `adam`, takes only 0: use `adamw`. 0
+            disables it, also where Optax's own default is another.
+        clip_norm: Largest global norm of one member's gradient, positive. None disables clipping.
+        options: Other arguments of the optimizer. Each is a separate field beside `name`:
+            `optimizer=dict(name="sgd", nesterov=True)` in a config file, or
+            `--config.optimizer.nesterov=True`.
+    """
+
+    name: str = "adam"
+    learning_rate: float | None = 1e-3
+    schedule: str = "constant"
+    schedule_steps: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_one_of("optimizer.schedule", self.schedule, SCHEDULES)
+        if (self.schedule == "constant") != (self.schedule_steps is None):
+            raise UserError(
+                f"optimizer.schedule={self.schedule!r} and optimizer.schedule_steps="
+                f"{self.schedule_steps}: a schedule that decays needs the number of its steps, and "
+                "constant takes none. Set both or neither."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComputeConfig:
+    """Precision and memory of a member's update.
+
+    Attributes:
+        dtype: Type of the network's arithmetic, `float32` or `bfloat16`. Parameters, model state,
+            loss and optimizer are float32 with both.
+        rematerialize: Whether to use less memory and more time. If True, only the results of matrix
+            products and convolutions stay in memory between the forward and the backward pass. The
+            backward pass computes the other values, such as activations, again. The update is the
+            same.
+        microbatches: Number of equal parts of the batch that are taken one after another, with
+            their gradients averaged. The update is that of the whole batch, except that batch
+            statistics and dropout belong to each part. A loss of your own is that of the whole
+            batch if it is a mean over the examples, or a `losses.Ratio`.
+    """
+
+    dtype: str = "float32"
+    rematerialize: bool = False
+    microbatches: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When to save, and how many checkpoints to keep. The last step is always saved.
+
+    Attributes:
+        every_steps: Number of steps between saves. None disables saves by the step.
+        every_secs: Seconds between saves. None disables saves by the clock.
+        keep: Number of the newest checkpoints to keep, at least 1. The oldest is deleted after a
+            new one is written, so the disk needs room for `keep + 1`.
+        keep_every_steps: Number of steps. The first checkpoint at or after each multiple of it is
+            kept for ever. None for none.
+        keep_best: Name of a score of the test split, such as `nll`. An evaluation in which the
+            ensemble has its best value so far is saved, and the best checkpoint is kept. None for
+            none.
+        keep_best_of_members: Name of a score of the test split. An evaluation in which a member has
+            its best value so far is saved, and each member's best checkpoint is kept. None for
+            none.
+    """
+
+    every_steps: int | None = None
+    every_secs: float | None = 60.0
+    keep: int = 2
+    keep_every_steps: int | None = None
+    keep_best: str | None = None
+    keep_best_of_members: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Evaluation on the test split.
+
+    Attributes:
+        every_steps: Number of steps between evaluations. With None and without `every_epoch`, the
+            split is evaluated once, after training.
+        every_epoch: Whether to evaluate at the end of each pass over a member's training examples,
+            in place of `every_steps`.
+        global_batch_size: Number of examples in an evaluation batch. A device holds the outputs of
+            all its members for them.
+        pooling: Rule that combines the members' predictions.
+
+            - `probs`: averages the members' probabilities; for real targets it takes one normal
+              distribution with the mean and variance of their mixture.
+            - `logits`: averages the members' logits.
+            - `vote`: takes the fraction of members that predict each class.
+            - `mixture`: takes the mixture of the members' normal distributions.
+        dropout_samples: Number of predictions with dropout that are averaged for each member. None
+            predicts once, without dropout.
+    """
+
+    every_steps: int | None = None
+    every_epoch: bool = False
+    global_batch_size: int = 1000
+    pooling: str = "probs"
+    dropout_samples: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """Logging of training metrics.
+
+    Attributes:
+        every_steps: Number of steps between two lines of `metrics.jsonl`.
+    """
+
+    every_steps: int = 100

@@ -1,0 +1,115 @@
+"""Opening of the source that a config names.
+
+The name `npz:FILE` calls `dist_ens.data.open_npz(FILE)`: a kind of source is looked up in the
+`__all__` of `dist_ens.data`. The fields of `DataConfig` of the same name are its other arguments.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from dist_ens import data
+from dist_ens.data import Source, Spec, Split
+from dist_ens.data.idx import open_idx_test
+from dist_ens.data.source import num_held_out
+from dist_ens.errors import UserError, did_you_mean
+from dist_ens.experiment.schema import DataConfig
+from dist_ens.paths import shortened
+
+_OPEN, _DESCRIBE = "open_", "describe_"
+_PLACES = {"idx": "DIR", "tfds": "NAME", "digits": ""}  # Others are files.
+_KINDS = [name.removeprefix(_OPEN) for name in data.__all__ if name.startswith(_OPEN)]
+
+
+def open_source(config: DataConfig) -> Source:
+    """Opens the data set that a config names.
+
+    Args:
+        config: Description of the data set. Its `source` is `digits`, `idx:DIR`, `npz:FILE`,
+            `tfds:NAME`, `text:FILE` or `uci:FILE`.
+
+    Returns:
+        The source, with a validation split if `config.validation` is above 0. Examples in memory
+        have been checked. A TFDS source checks them when it reads them.
+
+    Raises:
+        UserError: If the name is unknown, or the data cannot be used.
+    """
+    return _call(_OPEN, config).with_validation(config.validation)
+
+
+def open_test(config: DataConfig) -> Split:
+    """Opens the test split of the data set that a config names.
+
+    A folder of IDX files then needs no training split.
+
+    Args:
+        config: Description of the data set.
+
+    Raises:
+        UserError: If the name is unknown, or the data cannot be used.
+    """
+    kind, place = _parse(config.source)
+    if kind == "idx":
+        return open_idx_test(place)
+    return _call(_OPEN, config).test
+
+
+def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
+    """Describes the examples of a data set, and reads as little of it as possible.
+
+    Args:
+        config: Description of the data set.
+
+    Returns:
+        Description of the examples, and the number of training examples of a group. The number is
+        None if TFDS has not prepared the data set.
+
+    Raises:
+        UserError: If the name is unknown, or the data are missing or cannot be used.
+    """
+    if _DESCRIBE + _parse(config.source)[0] in data.__all__:
+        spec, count = _call(_DESCRIBE, config)
+    else:
+        source = _call(_OPEN, config)
+        spec, count = source.spec, source.num_train_examples
+    return spec, count and count - num_held_out(config.validation, count)
+
+
+def comes_in_memory(config: DataConfig) -> bool:
+    """Returns whether opening the data set that a config names reads its examples into memory.
+
+    Args:
+        config: Description of the data set.
+
+    Raises:
+        UserError: If the name is unknown.
+    """
+    return _parse(config.source)[0] != "tfds"
+
+
+def _call(verb: str, config: DataConfig) -> Any:
+    """Calls the function of a kind of source with its arguments from a config."""
+    kind, place = _parse(config.source)
+    function: Callable[..., Any] = getattr(data, verb + kind)
+    names = [*inspect.signature(function).parameters][bool(place) :]
+    if config.num_classes is not None and "num_classes" not in names:
+        raise UserError(
+            f"data.num_classes={config.num_classes} has no effect on {kind}, whose labels it does "
+            "not count. Leave it out."
+        )
+    arguments = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return function(*([place] if place else []), **arguments)
+
+
+def _parse(source: str) -> tuple[str, str]:
+    """Splits the name of a source into its kind and its path or name."""
+    kind, _, place = source.partition(":")
+    if kind not in _KINDS or bool(place) == (_PLACES.get(kind) == ""):
+        known = [f"{each}:{_PLACES.get(each, 'FILE')}".rstrip(":") for each in _KINDS]
+        meant = "" if kind in _KINDS else did_you_mean(kind, _KINDS)
+        raise UserError(
+            f"data.source={shortened(source)} is not a data source.{meant} Choose one of "
+            f"{', '.join(known)}."
+        )
+    return kind, place

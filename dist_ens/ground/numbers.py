@@ -1,0 +1,79 @@
+"""Checks of numbers and choices that a user gives, at the door that takes them."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from dist_ens.errors import UserError, did_you_mean
+
+# Steps, members and their ids are counted in int32.
+MOST = 2**31 - 1
+MOST_STEPS = 2**62  # Largest number of steps of a run.
+MOST_SEED = 2**32 - 1
+MOST_DROPOUT_SAMPLES = 2**16
+
+
+def require_one_of(field: str, value: str, known: Sequence[str]) -> None:
+    """Raises a `UserError` unless a field's value is one of the known values."""
+    if value not in known:
+        raise UserError(
+            f"{field}={value!r} is unknown.{did_you_mean(value, known)} Choose one of "
+            f"{', '.join(known)}."
+        )
+
+
+def require_coefficient(field: str, value: float, hint: str) -> None:
+    """Raises a `UserError` unless a coefficient is a positive and finite number.
+
+    Args:
+        field: Name of the coefficient.
+        value: Value of the coefficient.
+        hint: Sentence that says what to do.
+    """
+    if not 0 < _number(field, value) < math.inf:
+        raise UserError(f"{field} must be positive and finite: got {str(value)[:200]}. {hint}")
+
+
+def require_fraction(field: str, value: float, hint: str) -> None:
+    """Raises a `UserError` unless a value lies in [0, 1).
+
+    Args:
+        field: Name of the value.
+        value: Value to check.
+        hint: Sentence that says what to do.
+    """
+    if not 0 <= _number(field, value) < 1:
+        raise UserError(f"{field} must lie in [0, 1): got {str(value)[:200]}. {hint}")
+
+
+def _number(field: str, value: Any) -> float:
+    if isinstance(value, str):
+        raise UserError(f"{field} is {value[:200]!r}, a text. Give a number.")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"{field} is {repr(value)[:200]}. Give a number.") from None
+
+
+def whole_number(field: str, value: Any, *, least: int, most: int = MOST) -> int:
+    """Returns a field's value as an int. NumPy's integers are converted.
+
+    Args:
+        field: Name of the field.
+        value: Value of the field.
+        least: Smallest allowed integer.
+        most: Largest allowed integer.
+
+    Raises:
+        UserError: If the value is not an integer in [least, most].
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
+        raise UserError(
+            f"{field} is {repr(value)[:200]}. Give a whole number from {least:,} to {most:,}."
+        )
+    return number

@@ -1,0 +1,72 @@
+"""The arguments of `fit`, and what the config door adds to them."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from dist_ens.checkpoint import Checkpoints
+from dist_ens.ensemble import Ensemble
+from dist_ens.json_text import Json, JsonDict
+from dist_ens.metrics import Metric
+from dist_ens.state import State
+from dist_ens.training.held_out import EvalData
+from dist_ens.types import Callback, Data
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitArguments:
+    """The arguments of `fit`, which describes them."""
+
+    ensemble: Ensemble
+    data: Data
+    steps: int | None = None
+    epochs: float | None = None
+    batch_size: int | None = None
+    state: State | None = None
+    callbacks: Sequence[Callback] = ()
+    checkpoints: Checkpoints | None = None
+    eval_data: Data | EvalData | None = None
+    eval_every: int | str | None = None
+    validation: float | None = None
+    metrics: Sequence[Metric] = ()
+    steps_per_call: int | None = None
+    log_every: int = 100
+    progress: bool = True
+
+
+class RunRecord(Protocol):
+    """The record of a run, which is saved with each checkpoint.
+
+    A run from a config and a run made in Python have different records.
+    """
+
+    def chosen(self, execution: str | None, num_devices: int, steps_per_call: int) -> "RunRecord":
+        """Returns the record with what was chosen when the run began.
+
+        Args:
+            execution: Execution that was chosen; None if no step was left to train.
+            num_devices: Number of devices of the mesh.
+            steps_per_call: Number of steps in one call of the update.
+        """
+        ...
+
+    def to_dict(self) -> JsonDict:
+        """Returns plain data that JSON can hold."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Door:
+    """What a door to `fit` other than Python's adds to its arguments.
+
+    Attributes:
+        record: Record that is saved with each checkpoint. None saves the names of the ensemble's
+            parts and fingerprints of its step and of the training examples.
+        say: Function that prints a sentence. None prints to the console if `progress`.
+        check_resume: Function of a saved record that raises a `UserError` if the run must not
+            resume from it.
+    """
+
+    record: RunRecord | None = None
+    say: Callable[[str], None] | None = None
+    check_resume: Callable[[Mapping[str, Json]], None] = lambda _: None

@@ -1,0 +1,155 @@
+"""The end of a run: its result, and the sentences about it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dist_ens.callbacks.protocol import call_hook, name_of_callback
+from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.failures import FailedMember
+from dist_ens.errors import counted
+from dist_ens.evaluation import Evaluation, Scores
+from dist_ens.state import State
+from dist_ens.training.services import Run
+
+# Largest number of failed members that a sentence names.
+_MOST_NAMED = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class FitResult:
+    """The result of `fit`.
+
+    Attributes:
+        ensemble: Ensemble with the execution and the layout that were used.
+        state: State of the ensemble, on its layout.
+        history: Records of metrics, one for each logging interval and evaluation. A record is a
+            dict from names such as "train/loss" or "test/nll/member_03" to numbers, with the
+            "step".
+        scores: Scores of the state on the evaluation data. None without evaluation data, or if the
+            run was stopped before its end.
+        step: Number of steps that the state has seen.
+        best_step: Step of the best evaluation, whose state and scores these are, if a callback such
+            as `EarlyStopping` chose one. None if they are those of the last step.
+        signal: Number of the signal that stopped the run; None without one.
+        stopped_by: Name of the callback that stopped the run, such as "EarlyStopping"; None if no
+            callback did.
+        seconds: Seconds from the beginning to the end, with compilation, evaluation and saving.
+        steps_per_second: Pace of training, without evaluation and the first call, which compiles.
+        evaluation: Last evaluation with the statistics of its examples, for a report.
+        failures: Members with a failed update, each a `FailedMember` with its id, the cause and the
+            steps. Without a policy for failures these are the members whose training loss was NaN
+            or infinite.
+        all_failed: Whether all members failed for good, which ends a run early.
+    """
+
+    ensemble: Ensemble
+    state: State
+    history: list[dict[str, float]]
+    scores: Scores | None
+    step: int
+    best_step: int | None = None
+    signal: int | None = None
+    stopped_by: str | None = None
+    seconds: float = 0.0
+    steps_per_second: float = 0.0
+    evaluation: Evaluation | None = None
+    failures: Sequence[FailedMember] = ()
+    all_failed: bool = False
+
+    def __repr__(self) -> str:
+        return (
+            f"FitResult(step={self.step}, num_members={self.ensemble.num_members}, "
+            f"execution={self.ensemble.execution!r}, scores={self.scores!r})"
+        )
+
+
+def end_run(run: Run, class_names: tuple[str, ...]) -> FitResult:
+    """Ends a run and returns its result.
+
+    Args:
+        run: Run whose loop has ended.
+        class_names: Names of the classes, which the state keeps.
+    """
+    if run.saving is not None:
+        run.saving.wait()
+    run.reader.catch_up()
+    best = None if run.is_interrupted else run.best.at_end(run.step, run.state)
+    step, state = best or (run.step, run.state)
+    evaluating = None if run.is_interrupted else run.evaluating
+    if evaluating is not None:
+        evaluating.end(step, state)
+    run.reader.end()
+    if evaluating is not None:
+        evaluating.report_end(step)
+    all_failed = run.failures.have_all_failed
+    has_ended = run.is_interrupted or all_failed or run.step >= run.info.last_step
+    stopper = None if has_ended else run.stopper
+    return FitResult(
+        ensemble=run.info.ensemble,
+        state=state._replace(class_names=class_names),
+        history=run.history,
+        scores=evaluating.scores if evaluating else None,
+        step=step,
+        best_step=best and step,
+        signal=run.stop.signal if run.is_interrupted else None,
+        stopped_by=None if stopper is None else name_of_callback(stopper),
+        seconds=run.reader.seconds,
+        steps_per_second=run.reader.steps_per_second(),
+        evaluation=evaluating.evaluation if evaluating else None,
+        failures=run.failures.reported(run.state),
+        all_failed=all_failed,
+    )
+
+
+def report_end(
+    run: Run, result: FitResult, say: Callable[[str], None], warn: Callable[[str], None]
+) -> None:
+    """Prints how a run has ended, and what happened to its members.
+
+    Args:
+        run: Run that has ended.
+        result: Its result.
+        say: Function that prints a sentence.
+        warn: Function that prints a warning, even where nothing else is printed.
+    """
+    num_members, last_step = result.ensemble.num_members, run.info.last_step
+    is_lost = ~np.isfinite(run.reader.losses)
+    if is_lost.any() and result.scores is None:  # Scores show it themselves.
+        ids = np.asarray(run.info.member_ids)[is_lost].tolist()
+        say(
+            f"{counted(len(ids), 'member')} of {num_members} diverged, with the ids "
+            f"{str(ids)[:200]}: the training loss is not finite. Look for NaN in the data, lower "
+            "the learning rate, or clip the gradients."
+        )
+    if result.all_failed:
+        warn(
+            f"All {num_members} members have failed, so the run ends at step {run.step:,} of "
+            f"{last_step:,}. Look for NaN in the data, lower the learning rate, or clip the "
+            "gradients."
+        )
+    if result.failures and result.ensemble.failures.is_checked:
+        say(_sentences_of_failures(result.failures))
+    if result.stopped_by is not None:
+        reason = call_hook(run.stopper, "reason")
+        because = f": {reason}" if reason else ""
+        stopped = f"at step {run.step:,} of {last_step:,} by {result.stopped_by}{because}."
+        say(
+            f"This run has ended: it was stopped {stopped} To train further, change this callback."
+            if run.step == run.info.first_step > 0
+            else f"Stopped {stopped}"
+        )
+    if result.best_step not in (None, run.step):
+        say(f"The result is the state of step {result.best_step:,}, which was scored best.")
+
+
+def _sentences_of_failures(failed: Sequence[FailedMember]) -> str:
+    """Returns the sentences about the failed updates of a run."""
+    listed = ", ".join(
+        f"{member.failed_updates:,} of member {member.member_id}" for member in failed[:_MOST_NAMED]
+    )
+    more = f" and {len(failed) - _MOST_NAMED:,} more members" if len(failed) > _MOST_NAMED else ""
+    frozen = [member.member_id for member in failed if member.is_frozen]
+    left = f" Members {str(frozen)[:200]} are frozen." if frozen else ""
+    return f"Updates failed and were not taken: {listed}{more}.{left}"

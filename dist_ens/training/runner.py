@@ -1,0 +1,239 @@
+"""The runner of a run: it calls the services around each call of the update, in one fixed order."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import partial
+
+import jax
+
+from dist_ens import cluster
+from dist_ens.callbacks import STOP, RunInfo, StepInfo
+from dist_ens.callbacks.protocol import (
+    Service,
+    call_after_update,
+    call_hook,
+    name_of_callback,
+)
+from dist_ens.ensemble.batches import CallBatches, steps_in
+from dist_ens.errors import SaveError, UserError, kind_of
+from dist_ens.layout import MEMBERS
+from dist_ens.state import State, differing, leaf_types
+from dist_ens.stop_signal import StopSignal
+from dist_ens.training.metrics import MetricsReader
+from dist_ens.types import Callback
+
+
+class _OfAnotherHost:
+    """Stands for a callback of another host that ends the run."""
+
+    __qualname__ = "a callback of another host"
+
+
+class Runner:
+    """The services of a run, and what they share.
+
+    A `Service` is a callback of the library. It may have three hooks more than a user's callback:
+
+        read(step, metrics) -> None              when the metrics of a call have arrived
+        before(info: StepInfo) -> None | STOP    before the next batch is taken, and at the end
+        failed(info: StepInfo) -> None           after an exception of an evaluation
+
+    All services and callbacks are called in the order of `services`. On several hosts, every host
+    calls the same hooks at the same steps, and all hosts agree on `STOP`.
+
+    Args:
+        info: Ensemble, members and steps of the run.
+        state: State at the first step.
+        batches: Batches of each call, on the layout.
+        stop: Signal that asks the run to stop.
+
+    Attributes:
+        state: State of the ensemble.
+        step: Number of steps that the state has seen.
+        is_last: Whether the run ends at this step, and is complete.
+        stopper: Callback or service that ends the run before its last step; None if none does.
+        services: Services and callbacks, in the order in which they are called.
+        history: Records of metrics.
+    """
+
+    def __init__(
+        self,
+        info: RunInfo,
+        state: State,
+        batches: Iterator[CallBatches],
+        stop: StopSignal,
+    ) -> None:
+        self.info, self.state, self.step = info, state, info.first_step
+        self.is_last = info.first_step >= info.last_step
+        self.stopper: Callback | None = None
+        self.services: Sequence[Callback] = ()
+        self.history: list[dict[str, float]] = []
+        self.stop, self._batches = stop, batches
+        self._previous_step = info.first_step
+        self._ask_hosts = True
+        self.reader = MetricsReader(
+            len(info.member_ids), info.first_step, partial(self.call_services, "read")
+        )
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal stops the run, which is then not complete."""
+        return self.stopper is self.stop
+
+    def begin(self) -> None:
+        """Calls the services before the first step. A callback may end the run here."""
+        # The services of all hosts agree by themselves.
+        callbacks = [each for each in self.services if not isinstance(each, Service)]
+        self._ask_hosts = cluster.any_host(any(map(callable, callbacks)))
+        stops = self.ask("begin", self.info)
+        if stops or self.is_last:  # Nothing is trained, but callbacks still see the last state.
+            state = self._call_after_update(is_last=True)[0]
+            self.state = state if self.is_last else self.state
+            self.is_last = True
+
+    def before(self) -> bool:
+        """Evaluates and saves the state, and returns whether the run goes on."""
+        if self.is_last:
+            self.reader.catch_up()
+        for service in [each for each in self.services if isinstance(each, Service)]:
+            info = StepInfo(self.step, self.state, {}, self.is_last, self.reader.step)
+            if call_hook(service, "before", info) is STOP:
+                self.is_last = True
+                self._call_after_update(is_last=True)
+        return not (self.is_last or self.is_interrupted)
+
+    def next_batch(self) -> CallBatches:
+        """Returns the batches of the next call."""
+        with jax.transfer_guard("allow"):
+            return next(self._batches)
+
+    def update(self, batch: CallBatches) -> None:
+        """Takes the steps of a call, and calls the services after it."""
+        self._previous_step = self.step
+        with jax.transfer_guard("disallow"):
+            self.state, metrics = self.info.ensemble.update_steps(self.state, batch)
+            self.step += steps_in(batch)
+            self.stop.has_progress = True
+            self.reader.dispatched(self._previous_step, self.step, metrics)
+        ends = self.step >= self.info.last_step
+        self.state, stoppers = self._call_after_update(is_last=ends)
+        stops = self._is_stopped(stoppers, ask_hosts=self._ask_hosts)
+        self.is_last = ends or stops
+        # The callbacks have changed the state of this step already, so the state that they return
+        # from this second call is not used.
+        if stops and not ends:
+            self._call_after_update(is_last=True)
+
+    def ask(self, hook: str, *args: object) -> bool:
+        """Calls a hook of all services, and returns whether one on any host returned `STOP`."""
+        stoppers = [each for each in self.services if call_hook(each, hook, *args) is STOP]
+        return self._is_stopped(stoppers)
+
+    def call_all(self, hook: str, *args: object) -> None:
+        """Calls a hook of all services."""
+        for service in self.services:
+            call_hook(service, hook, *args)
+
+    def call_services(self, hook: str, *args: object) -> None:
+        """Calls a hook of the services of the library only."""
+        for service in self.services:
+            if isinstance(service, Service):
+                call_hook(service, hook, *args)
+
+    def best_step(self) -> int | None:
+        """Returns the step that a callback of process 0 names as the best one; None if none does.
+
+        Every host must call this.
+        """
+        steps = (call_hook(service, "best_step") for service in self.services)
+        step = cluster.as_main_sees(next((each for each in steps if each is not None), -1))
+        return None if step < 0 else step
+
+    def interrupt(self) -> None:
+        """Stops the run at this step because of a signal."""
+        self.stopper, self.is_last = self.stop, False
+
+    def write(self, step: int, record: dict[str, float]) -> None:
+        """Adds a record to the history and passes it to the writers."""
+        self.history.append({"step": step, **record})
+        if cluster.is_main():
+            with jax.transfer_guard("allow"):  # A user's writer may transfer what it likes.
+                self.call_all("write", step, record)
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """Closes all services at the end, whatever fails."""
+        failed: type[BaseException] | None = None
+        try:
+            yield
+        except BaseException as error:
+            failed = type(error)
+            raise
+        finally:
+            # A thread that saves may be about to read the last call. But after a second Ctrl-C the
+            # process must end at once, and hosts cannot read together after one of them failed.
+            waits = failed is not KeyboardInterrupt and jax.process_count() == 1
+            with contextlib.ExitStack() as stack:
+                if failed is not None:  # A disk that failed twice is reported once.
+                    stack.enter_context(contextlib.suppress(SaveError))
+                for service in reversed(self.services):
+                    stack.callback(call_hook, service, "close")
+                if failed is None or waits:
+                    self.reader.catch_up()
+
+    def _call_after_update(self, *, is_last: bool) -> tuple[State, list[Callback]]:
+        """Calls the services after an update.
+
+        Returns:
+            The state that they return, and those that returned `STOP`.
+        """
+        if is_last:
+            self.reader.catch_up()
+        metrics = self.reader.unseen()  # Without this call, unseen metrics would pile up.
+        info = StepInfo(self.step, self.state, metrics, is_last, self.reader.step)
+        stoppers = []
+        for service in filter(callable, self.services):
+            every = getattr(service, "every", None)
+            if every is not None and not crossed(every, self._previous_step, self.step):
+                continue
+            result = call_after_update(service, info)
+            if result is STOP:
+                stoppers.append(service)
+            elif result is not None:
+                info = info._replace(state=_checked(service, result, info.state, self.info))
+        return info.state, stoppers
+
+    def _is_stopped(self, stoppers: Sequence[Callback], *, ask_hosts: bool = True) -> bool:
+        """Returns whether a service of any host stops the run, and keeps the first that does."""
+        stops = cluster.any_host(bool(stoppers)) if ask_hosts else bool(stoppers)
+        if stops and (self.stopper is None or self.is_interrupted):
+            self.stopper = next(iter(stoppers), _OfAnotherHost())
+        return stops
+
+
+def crossed(every_steps: int | Fraction | None, previous_step: int, step: int) -> bool:
+    """Returns whether a multiple of `every_steps` lies in (previous_step, step]."""
+    return every_steps is not None and step // every_steps > previous_step // every_steps
+
+
+def _checked(callback: Callback, result: object, state: State, info: RunInfo) -> State:
+    """Returns the state that a callback returned, on the layout.
+
+    Raises:
+        UserError: If the object is not a state with the structure of the given one.
+    """
+    name, layout = name_of_callback(callback), info.ensemble.layout
+    if not isinstance(result, State):
+        raise UserError(
+            f"The callback {name} returned {kind_of(result)}. Return None, a State, or "
+            "dist_ens.callbacks.STOP."
+        )
+    different = differing(leaf_types(state), leaf_types(result))
+    if different:
+        raise UserError(
+            f"The callback {name} returned a state of another structure: {', '.join(different)} "
+            "differ in shape or type, or are absent. Return the state with other values only, such "
+            "as info.state._replace(params=new_params)."
+        )
+    return layout.placed(result, MEMBERS, f"The state of callback {name}")

@@ -1,0 +1,101 @@
+"""The checkpoints that a run saves."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+
+from dist_ens.callbacks import StepInfo
+from dist_ens.callbacks.protocol import Service
+from dist_ens.checkpoint import RESULT_FILE, Leaf, OpenCheckpoints
+from dist_ens.json_text import Json
+from dist_ens.training.best_state import BestState
+from dist_ens.training.data_protocol import TrainingData
+from dist_ens.training.failures import FailedMembers
+from dist_ens.training.finite_members import finite_members, has_finite_member
+from dist_ens.training.runner import Runner
+from dist_ens.training.states import saved_states
+
+
+class Saving(Service):
+    """The service that saves the state of a run, and the states of its services and its data.
+
+    Args:
+        run: Runner of the run.
+        opened: Checkpoints of the run.
+        record: Record that is saved with each checkpoint, in types that JSON can hold.
+        data: Training data, whose position is saved.
+        failures: Members that have failed.
+        best: State of the best evaluation.
+        scores_at: Function of a step that returns its scores by name.
+    """
+
+    def __init__(
+        self,
+        run: Runner,
+        opened: OpenCheckpoints,
+        record: Mapping[str, Json],
+        data: TrainingData,
+        failures: FailedMembers,
+        best: BestState,
+        scores_at: Callable[[int], Mapping[str, float]],
+    ) -> None:
+        self._run, self._opened, self._record, self._data = run, opened, record, data
+        self._failures, self._best, self._scores_at = failures, best, scores_at
+
+    def before(self, info: StepInfo) -> None:
+        """Saves the state if the cadence, the best evaluation or the end of the run asks for it."""
+        is_due = self._opened.is_due(info.step) or self._best.is_due(info.step)
+        is_due = is_due and info.step > self._run.info.first_step
+        if info.is_last or is_due or (self._run.is_interrupted and info.step > 0):
+            self._save(info, is_last=info.is_last or self._run.is_interrupted)
+
+    def failed(self, info: StepInfo) -> None:
+        """Saves the state whose evaluation failed. On several hosts, others would not take part."""
+        if jax.process_count() == 1:
+            self._save(info._replace(is_last=False), is_last=True)
+
+    def wait(self) -> None:
+        """Waits until the last save is on disk."""
+        self._opened.wait()
+
+    def _save(self, info: StepInfo, *, is_last: bool) -> None:
+        """Starts to save a checkpoint.
+
+        Args:
+            info: State and step. The run is complete there if `is_last` is set.
+            is_last: Whether nothing is saved after it.
+        """
+        step, reader = info.step, self._run.reader
+        # The metrics of a checkpoint's steps are written before it. On one host, the thread that
+        # saves reads them, and looks at the parameters that it has copied. Several hosts do both
+        # together, in their main threads.
+        is_alone = jax.process_count() == 1
+        if not is_alone:
+            reader.catch_up()
+            has_finite = bool(finite_members(info.state.params, self._run.info.ensemble).any())
+            if not self._failures.may_replace_checkpoints(step, has_finite_member=has_finite):
+                return
+
+        def is_wanted(leaves: Mapping[str, Leaf]) -> bool:
+            return not is_alone or self._failures.may_replace_checkpoints(
+                step, has_finite_member=has_finite_member(leaves)
+            )
+
+        def after() -> None:
+            reader.catch_up(step)
+            self._run.call_all("sync")
+
+        kept_step = self._run.best_step()
+        is_named = info.is_last and kept_step is not None
+        self._opened.save(
+            step,
+            info.state,
+            record=self._record,
+            scores=self._scores_at(step),
+            host_files={RESULT_FILE: str(kept_step).encode()} if is_named else {},
+            after=after,
+            late_files=saved_states([*self._run.services, self._data]),
+            is_wanted=is_wanted,
+            is_last=is_last,
+            kept_step=kept_step,
+        )
