@@ -6,7 +6,6 @@ import io
 import logging
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -195,7 +194,7 @@ def read_answers(workdir: pathlib.Path) -> JsonDict:
             return {}
         if kept["sha256"] != _sha256(to_json(kept["steps"])):
             raise ValueError("its content does not match its hash")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"{quoted(workdir / ANSWERS)} cannot be read for the report: {first_line(error)} "
             f"Remove it, and type {_evaluate(workdir)} to write it again."
@@ -221,14 +220,17 @@ def newest_answers(kept: Mapping[str, Json]) -> JsonDict:
     return found
 
 
-def _read_json(path: pathlib.Path) -> Any:
-    """Returns the JSON value in a file, or None if there is no file."""
+def _read_json(path: pathlib.Path) -> JsonDict | None:
+    """Returns the JSON object in a file, or None if there is no file."""
     try:
-        return from_json(bytes_in(path))
+        value = from_json(bytes_in(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    return value
 
 
 def _evaluate(workdir: pathlib.Path) -> str:
