@@ -173,7 +173,7 @@ def test_a_text_is_cut_into_windows_that_predict_the_next_character(tmp_path):
         ("train-images-idx3-ubyte.gz", b"no gzip at all", "Not a gzipped file"),
         ("train-images-idx3-ubyte.gz", gzip.compress(b"x" * 99)[:20], "ended before the end-of-st"),
         ("train-images-idx3-ubyte.gz", gzip.compress(b"PNG\0abc"), "begins with 50 4e 47 00"),
-        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x05\1\2", "shape [5] and has 10 bytes"),
+        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x05\1\2", "shape '[5]' and has 10 bytes"),
         ("t10k-labels-idx1-ubyte", None, "No such file or directory"),
     ],
     ids=["not gzipped", "cut off", "another format", "too few labels", "absent"],
@@ -466,6 +466,18 @@ def test_the_range_of_whole_numbers_is_not_rounded_before_it_is_taken():
     ends = np.array([[2**30], [2**30 + 3]], np.int32)
     source = source_of_arrays((ends, [0, 1]), (ends, [0, 1]))
     assert source.input_ranges().tolist() == [[3.0]]
+
+
+def test_python_and_a_file_standardise_by_the_same_function(tmp_path):
+    table, targets = np.random.default_rng(0).normal(5, 3, size=(2, 12, 2)), np.arange(12.0)
+    splits = [(part, targets) for part in table]
+    of_file = open_source(saved_npz(tmp_path, *splits))
+    of_arrays = source_of_arrays(*splits, standardize=True)
+    assert of_arrays.spec == of_file.spec
+    assert of_arrays.fingerprint == of_file.fingerprint
+    assert of_arrays.train.labels.mean() == pytest.approx(0, abs=1e-6)
+    raw = source_of_arrays(*splits)
+    np.testing.assert_array_equal(raw.test.labels, targets.astype(np.float32))
 
 
 FLOAT = Spec((2,), "float32", (), 3)

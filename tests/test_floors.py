@@ -36,7 +36,6 @@ FLOORS = {
     "dist_ens.watchdog": 0,
     "dist_ens.randomness": 1,
     "dist_ens.ground": 0,
-    "dist_ens.array_files": 0,
     "dist_ens.narrowing": -1,  # `host_keys`, which imports JAX, takes it from here.
     "dist_ens.host_keys": 0,
     "dist_ens.file_writing": 0,
@@ -64,8 +63,7 @@ _WRITE_THE_WORDS = {
     "scores.py",
     "row_scores.py",
     "assess.py",
-    "page.py",
-    "panels.py",
+    "facts.py",
     "uci.py",
 }
 FILES = sorted([*ROOT.glob("dist_ens/**/*.py"), *ROOT.glob("launch/*.py")])

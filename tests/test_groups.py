@@ -160,9 +160,6 @@ def test_a_member_sees_the_examples_of_its_group_in_an_order_of_its_own():
         epochs = np.sort(seen.reshape(3, 7), axis=1)
         np.testing.assert_array_equal(epochs - 7 * (member_id % 4), [range(7)] * 3)
     assert one.cursor(5, range(0)).shape == (0, 3)
-    for whole in (dict(per_member=False), dict(per_member=True, shuffle=False)):
-        with pytest.raises(UserError, match="needs a shuffled order for each member"):
-            Order(7, 3, num_groups=4, **whole)
     with pytest.raises(UserError, match="at most 1,073,741,824 examples"):
         Order(2**29, 3, per_member=True, num_groups=3)
 

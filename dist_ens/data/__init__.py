@@ -18,7 +18,6 @@ from dist_ens.data.splits import (
     example_bytes_of,
     example_shapes_of,
 )
-from dist_ens.data.standardize import standardized_source
 from dist_ens.data.text import open_text
 from dist_ens.data.tfds import describe_tfds, open_tfds
 from dist_ens.data.uci import open_uci
@@ -46,6 +45,5 @@ __all__ = [
     "open_tfds",
     "open_uci",
     "source_of_arrays",
-    "standardized_source",
     "training_batches",
 ]

@@ -8,6 +8,7 @@ from dist_ens.data.class_names import are_names, class_numbers, names_in
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
 from dist_ens.data.splits import ArraySplit
+from dist_ens.data.standardize import Examples, standardized_source
 from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype, narrowed
 
@@ -17,6 +18,7 @@ def source_of_arrays(
     test: tuple[ArrayLike, ArrayLike],
     *,
     num_classes: int | None = None,
+    standardize: bool = False,
     name: str = "arrays",
 ) -> Source:
     """Returns a source of plain arrays, after a check of their values.
@@ -26,11 +28,12 @@ def source_of_arrays(
 
     Args:
         train: Inputs [examples, ...] and labels [examples] of the training split: class numbers
-            (int), names of classes (text), or real targets (float). Targets are not standardised;
-            see `standardized_source`.
+            (int), names of classes (text), or real targets (float).
         test: Inputs and labels of the test split.
         num_classes: Number of classes. None counts those of the training labels, which must all be
             present. Classes with names are numbered in the order of their sorted names.
+        standardize: Whether real targets, and beside them the features of a table, are standardised
+            by the training examples, as in a run from a config. Default: False.
         name: Name of the source in error messages.
 
     Returns:
@@ -67,6 +70,12 @@ def source_of_arrays(
         raise UserError(
             f"{where} has real targets, and data.num_classes={num_classes} was given. Leave it "
             "out, or convert the labels to class numbers with astype(int)."
+        )
+    elif standardize:
+        return standardized_source(
+            Examples(inputs[None], labels[None]),
+            Examples(test_inputs[None], test_labels[None]),
+            name,
         )
     splits = [split_of(where, inputs, labels, names)]
     splits.append(split_of(f"{name}, split test", test_inputs, test_labels, names))

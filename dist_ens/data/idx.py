@@ -78,7 +78,7 @@ def _read(directory: pathlib.Path, name: str) -> np.ndarray:
     if not axes or math.prod(shape) != len(content) - begin:
         raise UserError(
             f"{where} is not an IDX file of bytes, or is cut off: it begins with "
-            f"{content[:4].hex(' ')}, declares the shape {shape} and has {len(content):,} bytes. "
-            "Fetch it again."
+            f"{content[:4].hex(' ')}, declares the shape {shortened(str(shape))} and has "
+            f"{len(content):,} bytes. Fetch it again."
         )
     return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)

@@ -10,7 +10,6 @@ import numpy as np
 from dist_ens.data.arrays import checked_arrays, source_of_arrays
 from dist_ens.data.class_names import are_names
 from dist_ens.data.source import Source
-from dist_ens.data.standardize import Examples, standardized_source
 from dist_ens.errors import UserError, first_line
 from dist_ens.file_reading import opened_to_read
 from dist_ens.paths import given_path, shortened
@@ -33,7 +32,7 @@ def open_npz(file: str, num_classes: int | None) -> Source:
 
     Labels [examples] or [examples, 1] are class numbers (int), names of classes (text) or real
     targets (float). Real targets are standardised, and so are the features of a table, inputs
-    [examples, features], beside them; see `standardized_source`.
+    [examples, features], beside them; see `source_of_arrays`.
 
     Args:
         file: Path of the file.
@@ -52,12 +51,10 @@ def open_npz(file: str, num_classes: int | None) -> Source:
     if len(arrays) == 2:
         # The examples are checked before they are divided: messages give the rows of the file.
         arrays = _divided(*checked_arrays(name, *arrays))
-    train, test = arrays[:2], arrays[2:]
-    source = source_of_arrays(train, test, num_classes=num_classes, name=name)
-    if source.spec.num_classes is not None:
-        return source
-    as_one_group = (Examples(x[None], y.reshape(1, -1)) for x, y in (train, test))
-    return standardized_source(*as_one_group, name=name)
+    x, y, x_test, y_test = arrays
+    return source_of_arrays(
+        (x, y), (x_test, y_test), num_classes=num_classes, standardize=True, name=name
+    )
 
 
 def read_npz(path: pathlib.Path, name: str, *alternatives: Sequence[str]) -> list[np.ndarray]:

@@ -73,7 +73,7 @@ class Source:
         """
         ranges = []
         for rows in np.split(np.arange(len(self.train)), self.spec.num_groups):
-            low, high = np.inf, -np.inf
+            low, high = np.array(np.inf), np.array(-np.inf)
             for first in range(0, len(rows), _AT_A_TIME):
                 # The ends are float64, because float32 rounds large integers.
                 inputs = self.train.take(rows[first : first + _AT_A_TIME])["inputs"]

@@ -23,7 +23,7 @@ class Examples(NamedTuple):
     targets: np.ndarray
 
 
-def standardized_source(train: Examples, test: Examples, name: str = "arrays") -> Source:
+def standardized_source(train: Examples, test: Examples, name: str) -> Source:
     """Returns a source of standardised real targets. Each split is a group.
 
     Targets have mean 0 and standard deviation 1 in the training rows of their split, and so have
@@ -42,7 +42,7 @@ def standardized_source(train: Examples, test: Examples, name: str = "arrays") -
         UserError: If the targets are constant, or a number is too large to be standardised.
 
     >>> table = Examples(np.array([[[1.0], [3.0]]]), np.array([[10.0, 20.0]]))
-    >>> source = standardized_source(table, table)
+    >>> source = standardized_source(table, table, "table")
     >>> source.train.inputs.tolist(), source.spec.standardization.target_mean
     ([[-1.0], [1.0]], (15.0,))
     """

@@ -29,14 +29,14 @@ class TfdsSplit:
         records: Records with random access, each a dict of arrays, from `tfds.data_source`.
         keys: Names of the input feature and of the label feature.
         where: Name of the split in error messages.
-        num_classes: Number of classes. Labels must lie in [0, num_classes).
+        spec: Description of the examples. Labels must lie in [0, spec.num_classes).
     """
 
     in_memory: ClassVar[bool] = False
     records: Any
     keys: tuple[str, str]
     where: str
-    num_classes: int
+    spec: Spec
 
     def __len__(self) -> int:
         return len(self.records)
@@ -50,7 +50,7 @@ class TfdsSplit:
         records = self.records.__getitems__(indices.ravel().tolist())
         inputs, labels = (np.stack([record[key] for record in records]) for key in self.keys)
         check_finite(self.where, inputs)
-        check_labels(self.where, labels, self.num_classes)
+        check_labels(self.where, labels, self.spec.num_classes or 0)
         inputs = narrowed(inputs, held_dtype(inputs.dtype), f"{self.where}, {self.keys[0]}")
         labels = narrowed(labels, np.int32, f"{self.where}, {self.keys[1]}")
         return {
@@ -90,9 +90,7 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
     where = f"tfds:{name} in {builder.data_dir}"
     keys, spec = _described(builder, num_classes, where)
     train, test = (
-        TfdsSplit(
-            builder.as_data_source(split=split), keys, f"{where}, split {split}", spec.num_classes
-        )
+        TfdsSplit(builder.as_data_source(split=split), keys, f"{where}, split {split}", spec)
         for split in ("train", "test")
     )
     return Source(spec, train=train, test=test)

@@ -58,12 +58,12 @@ def open_uci(file: str) -> Source:
             f"{name}: column {column} is both the target and a feature. Take it out of "
             "index_features."
         )
-    for number, (train, test) in enumerate(zip(train_rows, test_rows, strict=True)):
-        if (both := np.intersect1d(train, test)).size:
+    for number, parts in enumerate(zip(train_rows, test_rows, strict=True)):
+        if (both := np.intersect1d(*parts)).size:
             raise UserError(
                 f"{name}: row {both[0]} is in both parts of split {number}; {both.size:,} in all. "
                 "Correct train_idx or test_idx."
             )
     inputs, targets = data[:, features], data[:, column]
-    parts = (Examples(inputs[rows], targets[rows]) for rows in (train_rows, test_rows))
-    return standardized_source(*parts, name=name)
+    train, test = (Examples(inputs[rows], targets[rows]) for rows in (train_rows, test_rows))
+    return standardized_source(train, test, name)

@@ -1,4 +1,4 @@
-"""A training set of which every column of the mesh holds a part."""
+"""A training set that the devices hold: every device all examples, or every column a part."""
 
 from functools import partial
 
@@ -6,10 +6,34 @@ import jax
 import numpy as np
 
 from dist_ens.data import Split
-from dist_ens.ensemble import Batches
+from dist_ens.ensemble import Batches, Drawn
 from dist_ens.layout import BATCH, BATCHES, Layout, put_everywhere, redistribution_program
 from dist_ens.sampling import Order
 from dist_ens.types import PyTree
+
+
+def put_whole(split: Split, layout: Layout) -> PyTree:
+    """Puts all examples of a split on every device of the mesh."""
+    return put_everywhere(layout, split.take(np.arange(len(split))))
+
+
+class ResidentFeed:
+    """The batches of each call, drawn by the devices from all examples of a split.
+
+    Args:
+        split: Pytree of the examples, from `put_whole`.
+        order: Order of the examples.
+        layout: Layout of the mesh.
+        seed: Seed of the order, in [0, 2**32).
+    """
+
+    def __init__(self, split: PyTree, order: Order, layout: Layout, seed: int) -> None:
+        self._split, self._order, self._layout, self._seed = split, order, layout, seed
+
+    def __call__(self, steps: range) -> Drawn:
+        """Returns the batches of the steps of one call."""
+        cursor = put_everywhere(self._layout, self._order.cursor(self._seed, steps))
+        return Drawn(self._split, cursor, self._order)
 
 
 class ShardedFeed:
@@ -33,15 +57,13 @@ class ShardedFeed:
         # Copies of the last example fill up the last part.
         rows = np.minimum(layout.host_rows(count), len(split) - 1)
         self._parts = layout.put(split.take(rows), BATCH)
-        self._order = order
-        self._seed = seed
+        self._order, self._layout, self._seed = order, layout, seed
         # Each column computes the indices of its part of the batches only.
         self._indices = jax.jit(
             lambda cursor: order.indices(cursor, np.arange(order.global_batch_size)),
             out_shardings=layout.sharding(BATCHES),
         )
         self._deal = redistribution_program(layout)
-        self._layout = layout
         call_examples = order.global_batch_size * steps_per_call
         self._steps_of_deal = -(-order.epoch_length // call_examples) * steps_per_call
         self._dealt: Batches | None = None
