@@ -101,7 +101,7 @@ def running(
     checkpoints, record = arguments.checkpoints, door.record
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
-        hold(info.ensemble.layout)
+        hold(info.ensemble)
         opened = None
         if checkpoints is not None and record is not None:
             opened = stack.enter_context(
