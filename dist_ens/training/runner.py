@@ -9,12 +9,7 @@ import jax
 
 from dist_ens import cluster
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
-from dist_ens.callbacks.protocol import (
-    Service,
-    call_after_update,
-    call_hook,
-    name_of_callback,
-)
+from dist_ens.callbacks.protocol import Service, call_after_update, call_hook, name_of_callback
 from dist_ens.ensemble.batches import CallBatches, steps_in
 from dist_ens.errors import SaveError, UserError, kind_of
 from dist_ens.layout import MEMBERS
@@ -58,11 +53,7 @@ class Runner:
     """
 
     def __init__(
-        self,
-        info: RunInfo,
-        state: State,
-        batches: Iterator[CallBatches],
-        stop: StopSignal,
+        self, info: RunInfo, state: State, batches: Iterator[CallBatches], stop: StopSignal
     ) -> None:
         self.info, self.state, self.step = info, state, info.first_step
         self.is_last = info.first_step >= info.last_step
@@ -218,11 +209,7 @@ def crossed(every_steps: int | Fraction | None, previous_step: int, step: int) -
 
 
 def _checked(callback: Callback, result: object, state: State, info: RunInfo) -> State:
-    """Returns the state that a callback returned, on the layout.
-
-    Raises:
-        UserError: If the object is not a state with the structure of the given one.
-    """
+    """Returns the state that a callback returned, on the layout, if it has the right structure."""
     name, layout = name_of_callback(callback), info.ensemble.layout
     if not isinstance(result, State):
         raise UserError(
