@@ -98,13 +98,6 @@ def test_labels_that_are_not_finite_are_not_scored():
     fit(ensemble, right, eval_data=wrong | {"weights": weights}, steps=1)
 
 
-def test_equal_labels_are_not_standardised():
-    data = DATA | {"labels": np.full(EXAMPLES, 0.1, np.float32)}
-    with pytest.raises(UserError, match=r"^All training labels are 0\.1, and squared_error\(stand"):
-        fit(regression(), data)
-    assert fit(regression(standardize=False), data, steps=1).step == 1
-
-
 def test_an_objective_may_take_labels_that_are_missing():
     ensemble, targets = regression(), np.ones(EXAMPLES, np.float32)
     targets[5] = np.nan

@@ -18,7 +18,7 @@ from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, specs_of_batch
 from dist_ens.losses import Objective
 from dist_ens.state import State, described, refuse_lists
 from dist_ens.training.arguments import FitArguments
-from dist_ens.training.data import EPOCH, OrderedSplit, eval_steps_of
+from dist_ens.training.data import EPOCH, OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.held_out import EvalData
 from dist_ens.types import Callback, Inputs, Outputs
@@ -106,7 +106,6 @@ def check_parts(
             )
     _check_groups(ensemble, train)
     labels = _checked_labels(ensemble, train)
-    _note_on_steps(given, train, say)
     if labels is not None:
         _note_on_labels(ensemble.trained_objective, labels, say)
     if given.state is None and given.checkpoints is None:
@@ -139,14 +138,7 @@ def _checked_labels(ensemble: Ensemble, train: TrainingData) -> np.ndarray | Non
             f"{{{objective.INPUTS!r}: x, {objective.LABELS!r}: y}}."
         )
     label_checks.check_examples(objective, examples)
-    labels = np.asarray(examples[objective.LABELS])
-    if objective.standardize and labels.min() == labels.max():
-        raise UserError(
-            f"All training labels are {labels.min():.4g}, and {objective.name}(standardize=True) "
-            "divides them by their standard deviation, which is 0. Check that they are the labels, "
-            "or leave standardize out."
-        )
-    return labels
+    return np.asarray(examples[objective.LABELS])
 
 
 def _note_on_labels(
@@ -160,16 +152,6 @@ def _note_on_labels(
         say(
             f"Note: the labels have mean {mean:.4g} and standard deviation {std:.4g}. Networks "
             f"train faster on labels near 0: consider {objective.name}(standardize=True)."
-        )
-
-
-def _note_on_steps(given: FitArguments, train: TrainingData, say: Callable[[str], None]) -> None:
-    """Prints a note if evaluations cannot be at the steps that were asked for."""
-    steps, per_call = eval_steps_of(train, given.eval_every), given.steps_per_call
-    if per_call is not None and steps is not None and steps % per_call:
-        say(
-            f"Note: evaluations are at the ends of calls of {per_call} steps, and every "
-            f"{float(steps):g} steps were asked for. Leave steps_per_call out, or set it to 1."
         )
 
 
