@@ -40,11 +40,12 @@ from dist_ens.losses import softmax_cross_entropy
 from dist_ens.members import Member, from_functions
 from dist_ens.sampling import Order
 from dist_ens.state import State, unstack_members
-from dist_ens.training.arguments import FitArguments
+from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.beginning import Begun
 from dist_ens.training.ending import end_run
 from dist_ens.training.held_out import EvalData
 from dist_ens.training.metrics import MetricsReader
+from dist_ens.training.preparing import Job
 from dist_ens.training.services import Run as FitRun
 from saving import snapshot
 
@@ -559,8 +560,9 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
     def takes_its_time(name):
         now[0] += secs[name].pop(0)
 
-    class Slow:  # as an ensemble, as checkpoints, and as a signal that never comes
+    class Slow:  # as an ensemble, as checkpoints, as a record, and as a signal that never comes
         signal = member_score = None
+        execution, layout = "vmap", types.SimpleNamespace(mesh=np.zeros(1))
         ids, num_members, failure_policy = np.arange(1), 1, FailurePolicy()
 
         def update_steps(self, state, batch):
@@ -575,6 +577,12 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
 
         def is_best(self, step, scores):
             return False
+
+        def chosen(self, *_):
+            return self
+
+        def to_dict(self):
+            return {}
 
         def save(self, step, state, **_):
             takes_its_time("save")
@@ -598,11 +606,12 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
     begun = Begun(info, State(*[()] * len(State._fields)), 10, batches)
     arguments = FitArguments(ensemble=made, data=None, progress=False)
     eval_data = EvalData("test", evaluate, lambda ensemble, batch: {})
-    run = FitRun(begun, arguments, data, eval_data, Slow(), {}, Slow(), print, print)
+    job = Job(arguments, Door(record=made), data, eval_data, info, (), print, print)
+    run = FitRun(job, begun, made, made)
     run.begin()
     while run.before():
         run.update(run.next_batch())
-    outcome = end_run(run, ())
+    outcome = end_run(run, job)
     assert outcome.steps_per_second == 20 / (3 + 1 + 4)
     assert outcome.seconds == 81
 
