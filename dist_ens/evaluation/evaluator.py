@@ -10,7 +10,7 @@ import numpy as np
 from dist_ens import progress
 from dist_ens.data import ArraySplit, Spec, Split, evaluation_batches
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.argument_checks import check_ids_of_groups
+from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.errors import BrokenMembersError, UserError, counted
 from dist_ens.evaluation.label_checks import (
     check_classes,
