@@ -9,7 +9,6 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.errors import counted
 from dist_ens.experiment import comes_in_memory, describe_source
 from dist_ens.experiment.build import build_ensemble
-from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
 from dist_ens.feed import TrainingSet
 from dist_ens.layout import Layout
@@ -71,7 +70,7 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
 
     def make_ensemble(layout: Layout) -> Ensemble:
         ensemble = build_ensemble(run, layout, parts)
-        check_training(run, ensemble)
+
         return ensemble
 
     def say(line: str) -> None:

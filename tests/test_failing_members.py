@@ -29,7 +29,6 @@ from dist_ens.ensemble.failures import (
     no_failures,
 )
 from dist_ens.errors import RunError, UserError
-from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
 from dist_ens.layout import Waves

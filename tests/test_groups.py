@@ -26,8 +26,8 @@ from dist_ens.experiment import (
     describe_source,
     open_source,
 )
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import Layout
 from dist_ens.members import from_functions
 from dist_ens.sampling import Order

@@ -13,7 +13,6 @@ import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.exit_codes import ExitCode
 from test_cluster import free_port
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -16,7 +16,6 @@ import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.checkpoint import CheckpointStore, read_newest
 from dist_ens.errors import UserError
-from dist_ens.exit_codes import ExitCode
 from launch import local
 from launch.local import device_variables
 from test_hosts import LIMIT_SECS, wait_for, write_config

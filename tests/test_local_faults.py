@@ -10,7 +10,7 @@ import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.experiment.workdir import open_finished
+from dist_ens.experiment.loaded import open_finished
 from test_hosts import write_config
 from test_local import ROOT, STEPS, begin, finished, scores_of
 

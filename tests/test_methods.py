@@ -296,32 +296,6 @@ def test_a_coefficient_out_of_range_is_refused(make, message):
 SPEC = Spec((4,), "float32", (), 3)
 
 
-@pytest.mark.parametrize(
-    ("changes", "spec", "sentence"),
-    [
-        (
-            {"data": {"examples": "bootstrap"}, "loss": {"mixup": 0.2}},
-            SPEC,
-            "loss.mixup=0.2 would mix out-of-bag examples into those of the member",
-        ),
-        ({"data": {"examples": "kfold"}}, SPEC, "data.num_folds must be set if and only if"),
-        ({"evaluation": {"pooling": "mixture"}}, SPEC, "pooled by one of probs, logits, vote."),
-        (
-            {"evaluation": {"dropout_samples": 4}},
-            SPEC,
-            "The network has no dropout when it predicts",
-        ),
-    ],
-)
-def test_what_contradicts_itself_is_told(changes, spec, sentence):
-    def begin():
-        run = Run(Experiment.from_dict({"steps": 1, **changes}), spec, 20)
-        return build_ensemble(run, Layout.make(8))
-
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        begin()
-
-
 @pytest.mark.slow
 def test_every_pair_of_losses_and_methods_trains():
     for name, adversarial_, mixup_ in itertools.product(
@@ -340,9 +314,7 @@ def test_every_pair_of_losses_and_methods_trains():
             "model": {"name": "mlp", "hidden_sizes": (5,)},
         }
         run = Run(Experiment.from_dict(values), SPEC, 20)
-        ensemble = build_ensemble(
-            run, Layout.make(2, ensemble_axis=1), input_ranges=np.ones((1, 4), np.float32)
-        )
+        ensemble = build_ensemble(run, Layout.make(2, ensemble_axis=1))
         state = ensemble.abstract_state(run.batch(4))
         batches = {
             "inputs": jax.ShapeDtypeStruct((1, 8, 4), "float32"),

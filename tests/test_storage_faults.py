@@ -23,7 +23,6 @@ from dist_ens.checkpoint import Checkpoints, CheckpointStore, Snapshot, writing
 from dist_ens.checkpoint.writing import unfinished_name
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import SaveError, UserError
-from dist_ens.exit_codes import ExitCode
 from dist_ens.losses import categorical
 from dist_ens.training import fit
 from saving import reader, shapes_of, snapshot, state_of, steps_in

@@ -16,8 +16,8 @@ import networks
 from dist_ens.data import ArraySplit
 from dist_ens.ensemble.waves import update_in_waves
 from dist_ens.evaluation import Evaluator
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import BATCHES, Layout, Waves
 from test_feed import calls_of
 from test_train import compilations, experiment

@@ -213,9 +213,8 @@ class Checkpoints:
         )
 
         def checked(saved_record: JsonDict) -> list[str]:
-            notes = check_resumes(record, saved_record, folder, self.resume)
             check(saved_record)
-            return notes
+            return check_resumes(record, saved_record, folder, self.resume)
 
         with (
             locked(folder) as require_same_folder,

@@ -20,16 +20,15 @@ from dist_ens.data import Source, Spec
 from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.errors import UserError
 from dist_ens.experiment.checks import require_own_keys, require_trained_on
-from dist_ens.experiment.config_file import EXPERIMENT
+from dist_ens.experiment.config_file import EXPERIMENT, OwnParts
 from dist_ens.experiment.experiment import Experiment, differences_on_resume
-from dist_ens.experiment.own_parts import OwnParts
+from dist_ens.experiment.loaded import parts_of
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.schema import DataConfig
 from dist_ens.experiment.sources import open_source
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import parts_of
 from dist_ens.file_writing import UNFINISHED
-from dist_ens.json_text import Json, JsonDict
+from dist_ens.json_text import JsonDict
 from dist_ens.report.files import to_json
 from dist_ens.run_digests import DIGESTS, write_run_file
 
@@ -198,27 +197,26 @@ def _require_same_run(
         )
 
 
-def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, Json, Json]]:
-    """Returns the differences between two runs apart from seeds and members, with both values."""
-    is_of_config, other_is = ("experiment" in each for each in (record, other))
-    if is_of_config != other_is:
-        return [("the run of a config", is_of_config, other_is)]
-    if not is_of_config:
-        one, two = (
-            dataclasses.replace(
-                StepRecord.from_dict(each), num_members=1, member_ids=(0,), seed=0, leaves=None
-            )
-            for each in (record, other)
-        )
-        return two.differences(one)
-    runs = [Run.from_dict(each).with_members((0,)) for each in (record, other)]
-    first, second = (dataclasses.replace(run.experiment, seed=0) for run in runs)
-    own = ("spec", "num_train_examples", "examples", "network", "step", "parts", "key_rule")
-    return differences_on_resume(first, second) + [
-        (name, getattr(runs[0], name), getattr(runs[1], name))
-        for name in own
-        if getattr(runs[0], name) != getattr(runs[1], name)
-    ]
+def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, object, object]]:
+    """Returns the differences between two runs apart from seeds and members.
+
+    Returns:
+        `(what, value in record, value in other)` for each difference.
+    """
+    kinds = ["experiment" in each for each in (record, other)]
+    if kinds[0] != kinds[1]:
+        ways = ["started from a config" if kind else "made in Python" for kind in kinds]
+        return [("the way it began", ways[0], ways[1])]
+    one, two = (
+        dataclasses.replace(StepRecord.from_dict(each).with_members([0]), seed=0)
+        for each in (record, other)
+    )
+    different = two.differences(one)
+    if kinds[0]:
+        runs = [Run.from_dict(each).with_members((0,)) for each in (record, other)]
+        first, second = (dataclasses.replace(run.experiment, seed=0) for run in runs)
+        different = differences_on_resume(first, second) or different
+    return different
 
 
 def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
@@ -261,10 +259,7 @@ def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
         check_ids_of_groups(ids, run.spec.num_groups)
         members = dataclasses.replace(members, record=run.to_dict())
     else:
-        record = StepRecord.from_dict(members.record)
-        record = dataclasses.replace(
-            record, num_members=len(ids), member_ids=tuple(ids), leaves=None
-        )
+        record = StepRecord.from_dict(members.record).with_members(ids)
         members = dataclasses.replace(members, record=record.to_dict())
         run = None
 

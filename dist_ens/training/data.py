@@ -9,7 +9,15 @@ import jax
 import numpy as np
 from typing_extensions import override
 
-from dist_ens.data import Source, Split, TreeSplit, calls, example_shapes_of
+from dist_ens.data import (
+    OrderRule,
+    Source,
+    Split,
+    TreeSplit,
+    calls,
+    example_shapes_of,
+    shared,
+)
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import UserError, kind_of
@@ -23,6 +31,7 @@ from dist_ens.training.data_protocol import TrainingData
 from dist_ens.types import Batch, Data, Shapes
 
 DEFAULT_BATCH_SIZE = 128
+_SHARED = shared()  # The order of the members if none is given.
 EPOCH = "epoch"  # Value of `eval_every` for an evaluation at the end of each epoch.
 
 
@@ -128,7 +137,9 @@ class _CheckedSplit(Split):
         return examples
 
 
-def training_data(data: Data, batch_size: int | None, ensemble: Ensemble) -> TrainingData:
+def training_data(
+    data: Data, batch_size: int | None, ensemble: Ensemble, order: OrderRule = _SHARED
+) -> TrainingData:
     """Returns the data of `fit` as training data; see the arguments of `fit`."""
     seed, layout, objective = ensemble.seed, ensemble.layout, ensemble.trained_objective
     if isinstance(data, OrderedSplit):
@@ -136,10 +147,15 @@ def training_data(data: Data, batch_size: int | None, ensemble: Ensemble) -> Tra
             return data
         return dataclasses.replace(data, split=_CheckedSplit(data.split, objective))
     if isinstance(data, Source):
-        ordered = _ordered(data.train, batch_size, seed, layout, data.spec.num_groups)
+        ordered = _ordered(data.train, batch_size, seed, layout, order, data.spec.num_groups)
         return training_data(ordered, None, ensemble)
     if is_tree_of_arrays(data):
-        return _ordered(TreeSplit(data), batch_size, seed, layout)
+        return _ordered(TreeSplit(data), batch_size, seed, layout, order)
+    if order != _SHARED:
+        raise UserError(
+            f"order={order} was given, and the data has no examples with positions. Give arrays or "
+            "a source, or leave order out."
+        )
     if isinstance(data, type):
         raise UserError(
             f"The data is {kind_of(data)}, not data. Give an instance: {data.__name__}(...)."
@@ -201,7 +217,12 @@ def is_tree_of_arrays(data: Data) -> bool:
 
 
 def _ordered(
-    split: Split, batch_size: int | None, seed: int, layout: Layout, num_groups: int = 1
+    split: Split,
+    batch_size: int | None,
+    seed: int,
+    layout: Layout,
+    order: OrderRule,
+    num_groups: int = 1,
 ) -> OrderedSplit:
     """Returns a split with an order of its examples."""
     count = len(split) // num_groups
@@ -216,5 +237,4 @@ def _ordered(
             "number in this range."
         )
     layout.check_batch_size("batch_size", int(batch_size))
-    order = Order(count, int(batch_size), per_member=num_groups > 1, num_groups=num_groups)
-    return OrderedSplit(split, order, seed)
+    return OrderedSplit(split, order.order(count, int(batch_size), num_groups), seed)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dist_ens.checkpoint import Checkpoints
+from dist_ens.data import OrderRule
 from dist_ens.ensemble import Ensemble
 from dist_ens.metrics import Metric
 from dist_ens.state import State
@@ -21,6 +22,7 @@ def fit(
     steps: int | None = None,
     epochs: float | None = None,
     batch_size: int | None = None,
+    order: OrderRule | None = None,
     state: State | None = None,
     callbacks: Sequence[Callback] = (),
     checkpoints: Checkpoints | None = None,
@@ -58,6 +60,9 @@ def fit(
             taken, rounded up.
         batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
             there are fewer.
+        order: Rule for which examples of arrays or a source a member sees: `data.shared()`,
+            `data.permuted()` or `data.kfold(num_folds)` of `dist_ens.data`. Default: all members
+            see the same batches, in a new order in every epoch.
         state: State to start from, of any layout. It is copied and not donated. Arrays and sources
             continue in their order at the state's step, and an iterable continues at its current
             position. Default: `ensemble.init`.
@@ -110,6 +115,7 @@ def fit(
         steps=steps,
         epochs=epochs,
         batch_size=batch_size,
+        order=order,
         state=state,
         callbacks=callbacks,
         checkpoints=checkpoints,

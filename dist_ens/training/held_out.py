@@ -12,7 +12,7 @@ from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.evaluation.examples import Examples, examples_of
 from dist_ens.evaluation.label_checks import check_classes, check_finite, check_inputs
-from dist_ens.evaluation.scoring import score, score_directions
+from dist_ens.evaluation.scoring import BATCH_SIZE, score, score_directions
 from dist_ens.losses import Objective
 from dist_ens.metrics import Metric
 from dist_ens.state import State
@@ -76,6 +76,7 @@ def eval_data_of(
     metrics: Sequence[Metric],
     names: Sequence[str] = (),
     batch_specs: Specs = "batch",
+    batch_size: int = BATCH_SIZE,
 ) -> EvalData:
     """Returns the data that is scored: `eval_data` of `fit`, or else the held-out examples."""
     if isinstance(given, EvalData):
@@ -85,10 +86,20 @@ def eval_data_of(
     def evaluate(
         ensemble: Ensemble, state: State, is_last: bool
     ) -> tuple[Scores, Evaluation | None]:
-        return score(ensemble, state, examples, metrics=metrics, intervals=is_last, by_size=is_last)
+        return score(
+            ensemble,
+            state,
+            examples,
+            metrics=metrics,
+            batch_size=batch_size,
+            intervals=is_last,
+            by_size=is_last,
+        )
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
-        directions = score_directions(ensemble, batch, examples, metrics=metrics)
+        directions = score_directions(
+            ensemble, batch, examples, metrics=metrics, batch_size=batch_size
+        )
         if isinstance(examples.split, TreeSplit):
             check_inputs(ensemble.objective, examples.split.tree, "eval_data")
         if ensemble.objective is not None and examples.split.in_memory:

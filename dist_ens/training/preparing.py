@@ -8,7 +8,7 @@ import numpy as np
 
 from dist_ens import cluster
 from dist_ens.callbacks import RunInfo
-from dist_ens.data import Source
+from dist_ens.data import Source, shared
 from dist_ens.data.class_names import are_names, listed, names_in, with_class_numbers
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.errors import UserError
@@ -21,7 +21,7 @@ from dist_ens.training.checks import check_arguments, check_parts
 from dist_ens.training.data import eval_steps_of, last_step_of, training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.held_out import EvalData, eval_data_of, with_validation
-from dist_ens.training.run_record import record_of
+from dist_ens.training.run_record import record_of, with_data
 from dist_ens.types import Data
 
 
@@ -57,7 +57,7 @@ def prepared(arguments: FitArguments, door: Door) -> Job:
     ensemble = arguments.ensemble
     data, names = numbered_classes(ensemble.trained_objective, arguments.data, arguments.state)
     data, held_out = with_validation(data, arguments.validation)
-    train = training_data(data, arguments.batch_size, ensemble)
+    train = training_data(data, arguments.batch_size, ensemble, arguments.order or shared())
     eval_data = None
     if arguments.eval_data is not None or held_out is not None:
         metrics = checked_metrics(arguments.metrics)
@@ -74,7 +74,8 @@ def prepared(arguments: FitArguments, door: Door) -> Job:
         eval_every=eval_steps_of(train, arguments.eval_every),
     )
     if door.record is None and arguments.checkpoints is not None:
-        record = record_of(ensemble, train.batch).with_data(train, arguments.validation, names)
+        record = record_of(ensemble, train.batch)
+        record = with_data(record, train, arguments.validation, names)
         door = dataclasses.replace(door, record=record)
     return Job(arguments, door, train, eval_data, info, names, say, warn)
 

@@ -1,4 +1,4 @@
-"""The record of a run that was made in Python, which `fit` saves with each checkpoint."""
+"""The record of a run, which `fit` saves with each checkpoint."""
 
 import dataclasses
 import hashlib
@@ -23,51 +23,12 @@ from dist_ens.types import Batch, PyTree
 _MOST_READ, _SAMPLED, _SAMPLED_OF_FILES = 2**26, 1000, 100
 
 
-class PythonRecord(StepRecord):
-    """The record of a run that was made in Python."""
-
-    def chosen(
-        self, execution: str | None, num_devices: int, steps_per_call: int
-    ) -> "PythonRecord":
-        """Returns the record with what was chosen when the run began; see `RunRecord`."""
-        return dataclasses.replace(
-            self, execution=execution, num_devices=num_devices, steps_per_call=steps_per_call
-        )
-
-    def with_data(
-        self, train: TrainingData, validation: float | None, names: Sequence[str]
-    ) -> "PythonRecord":
-        """Returns the record with the facts of the training data, the same on every host.
-
-        The batches of an iterable cannot be read ahead, so the record has no facts of them.
-        """
-        record = dataclasses.replace(self, class_names=tuple(names) or None)
-        if not isinstance(train, OrderedSplit):
-            return record
-        split = train.split
-        digits = fingerprint_of(
-            split,
-            example_bytes_of(split),
-            most_bytes=_MOST_READ,
-            sampled=_SAMPLED if split.in_memory else _SAMPLED_OF_FILES,
-        )
-        # Hosts must agree on whether the run may resume, also if one of them reads another file.
-        of_main = cluster.bytes_of_main(bytes.fromhex(digits or "00" * 32))
-        return dataclasses.replace(
-            record,
-            num_examples=len(split),
-            num_groups=train.order.num_groups,
-            validation=validation,
-            examples=of_main.hex() if any(of_main) else None,
-        )
-
-
-def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
+def record_of(ensemble: Ensemble, batch: Batch) -> StepRecord:
     """Returns the record of a run, without its data, given shapes and types of a global batch."""
     # The policy for failures may change on resume, so the record does not depend on it.
     ensemble = ensemble.replace(failures=None)
     objective, has_own = ensemble.trained_objective, ensemble.own_step is not None
-    return PythonRecord(
+    return StepRecord(
         member=ensemble.member.name,
         # A user's own step has no optimizer, and a loss that only scores it may change.
         optimizer="" if has_own else _name_of(ensemble.optimizer),
@@ -84,6 +45,34 @@ def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
         versions=versions(),
         leaves=_hash_of_leaves(ensemble.abstract_state(batch)),
         key_rule=KEY_RULE,
+    )
+
+
+def with_data(
+    record: StepRecord, train: TrainingData, validation: float | None, names: Sequence[str]
+) -> StepRecord:
+    """Returns a record with the facts of the training data, the same on every host.
+
+    The batches of an iterable cannot be read ahead, so the record has no facts of them.
+    """
+    record = dataclasses.replace(record, class_names=tuple(names) or None)
+    if not isinstance(train, OrderedSplit):
+        return record
+    split = train.split
+    digits = fingerprint_of(
+        split,
+        example_bytes_of(split),
+        most_bytes=_MOST_READ,
+        sampled=_SAMPLED if split.in_memory else _SAMPLED_OF_FILES,
+    )
+    # Hosts must agree on whether the run may resume, also if one of them reads another file.
+    of_main = cluster.bytes_of_main(bytes.fromhex(digits or "00" * 32))
+    return dataclasses.replace(
+        record,
+        num_examples=len(split),
+        num_groups=train.order.num_groups,
+        validation=validation,
+        examples=of_main.hex() if any(of_main) else None,
     )
 
 
