@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 import fast_xla
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens.errors import ExitCode
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.experiment import DataConfig, open_source
 from dist_ens.experiment.assessment import (

@@ -28,7 +28,7 @@ from dist_ens.ensemble.failures import (
     _cause_of,
     no_failures,
 )
-from dist_ens.errors import RunError, UserError
+from dist_ens.errors import ExitCode, RunError, UserError
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
 from dist_ens.layout import Waves

@@ -16,7 +16,7 @@ from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens import cluster
 from dist_ens.data import Spec
-from dist_ens.errors import RunError, UserError
+from dist_ens.errors import ExitCode, RunError, UserError
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run

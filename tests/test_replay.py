@@ -7,7 +7,7 @@ import pytest
 
 import failing
 from commands import dist_ens
-from dist_ens.errors import UserError
+from dist_ens.errors import ExitCode, UserError
 from dist_ens.experiment import Experiment
 from dist_ens.experiment import replay as replaying
 from dist_ens.experiment.replay import Replay, replay

@@ -27,7 +27,7 @@ from dist_ens.checkpoint import Checkpoints, CheckpointStore
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.data import source_of_arrays
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.errors import RunError, SaveError, UserError
+from dist_ens.errors import ExitCode, RunError, SaveError, UserError
 from dist_ens.experiment import DataConfig, Experiment, OwnParts, open_source
 from dist_ens.experiment.config_file import NOTHING
 from dist_ens.experiment.loaded import open_finished
