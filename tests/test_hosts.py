@@ -251,6 +251,7 @@ SLOW_DATA = """
 import dataclasses, pathlib, runpy, time
 import jax
 from dist_ens.errors import ExitCode
+from dist_ens.errors import ExitCode
 from dist_ens.experiment import open_source
 
 class SlowSplit:
