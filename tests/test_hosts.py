@@ -13,6 +13,7 @@ import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens.errors import ExitCode
 from test_cluster import free_port
 
 ROOT = pathlib.Path(__file__).parent.parent
