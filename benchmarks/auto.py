@@ -15,8 +15,9 @@ from absl import flags
 from rich.console import Console
 
 from benchmarks.peers.dist_ens_way import DistEns, fixed_ways
+from benchmarks.peers.way import spread
 from benchmarks.workloads import WORKLOADS
-from dist_ens.execution.timing import Way, spread, step_ms_of_turns
+from dist_ens.execution.timing import Way, step_ms_of_turns
 from launch import cli
 
 _WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Workloads to run.")

@@ -180,10 +180,11 @@ def member_evaluation_bytes(planner: Planner) -> tuple[int, int]:
     }
     # An experiment names its objective, so that its ensemble has one.
     objective = cast(Objective, ensemble.objective)
-    programs = Evaluator(ensemble, batch_size, spec, objective.distribution).programs
+    evaluator = Evaluator(ensemble, batch_size, spec, objective.distribution)
     state, mask = ensemble.abstract_state(batch), jax.ShapeDtypeStruct((batch_size,), bool)
-    outputs = programs.outputs_shape(state, batch[Objective.INPUTS])
-    (_, members), _ = jax.eval_shape(programs.score, outputs, batch[Objective.LABELS], mask, None)
+    outputs = evaluator.outputs_shape(state, batch[Objective.INPUTS])
+    scored = jax.eval_shape(evaluator.programs.score, outputs, batch[Objective.LABELS], mask, None)
+    _, (members, _) = scored
     return _bytes(outputs), _bytes(members)
 
 

@@ -1,37 +1,46 @@
-"""The processes of a run: starting `jax.distributed`, choosing devices, agreeing on values."""
+"""The processes of a run: starting `jax.distributed`, choosing devices, agreeing on values.
 
-import dataclasses
-import json
+Every host must call the functions that agree on a value equally often, and waits for the others.
+"""
+
+import contextlib
+import ctypes
+import errno
+import logging
 import math
 import os
 import platform
+import re
+import signal
+import socket
 import time
-from typing import cast
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
 from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 
-from dist_ens.cluster_environment import initialize_arguments, visible_gpus
-from dist_ens.errors import UserError
-from dist_ens.meeting import (
-    Card,
-    bind_address_of,
-    check_versions,
-    is_address,
-    meet,
-    own_card,
+from dist_ens.cluster_environment import (
+    chosen_gpus,
+    detection_method,
+    is_in_cluster,
+    num_tasks_left_out,
+    visible_gpus,
 )
-from dist_ens.mutual_tls import MutualTls
+from dist_ens.errors import ExitCode, UserError
 from dist_ens.paths import shortened
-from dist_ens.peers import CoordinationClient, value_of
+from dist_ens.peers import Card, check_equal, exchanged
 from dist_ens.stop_signal import keep_notifier
 from dist_ens.types import Tree
 
 # JAX ends a run by a trace of C++ if a process is silent. `Peers` ends it first, by a message. JAX
 # counts from the last heartbeat, which may have come half its time-out before the process was lost.
 _JAX_IS_LATER, _JAX_IS_LATER_SECS = 2, 10
+_BUSY_SECS = 10.0  # Time for a port to become free after another run.
+_ADDRESS = re.compile(r"(\[[^\[\]]+\]|[^:\s]+):([0-9]{1,5})")
+_LOOPBACK = re.compile(r"127\.|localhost:|\[::1\]")
 
 
 def start(
@@ -45,15 +54,16 @@ def start(
 ) -> list[Card]:
     """Starts `jax.distributed` if the run has several processes.
 
-    Without arguments, the variables of a cluster are read (OpenMPI, Slurm, a TPU pod, SkyPilot,
-    Kubernetes). If there are none, this process is alone and nothing is started. Call this before
-    the first use of a device.
+    Without arguments, JAX finds the processes of Slurm, OpenMPI, a TPU slice or a Kubernetes Job.
+    Outside of these, this process is alone and nothing is started. Call this before the first use
+    of a device.
 
     Args:
         coordinator_address: Address of process 0, `host:port`. None lets JAX find it.
         num_processes: Number of processes, at least 1. None lets JAX find it.
         process_id: Number of this process, in [0, num_processes). None lets JAX find it.
-        start_timeout_secs: Time to wait for the other processes, in seconds.
+        start_timeout_secs: Time to wait for the other processes, in seconds. If one of them does
+            not come, this process ends with exit code 134.
         heartbeat_timeout_secs: Time after which a silent process is lost, in seconds.
         shutdown_timeout_secs: Time to wait for the others at the end, in seconds.
 
@@ -61,39 +71,46 @@ def start(
         The card of each process, in the order of their numbers; empty if this process is alone.
 
     Raises:
-        UserError: If some but not all arguments are given, one of them is wrong, the variables
-            describe only a part of a cluster, the versions of the processes differ, or the cluster
-            cannot be joined.
-        RunError: If a process does not come in time.
+        UserError: If the arguments or the variables of the cluster cannot be used, or the processes
+            have different versions.
+        RunError: If a process sends nothing in time after all have met.
     """
     if jax.distributed.is_initialized():
         return []
-    _check_processes(coordinator_address, num_processes, process_id)
-    arguments = initialize_arguments(
-        os.environ, visible_gpus(os.environ), coordinator_address, num_processes, process_id
-    )
-    if arguments is None:
-        return []  # There is no cluster: this process is alone.
-    cards, bind_address = list[Card](), None
-    address = arguments.get("coordinator_address")
-    if address is not None:
-        numbers = arguments["num_processes"], arguments["process_id"]
-        bind_address = bind_address_of(os.environ, address)
-        tls = MutualTls.from_environ(os.environ, jax.__version__)
-        cards = meet(address, *numbers, start_timeout_secs, bind_address, tls)
+    are_given = (coordinator_address, num_processes, process_id) != (None, None, None)
+    if not are_given and not is_in_cluster(os.environ):
+        if left_out := num_tasks_left_out(os.environ):
+            logging.warning(
+                "This process runs alone in a Slurm job of %d tasks, because it was not started by "
+                "srun. Start the command with srun to use all of them.",
+                left_out,
+            )
+        return []
+    bind_address = None
+    if coordinator_address is not None:
+        _check_address(coordinator_address, listens=process_id == 0)
+        if _LOOPBACK.match(coordinator_address):
+            bind_address = coordinator_address  # JAX would listen on every network of the machine.
     try:
-        jax.distributed.initialize(
-            **arguments,
-            initialization_timeout=math.ceil(start_timeout_secs),
-            heartbeat_timeout_seconds=(
-                math.ceil(_JAX_IS_LATER * heartbeat_timeout_secs) + _JAX_IS_LATER_SECS
-            ),
-            shutdown_timeout_seconds=math.ceil(shutdown_timeout_secs),
-            coordinator_bind_address=bind_address,
-        )
-    except (ValueError, KeyError, IndexError) as error:
-        if "coordinator_address should be defined" in str(error):
-            return []  # A machine with TPUs that belongs to no pod.
+        with _reported_abort(start_timeout_secs):
+            jax.distributed.initialize(
+                coordinator_address,
+                num_processes,
+                process_id,
+                local_device_ids=chosen_gpus(os.environ, visible_gpus(os.environ)),
+                cluster_detection_method=(
+                    "deactivate" if process_id is not None else detection_method(os.environ)
+                ),
+                initialization_timeout=math.ceil(start_timeout_secs),
+                heartbeat_timeout_seconds=(
+                    math.ceil(_JAX_IS_LATER * heartbeat_timeout_secs) + _JAX_IS_LATER_SECS
+                ),
+                shutdown_timeout_seconds=math.ceil(shutdown_timeout_secs),
+                coordinator_bind_address=bind_address,
+            )
+    except (ValueError, KeyError, IndexError, ImportError, RuntimeError) as error:
+        if not are_given and "coordinator_address should be defined" in str(error):
+            return []  # A machine with TPUs that belongs to no slice of several.
         raise UserError(
             f"The processes of a run cannot find each other: jax.distributed says "
             f"{shortened(str(error).rstrip('.'))}. Inside a cluster's job start one process per "
@@ -101,67 +118,90 @@ def start(
             "--num_processes and --process_id."
         ) from error
     keep_notifier()  # JAX has just taken SIGTERM over. Without this line, nobody would act on it.
-    return cards or exchanged_cards(start_timeout_secs)
+    return exchanged_cards(start_timeout_secs)
 
 
-def client() -> CoordinationClient:
+def _check_address(address: str, *, listens: bool) -> None:
+    """Raises a `UserError` if process 0 cannot have an address.
+
+    JAX waits for a host that does not exist, and ends by a fault of memory if a port is in use.
+
+    Args:
+        address: Address of process 0.
+        listens: Whether this is process 0, which listens there.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found[2]) < 2**16:
+        raise UserError(
+            f"--coordinator_address={shortened(address)} is not host:port. Give the address of "
+            "process 0, such as 10.0.0.1:1234."
+        )
+    until = time.monotonic() + _BUSY_SECS
+    while listens:
+        try:
+            socket.create_server(("", int(found[2]))).close()
+            return
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and time.monotonic() < until:
+                time.sleep(0.2)
+                continue
+            raise UserError(
+                f"Process 0 cannot listen at {address}: {os.strerror(error.errno or 0)}. Choose "
+                "another port in --coordinator_address."
+            ) from error
+
+
+@contextlib.contextmanager
+def _reported_abort(timeout_secs: float) -> Iterator[None]:
+    """Adds a message to the trace of C++ by which JAX ends a process, if others do not come."""
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_int)
+    def report(_: int) -> None:
+        message = (
+            f"error: Process {global_state.process_id} of {global_state.num_processes} has not met "
+            f"the others at {global_state.coordinator_address} within --start_timeout_secs="
+            f"{timeout_secs:g}. Look at the output of those that have no such message, and check "
+            "that every host can reach this address.\n"
+        )
+        try:
+            os.write(2, message.encode())
+        finally:
+            os._exit(ExitCode.HOST_LOST)
+
+    libc = ctypes.CDLL(None)
+    libc.signal.restype = ctypes.c_void_p
+    before = libc.signal(signal.SIGABRT, report)
+    try:
+        yield
+    finally:
+        libc.signal(signal.SIGABRT, ctypes.c_void_p(before))
+
+
+def client() -> Any:
     """Returns the client of the coordination service of `jax.distributed`.
 
     JAX has no public name for it.
     """
-    return cast(CoordinationClient, global_state.client)
+    return global_state.client
 
 
 def exchanged_cards(timeout_secs: float) -> list[Card]:
     """Returns the card of each process, sent through the coordination service.
 
     Args:
-        timeout_secs: Time to wait for the other processes, in seconds.
+        timeout_secs: Time to wait for each of the other processes, in seconds.
 
     Raises:
-        UserError: If the versions of the processes differ.
+        UserError: If the processes have different versions.
+        RunError: If a process sends nothing in time.
     """
-    own, place = own_card(jax.process_index()), "dist_ens/cards"
-    client().key_value_set(f"{place}/{own.process_id}", json.dumps(dataclasses.asdict(own)))
-    texts = [
-        value_of(client(), f"{place}/{i}", f"process {i}", timeout_secs)
-        for i in range(jax.process_count())
-    ]
-    cards = [Card(**json.loads(text)) for text in texts]
-    check_versions(cards)
+    # Asking JAX for these numbers would start the devices.
+    number, count = global_state.process_id, global_state.num_processes
+    own, cards = Card.of_this_process(number, count), list[Card]()
+    for each in exchanged(client(), "cards", number, count, vars(own), timeout_secs):
+        cards.append(Card(**each))
+        check_equal(cards[0].facts, cards[-1].facts, str(cards[0]), str(cards[-1]))
     return cards
-
-
-def _check_processes(
-    coordinator_address: str | None, num_processes: int | None, process_id: int | None
-) -> None:
-    """Raises a `UserError` if the flags of several processes are not complete, or are wrong.
-
-    JAX mistakes some wrong addresses for a host that does not answer yet, and waits for minutes.
-    """
-    given = {
-        "coordinator_address": coordinator_address,
-        "num_processes": num_processes,
-        "process_id": process_id,
-    }
-    missing = [f"--{name}" for name, value in given.items() if value is None]
-    if len(missing) == len(given):
-        return
-    if coordinator_address is None or num_processes is None or process_id is None:
-        raise UserError(
-            f"A run of several processes lacks {' and '.join(missing)}. Give --"
-            f"{', --'.join(given)}, or none of them to let JAX find the cluster."
-        )
-    if not is_address(coordinator_address):
-        raise UserError(
-            f"--coordinator_address={shortened(coordinator_address)} is not host:port with a port "
-            "from 1 to 65535. Give the address of process 0, such as 10.0.0.1:1234."
-        )
-    if num_processes < 1 or not 0 <= process_id < num_processes:
-        raise UserError(
-            f"--process_id={process_id} is not one of --num_processes={num_processes} processes. "
-            "Give each process its own number, from 0 to one less than --num_processes."
-        )
 
 
 _cores_are_devices = False
@@ -193,7 +233,6 @@ def processor() -> tuple[str, int]:
 
 
 def _usable_cores() -> int:
-    """Returns the number of cores that this process may use; all cores if that is not known."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return usable or 1
 
@@ -228,12 +267,9 @@ def is_main() -> bool:
 
 
 def as_main_sees(value: int) -> int:
-    """Returns process 0's value on every host. Every host must call this, and waits for the others.
+    """Returns process 0's integer of 64 bits, or its bool, on every host.
 
     Hosts use it to agree on what they see on a shared disk, which may change between two looks.
-
-    Args:
-        value: Value of this host, a bool or an integer that fits in 64 bits.
     """
     # JAX would cut an integer of NumPy to 32 bits.
     sent = int(value).to_bytes(8, "little", signed=True)
@@ -241,31 +277,19 @@ def as_main_sees(value: int) -> int:
 
 
 def bytes_of_main(value: bytes) -> bytes:
-    """Returns process 0's bytes on every host. Every host must call this, and waits for the others.
-
-    Args:
-        value: Bytes of this host, equally many on every host.
-    """
+    """Returns process 0's bytes on every host. Each host gives equally many."""
     if jax.process_count() == 1:
         return value
     return np.asarray(_broadcast(np.frombuffer(value, np.uint8)), np.uint8).tobytes()
 
 
 def any_host(value: bool) -> bool:
-    """Returns whether a value is true on any host. Every host must call this, and waits for others.
-
-    Args:
-        value: Value of this host.
-    """
+    """Returns whether a value is true on any host."""
     return value if jax.process_count() == 1 else bool(hosts_with(value))
 
 
 def hosts_with(value: bool) -> list[int]:
-    """Returns the numbers of the processes on which a value is true. Every host must call this.
-
-    Args:
-        value: Value of this host.
-    """
+    """Returns the numbers of the processes on which a value is true."""
     if jax.process_count() == 1:
         return [0] if value else []
     with jax.transfer_guard("allow"):
@@ -274,10 +298,9 @@ def hosts_with(value: bool) -> list[int]:
 
 
 def clock() -> float:
-    """Returns the seconds on process 0's clock, the same on every host.
+    """Returns the seconds on process 0's clock, by which all hosts make the same decision.
 
-    Every host must call this, and waits for the others. All hosts make the same decision from this
-    time. A call takes a millisecond or two on several hosts, and next to nothing on one.
+    A call takes a millisecond or two on several hosts, and next to nothing on one.
     """
     now = time.perf_counter()
     if jax.process_count() == 1:

@@ -27,10 +27,6 @@ def command_line(*words: str, **flags: str | os.PathLike[str] | bool | None) -> 
 def option(name: str, value: str | os.PathLike[str]) -> str:
     """Returns a flag with its value, quoted for a shell.
 
-    Args:
-        name: Name of the flag, without the dashes.
-        value: Value of the flag.
-
     >>> option("config", "my config.py")
     "--config='my config.py'"
     """
@@ -42,9 +38,6 @@ def quoted(value: str | os.PathLike[str]) -> str:
 
     A word that needs no quotes is returned as it is. A word with a character that is not printable
     is written as `$'…'`, which bash, zsh and ksh read.
-
-    Args:
-        value: Word of a command, such as a path.
 
     >>> quoted("a;b"), quoted("two\nlines")
     ("'a;b'", "$'two\\012lines'")
@@ -60,9 +53,6 @@ def printable(text: str) -> str:
 
     Characters that cannot be printed are escaped, except the ends of lines. A text from a file may
     hold any characters, such as those with which a terminal changes its colours or its title.
-
-    Args:
-        text: Text to show.
 
     >>> printable("no folder \x1b[31mruns")
     'no folder \\x1b[31mruns'

@@ -13,10 +13,6 @@ def end_with_trainer(worker_index: int = 0, num_workers: int = 1) -> None:
     shared memory. Pass it as Grain's `worker_init_fn`, which calls it in each worker:
 
         dataset.mp_prefetch(options, worker_init_fn=end_with_trainer)
-
-    Args:
-        worker_index: Index of this worker, which Grain gives. It is not used.
-        num_workers: Number of workers, which Grain gives. It is not used.
     """
     trainer = multiprocessing.parent_process()
     if trainer is None:

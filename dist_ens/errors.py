@@ -4,12 +4,49 @@ A message says what is wrong, with the values, and then what to do.
 """
 
 import difflib
+import enum
 import errno
+import inspect
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from dist_ens.commands import printable
-from dist_ens.exit_codes import ExitCode
+
+
+class ExitCode(enum.IntEnum):
+    """Exit code of a command, by which a launcher decides whether to start it again.
+
+    It does after a code in `RESTARTED`. After the others the command would end in the same way.
+
+    >>> ExitCode.PREEMPTED.value
+    42
+    """
+
+    DONE = 0
+    FAULT = 1
+    USAGE = 2
+    PREEMPTED = 42
+    DIVERGED = 43
+    DAMAGED = 44
+    IMPOSSIBLE_LAYOUT = 45
+    DISK_FULL = 46
+    INTERRUPTED = 130
+    HOST_LOST = 134
+
+
+# Codes after which a launcher starts the command again: `PREEMPTED`, and ends of a process by its
+# machine, which are SIGABRT (134), as after the death of another host, SIGKILL, SIGSEGV, SIGTERM.
+RESTARTED = (int(ExitCode.PREEMPTED), 134, 137, 139, 143)
+
+
+def code_of_shell(code: int) -> int:
+    """Returns an exit code of `subprocess` as a shell gives it, in [0, 255].
+
+    >>> code_of_shell(-9), code_of_shell(42)
+    (137, 42)
+    """
+    return 128 - code if code < 0 else code
 
 
 class UserError(ValueError):
@@ -21,17 +58,12 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.USAGE) -> None:
-        message = printable(message)
-        super().__init__(message)
+        super().__init__(printable(message))
         self.exit_code = exit_code
 
 
 class BrokenMembersError(UserError):
-    """An error about members that predict NaN, where the predictions of all members are needed.
-
-    Args:
-        member_ids: Ids of the members that predict NaN.
-    """
+    """An error about members that predict NaN, where the predictions of all members are needed."""
 
     def __init__(self, member_ids: Sequence[int]) -> None:
         super().__init__(
@@ -51,8 +83,7 @@ class RunError(RuntimeError):
     """
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAULT) -> None:
-        message = printable(message)
-        super().__init__(message)
+        super().__init__(printable(message))
         self.exit_code = exit_code
 
 
@@ -67,16 +98,14 @@ class SaveError(RunError):
 def code_of_write(error: BaseException) -> ExitCode:
     """Returns the exit code of a command that could not write a file.
 
-    Args:
-        error: Error of writing. TensorStore reports a full disk as a ValueError with a text.
+    TensorStore reports a full disk as a ValueError with a text.
 
     >>> code_of_write(OSError(28, "No space left on device")).name
     'DISK_FULL'
     """
     if isinstance(error, RunError):  # It has decided already.
         return error.exit_code
-    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-    is_full |= any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
+    is_full = any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
     return ExitCode.DISK_FULL if is_full else ExitCode.FAULT
 
 
@@ -102,12 +131,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Returns what kind of object a value is, with its article.
+    """Returns what kind of object a value is, with its article. Any array is "an array".
 
     >>> kind_of(1), kind_of("runs/a"), kind_of(None), kind_of(ValueError)
     ('an int', 'a str', 'None', 'the class ValueError')
-
-    Any array is "an array".
     """
     if value is None:
         return "None"
@@ -132,3 +159,27 @@ def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, as a sentence."""
     line = next((line for line in str(error).splitlines() if line.strip()), "")
     return line if line.endswith((".", "!", "?")) else line + "."
+
+
+def name_of(fn: Callable[..., object]) -> str:
+    """Returns the name of a class or function, or that of an object's class.
+
+    >>> name_of(name_of)
+    'name_of'
+    """
+    return getattr(fn, "__qualname__", type(fn).__name__)
+
+
+def call_error(fn: Any, count: int, named: Sequence[str] = ()) -> str | None:
+    """Returns why an object cannot be called with `count` arguments and named ones; None if it can.
+
+    >>> call_error(lambda x: x, 2)
+    'too many positional arguments'
+    """
+    try:
+        inspect.signature(fn).bind(*[None] * count, **dict.fromkeys(named))
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # A builtin, of which Python does not know the signature.
+        pass
+    return None

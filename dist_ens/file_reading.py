@@ -6,6 +6,11 @@ import pathlib
 import stat
 from typing import BinaryIO
 
+import numpy as np
+
+from dist_ens.errors import UserError, first_line
+from dist_ens.paths import given_path, shortened
+
 
 def require_readable(path: str | os.PathLike[str]) -> None:
     """Raises an `OSError` if a path leads to a pipe, a socket or a device, or to nothing.
@@ -35,6 +40,28 @@ def bytes_in(path: pathlib.Path) -> bytes:
     """Returns the content of a regular file; see `opened_to_read`."""
     with opened_to_read(path) as file:
         return file.read()
+
+
+def read_npy(path: str | os.PathLike[str], name: str) -> np.ndarray:
+    """Reads the array of an .npy file, whose size NumPy compares with that of its header.
+
+    Args:
+        path: Path of the file, as a person gave it. `~` is expanded.
+        name: Name of the path in error messages, such as `--input`.
+
+    Raises:
+        UserError: If the file cannot be read, is shorter than its header declares, or holds Python
+            objects.
+    """
+    given = given_path(path, name)
+    try:
+        require_readable(given)
+        return np.array(np.lib.format.open_memmap(given, mode="r"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{name} cannot be read: {shortened(str(given))}: {first_line(error)} Give an .npy "
+            "file of numbers, as numpy.save writes it."
+        ) from error
 
 
 def _without_waiting(path: str, flags: int) -> int:

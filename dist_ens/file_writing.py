@@ -35,7 +35,7 @@ def replaced_file(path: pathlib.Path, *, beside: str = UNFINISHED) -> Iterator[B
         OSError: If the file cannot be written, or the path is that of something other than a
             regular file, such as a symbolic link.
     """
-    require_regular(path)
+    _require_regular(path)
     unfinished = path.with_name(f"{path.name}.{beside}")
     unfinished.unlink(missing_ok=True)
     # The mode "x" fails where a file or a link already is, such as one that somebody has just made.
@@ -53,16 +53,9 @@ def replaced_file(path: pathlib.Path, *, beside: str = UNFINISHED) -> Iterator[B
 def replace_file(path: pathlib.Path, content: str | bytes, *, beside: str = UNFINISHED) -> None:
     """Replaces the content of a file as a whole; see `replaced_file`.
 
-    Args:
-        path: Path of the file.
-        content: New content.
-        beside: End of the name of the new file while it is written.
-
-    Raises:
-        OSError: If the file cannot be written.
+    The name of a file in a text may hold bytes that are not valid text, which are escaped.
     """
     if isinstance(content, str):
-        # The name of a file may hold bytes that are not valid text.
         content = content.encode(errors="backslashreplace")
     with replaced_file(path, beside=beside) as file:
         file.write(content)
@@ -79,7 +72,7 @@ def opened_in_place(path: pathlib.Path, mode: str) -> io.FileIO:
         OSError: If the file cannot be written, or the path is that of something other than a
             regular file, such as a symbolic link.
     """
-    require_regular(path)
+    _require_regular(path)
     # Windows has no such flag.
     no_link = getattr(os, "O_NOFOLLOW", 0)
     return io.FileIO(path, mode, opener=lambda name, flags: os.open(name, flags | no_link, 0o666))
@@ -97,7 +90,7 @@ def require_regular_files(folder: pathlib.Path, names: Iterable[str]) -> None:
     """
     for name in names:
         try:
-            require_regular(folder / name)
+            _require_regular(folder / name)
         except OSError as error:
             raise UserError(
                 f"{quoted(folder / name)} cannot be written: {error.strerror}. Move it away, or "
@@ -105,7 +98,7 @@ def require_regular_files(folder: pathlib.Path, names: Iterable[str]) -> None:
             ) from error
 
 
-def require_regular(path: pathlib.Path) -> None:
+def _require_regular(path: pathlib.Path) -> None:
     """Raises an `OSError` if a path is that of something other than a regular file."""
     try:
         mode = path.lstat().st_mode

@@ -18,10 +18,7 @@ _GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def host_array(leaf: object) -> np.ndarray:
-    """Returns an array of any library, or a number, as an array of NumPy.
-
-    Args:
-        leaf: Array or number. Typed keys become records.
+    """Returns an array of any library, or a number, as an array of NumPy. Keys become records.
 
     >>> host_array(jax.random.split(jax.random.key(0), 3)).shape
     (3,)

@@ -20,9 +20,6 @@ def from_json(text: bytes) -> Json:
     Args:
         text: JSON text in UTF-8.
 
-    Returns:
-        Parsed value.
-
     Raises:
         ValueError: If the text is not JSON in UTF-8, has a number that is not finite, or has a key
             twice. Also if it is nested too deeply for Python.

@@ -11,13 +11,6 @@ def held_dtype(dtype: DTypeLike) -> np.dtype:
 
     JAX holds numbers of at most 32 bits, in the byte order of the machine.
 
-    Args:
-        dtype: NumPy type, of any byte order.
-
-    Returns:
-        int32, uint32 or float32 for a wider type of the same kind. Any other type is returned in
-        native byte order.
-
     >>> [held_dtype(name).name for name in ("int64", "uint64", "float64", ">f4", "uint8", "bool")]
     ['int32', 'uint32', 'float32', 'float32', 'uint8', 'bool']
     """
@@ -46,8 +39,7 @@ def narrowed(
         Array in `dtype`. An array that has this type already is returned without a copy.
 
     Raises:
-        UserError: If the array holds no real numbers, or a value that does not fit. The message
-            names the first such value, its index, and the number of such values.
+        UserError: If the array holds no real numbers, or a value that does not fit.
 
     >>> narrowed(np.array([1, 2]), "uint8", "x.npy")
     array([1, 2], dtype=uint8)
@@ -59,41 +51,29 @@ def narrowed(
         )
     if to.kind == "f":
         unfit = _too_large_for_float(array, to, exact)
+    elif to.kind == "b":
+        unfit = _outside(array, 0, 1)
     else:
-        unfit = _outside(array, 0, 1) if to.kind == "b" else _outside(array, *_range(to))
+        unfit = _outside(array, int(np.iinfo(to).min), int(np.iinfo(to).max))
     if unfit is not None:
-        index = first_index(unfit)
-        count = int(np.count_nonzero(unfit))
+        index, count = first_index(unfit), int(np.count_nonzero(unfit))
         others = f" ({count:,} values do not fit)" if count > 1 else ""
         raise UserError(
-            f"{where}: the value {array[index]} at index {index} does not fit in {to.name}"
-            f"{others}. {to.name} holds {_held(to, exact)}. Shift, rescale or round the "
-            "values, and save them again."
+            f"{where}: the value {array[index]} at index {index} does not fit in {to.name}{others}"
+            ". Shift, rescale or round the values, and save them again."
         )
     with np.errstate(over="ignore"):  # The only infinite values left were infinite before.
         return array.astype(to, copy=False)
 
 
 def first_index(mask: np.ndarray) -> int | tuple[int, ...]:
-    """Returns the first index at which a mask is True.
-
-    Args:
-        mask: Mask that is True at one index or more, bool[...].
-
-    Returns:
-        Index: an int if the mask has one axis, a tuple of ints otherwise.
+    """Returns the first index at which a mask is True, an int if the mask has one axis.
 
     >>> first_index(np.array([[False, False], [False, True]]))
     (1, 1)
     """
     index = tuple(int(i) for i in np.unravel_index(int(mask.argmax()), mask.shape))
     return index[0] if len(index) == 1 else index
-
-
-def _range(dtype: np.dtype) -> tuple[int, int]:
-    """Returns the smallest and largest value of an integer type."""
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
 
 
 def _outside(array: np.ndarray, low: int, high: int) -> np.ndarray | None:
@@ -115,26 +95,10 @@ def _too_large_for_float(array: np.ndarray, to: np.dtype, exact: bool) -> np.nda
     A value does not fit if it becomes infinite or, with `exact`, if a whole number is rounded.
     """
     if exact and array.dtype.kind in "iu":
-        return _outside(array, -_largest_exact(to), _largest_exact(to))
+        largest = 2 ** (int(np.finfo(to).nmant) + 1)  # All whole numbers up to it are exact.
+        return _outside(array, -largest, largest)
     if array.dtype.kind == "b" or np.can_cast(array.dtype, to, "safe"):
         return None
     with np.errstate(over="ignore"):
         unfit = np.isinf(array.astype(to)) & np.isfinite(array)
     return unfit if unfit.any() else None
-
-
-def _largest_exact(dtype: np.dtype) -> int:
-    """Returns the largest n such that a float type holds every whole number up to n exactly."""
-    return 2 ** (int(np.finfo(dtype).nmant) + 1)
-
-
-def _held(dtype: np.dtype, exact: bool) -> str:
-    """Describes the values that fit in a type, for an error message."""
-    if dtype.kind == "b":
-        return "0 and 1"
-    if dtype.kind == "f":
-        if exact:
-            return f"every whole number up to {_largest_exact(dtype):,}"
-        return f"numbers up to {float(np.finfo(dtype).max):.2g}"
-    low, high = _range(dtype)
-    return f"whole numbers from {low:,} to {high:,}"

@@ -6,8 +6,6 @@ import re
 
 from dist_ens.errors import UserError
 
-# Orbax begins some of its names with an underscore.
-_PLAIN_NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 # One letter before the colon is a drive of Windows. `pathlib` makes one slash of two.
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -24,9 +22,8 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
         typed as `./~x`, is made absolute, so that nothing expands it later.
 
     Raises:
-        UserError: If the path is empty, is an address such as `gs://bucket/run`, names an unknown
-            user, or has a null byte, a part that is too long or a loop of symbolic links. Also if a
-            parent folder cannot be entered.
+        UserError: If the path is empty, is an address such as `gs://bucket/run`, or the system
+            refuses it, as a path with an unknown user or a part that is too long.
 
     >>> given_path("runs/digits", "--workdir").name
     'digits'
@@ -52,10 +49,10 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
 
 
 def require_local(path: str | os.PathLike[str], name: str) -> None:
-    """Raises a `UserError` if a path is the address of something that is no local file.
+    """Raises a `UserError` if a path, perhaps of another machine, is the address of no local file.
 
     Args:
-        path: Path as it was typed, perhaps for another machine.
+        path: Path as it was typed.
         name: Name of the path in error messages.
     """
     if isinstance(text := os.fspath(path), str) and _SCHEME.match(text):
@@ -63,21 +60,6 @@ def require_local(path: str | os.PathLike[str], name: str) -> None:
             f"{name} is {shortened(text)}, an address and not a local path. Only local paths are "
             "taken for now. Give the path of a file or folder that this machine sees."
         )
-
-
-def is_plain(path: str) -> bool:
-    """Returns whether a relative path leads to no other place than one below its folder.
-
-    Each part of it has at most 64 letters, digits, dots, dashes and underscores, of which the first
-    is no dot or dash.
-
-    Args:
-        path: Path with slashes between its parts, such as one that a file of a run gives.
-
-    >>> is_plain("state/d/67c1"), is_plain("../other"), is_plain("/etc"), is_plain("a//b")
-    (True, False, False, False)
-    """
-    return all(map(_PLAIN_NAME.fullmatch, path.split("/")))
 
 
 def utf8_path(path: str | os.PathLike[str]) -> str:

@@ -9,51 +9,67 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
+import platform
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import Any, ClassVar, NamedTuple
 
 from dist_ens import progress
-from dist_ens.errors import RunError, UserError, first_line
-from dist_ens.exit_codes import ExitCode
-from dist_ens.meeting import Card
+from dist_ens.errors import ExitCode, RunError, UserError, first_line
 
-_BEATS, _FAILURES, _AGREED = "dist_ens/beats", "dist_ens/failures", "dist_ens/agreed"
+_BEATS, _FAILURES = "dist_ens/beats", "dist_ens/failures"
 _LONGEST_BEAT_SECS = 1.0
-_TELLING_SECS = 2.0
 _ENDED = "ended"  # The last beat of a process that has done its work.
-# Time for the others to be told after the time-out of the heartbeats.
-_TOLD_SECS = 4.0
+# Time for process 0 to store a failure, and for the others to read it after their time-out.
+_STORE_SECS, _READ_SECS = 2.0, 4.0
+# Packages whose versions must be equal in all processes.
+_COMPARED = ("dist-ens", "jax", "jaxlib", "numpy", "orbax-checkpoint")
 # Parts of the messages of a collective operation that another process did not take part in.
 _OF_COLLECTIVES = ("Gloo", "NCCL", "ncclRemoteError", "coordination", "Connection closed by peer")
 
 
-class CoordinationClient(Protocol):
-    """The client of the coordination service of `jax.distributed`, as far as it is used here."""
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
-        """Stores a value for all processes. Without `allow_overwrite` only the first one counts."""
-
-    def key_value_delete(self, key: str) -> None:
-        """Deletes a key and all keys below it."""
-
-    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """Returns all keys below a key, with their values."""
-
-    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        """Returns a value, for which it waits."""
-
-
 @dataclasses.dataclass(frozen=True)
-class Failure:
-    """The failure that ends a run.
+class Card:
+    """The description of a process, which it sends to the others.
 
     Attributes:
-        process_id: Number of the process that failed, or was lost.
-        code: Exit code of all processes.
-        message: Sentences that say what happened.
+        process_id: Number of the process.
+        host: Name of its machine.
+        pid: Number of the process on its machine.
+        facts: Number of processes that it knows of, and its versions; equal in all processes.
     """
+
+    process_id: int
+    host: str
+    pid: int
+    facts: Mapping[str, str]
+
+    @classmethod
+    def of_this_process(cls, process_id: int, num_processes: int) -> "Card":
+        """Returns the card of this process."""
+        facts = {"--num_processes": str(num_processes)}
+        facts |= {f"the version of {name}": version for name, version in versions().items()}
+        return cls(process_id, socket.gethostname(), os.getpid(), facts)
+
+    def __str__(self) -> str:
+        return f"process {self.process_id} (host {self.host}, pid {self.pid})"
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that all processes of a run share."""
+    found = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    for package in _COMPARED:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+class Failure(NamedTuple):
+    """The failure that ends a run, with the exit code of all processes."""
 
     process_id: int
     code: int
@@ -78,7 +94,7 @@ class Peers:
 
     def __init__(
         self,
-        client: CoordinationClient,
+        client: Any,
         cards: Sequence[Card],
         process_id: int,
         *,
@@ -91,7 +107,6 @@ class Peers:
         self._holdings: Sequence[str] = ()
         self._has_ended = self._has_failed = False
         self._answered = time.monotonic()  # When process 0 answered last.
-        self._looked = time.monotonic()  # When process 0 looked for silent processes last.
         self._heard: dict[int, tuple[str, float]] = {}
 
     def begin(self) -> None:
@@ -101,62 +116,35 @@ class Peers:
             threading.Thread(target=work, name="peers", daemon=True).start()
 
     def hold(self, holdings: Sequence[str]) -> None:
-        """Stores which part of the run each process holds, for messages.
-
-        Args:
-            holdings: One text per process, such as "members 0 to 3, data column 0".
-        """
+        """Stores what each process holds, such as "members 0 to 3, data column 0"."""
         self._holdings = holdings
 
     def describe(self, process_id: int) -> str:
-        """Returns a process with its host and what it holds.
-
-        Args:
-            process_id: Number of the process.
-        """
-        card = self._cards[process_id]
-        holds = f", {self._holdings[process_id]}" if self._holdings else ""
-        return f"process {process_id} (host {card.host}, pid {card.pid}{holds})"
+        """Returns a process with its host and what it holds."""
+        card = str(self._cards[process_id])
+        return f"{card[:-1]}, {self._holdings[process_id]})" if self._holdings else card
 
     def agree(self, values: Mapping[str, object], timeout_secs: float) -> None:
-        """Checks that every process has the same values. Every process must call this, once.
+        """Raises a `UserError` if a process has other values. All must call this, once.
 
         Args:
             values: Values of this process by their names, in types that JSON can hold.
             timeout_secs: Time to wait for the other processes, in seconds.
-
-        Raises:
-            UserError: If a process has another value than process 0.
-            RunError: If a process does not call this in time.
         """
-        self._client.key_value_set(f"{_AGREED}/{self._process_id}", json.dumps(values))
-        first, *others = (
-            json.loads(value_of(self._client, f"{_AGREED}/{i}", self.describe(i), timeout_secs))
-            for i in range(len(self._cards))
-        )
-        for i, other in enumerate(others, start=1):
-            for name in sorted({*first, *other}):
-                here, there = first.get(name), other.get(name)
-                if here != there:
-                    raise UserError(
-                        f"The processes of a run have different values of {name}: {here!r} in "
-                        f"{self.describe(0)} and {there!r} in {self.describe(i)}. Start the same "
-                        "command with the same files on all hosts."
-                    )
+        number, count = self._process_id, len(self._cards)
+        received = exchanged(self._client, "agreed", number, count, values, timeout_secs)
+        first = next(received)
+        for i, other in enumerate(received, start=1):
+            check_equal(first, other, self.describe(0), self.describe(i))
 
     def fail(self, code: int, message: str) -> None:
-        """Tells the others that this process fails. They end, too, with the same exit code.
-
-        Args:
-            code: Exit code of this process, not 0.
-            message: Sentences that say what happened.
-        """
+        """Tells the others that this process fails. They end, too, with the same exit code."""
         self._has_failed = True
         failure = Failure(self._process_id, int(code), message)
         # Process 0 may be lost, and would never answer.
-        telling = threading.Thread(target=self._record, args=(failure,), daemon=True)
-        telling.start()
-        telling.join(_TELLING_SECS)
+        storing = threading.Thread(target=self._record, args=(failure,), daemon=True)
+        storing.start()
+        storing.join(_STORE_SECS)
 
     def end(self) -> None:
         """Tells the others that this process has done its work. They no longer wait for it.
@@ -166,14 +154,11 @@ class Peers:
         self._has_ended = True
         Peers.current = None
         with contextlib.suppress(Exception):  # Process 0 may have been lost.
-            self._client.key_value_set(self._key_of_beat, _ENDED, allow_overwrite=True)
+            self._client.key_value_set(f"{_BEATS}/{self._process_id}", _ENDED, allow_overwrite=True)
 
     def wait_for_cause(self) -> None:
-        """Waits until this process is ended because of another, for as long as that may take.
-
-        Call it after an error of a collective operation, which is only a consequence.
-        """
-        time.sleep(self._timeout_secs + _TOLD_SECS)
+        """Waits until this process is ended because of another, after an error that follows."""
+        time.sleep(self._timeout_secs + _READ_SECS)
 
     def behind(self) -> str:
         """Returns the processes that have made the least progress, with what they hold."""
@@ -192,14 +177,10 @@ class Peers:
             "reached. Run the same command again to continue from the last checkpoint."
         )
 
-    @property
-    def _key_of_beat(self) -> str:
-        return f"{_BEATS}/{self._process_id}"
-
     def _record(self, failure: Failure) -> None:
         """Stores a failure for all processes, unless another one came first."""
         with contextlib.suppress(Exception):  # Another process failed first, or process 0 is lost.
-            self._client.key_value_set(f"{_FAILURES}/first", json.dumps(vars(failure)))
+            self._client.key_value_set(f"{_FAILURES}/first", json.dumps(failure._asdict()))
 
     def _beats(self) -> dict[int, str]:
         """Returns the last beat of each process that has sent one."""
@@ -213,7 +194,9 @@ class Peers:
             # Each beat differs from the one before.
             beat = _ENDED if self._has_ended else f"{progress.count()} {number}"
             with contextlib.suppress(Exception):  # Process 0 is lost; `_watch` notices it.
-                self._client.key_value_set(self._key_of_beat, beat, allow_overwrite=True)
+                self._client.key_value_set(
+                    f"{_BEATS}/{self._process_id}", beat, allow_overwrite=True
+                )
                 if self._process_id == 0:
                     self._look_for_silence()
                 for _, text in self._client.key_value_dir_get(_FAILURES):
@@ -222,26 +205,18 @@ class Peers:
 
     def _look_for_silence(self) -> None:
         """Records as a failure that a process has not sent a beat for the time-out."""
-        now = time.monotonic()
-        if now - self._looked > self._timeout_secs / 2:  # This process itself was stopped.
-            self._heard.clear()
-        self._looked = now
-        beats = self._beats()
+        now, beats = time.monotonic(), self._beats()
         for i in range(1, len(self._cards)):
             beat = beats.get(i, "")
-            if beat == _ENDED:
-                self._heard.pop(i, None)
-                continue
             before, since = self._heard.get(i, (None, now))
             self._heard[i] = (beat, now if beat != before else since)
-        silent = [i for i, (_, since) in self._heard.items() if now - since > self._timeout_secs]
-        for i in silent:
-            message = (
-                f"{self._capital(i)} has been silent for {self._timeout_secs:g} s: it has ended, "
-                "or its host cannot be reached. Run the same command again to continue from the "
-                "last checkpoint."
-            )
-            self._record(Failure(i, ExitCode.HOST_LOST, message))
+            if beat != _ENDED and now - self._heard[i][1] > self._timeout_secs:
+                message = (
+                    f"{self._capital(i)} has been silent for {self._timeout_secs:g} s: it has "
+                    "ended, or its host cannot be reached. Run the same command again to continue "
+                    "from the last checkpoint."
+                )
+                self._record(Failure(i, ExitCode.HOST_LOST, message))
 
     def _follow(self, failure: Failure) -> None:
         """Ends this process because of the first failure of the run."""
@@ -258,14 +233,9 @@ class Peers:
 
     def _watch(self) -> None:
         """Ends this process if process 0 does not answer for the time-out."""
-        woken = time.monotonic()
         while not self._has_ended:
             time.sleep(self._beat_secs)
-            now = time.monotonic()
-            if now - woken > self._timeout_secs / 2:  # This process itself was stopped.
-                self._answered = now
-            woken = now
-            if now - self._answered > self._timeout_secs:
+            if time.monotonic() - self._answered > self._timeout_secs:
                 self._leave(ExitCode.HOST_LOST, f"error: {self.text_of_abort()}")
 
     def _capital(self, process_id: int) -> str:
@@ -274,31 +244,51 @@ class Peers:
 
 
 def is_of_collective(error: BaseException) -> bool:
-    """Returns whether an error says that another process did not take part in an operation.
-
-    Args:
-        error: Error of this process.
-    """
+    """Returns whether an error says that another process did not take part in an operation."""
     return any(part in str(error) for part in _OF_COLLECTIVES)
 
 
-def value_of(client: CoordinationClient, name: str, sender: str, timeout_secs: float) -> str:
-    """Returns a value that another process sends through the coordination service.
+def exchanged(
+    client: Any,
+    name: str,
+    process_id: int,
+    num_processes: int,
+    value: object,
+    timeout_secs: float,
+) -> Iterator[Any]:
+    """Sends a value to all processes, and yields those of all in the order of their numbers.
 
     Args:
         client: Client of the coordination service of `jax.distributed`.
-        name: Name of the value.
-        sender: The process that sends it, for the message.
-        timeout_secs: Time to wait, in seconds.
+        name: Name of the value, which is used once.
+        process_id: Number of this process.
+        num_processes: Number of processes.
+        value: Value of this process, in types that JSON can hold.
+        timeout_secs: Time to wait for each of the others, in seconds.
 
     Raises:
-        RunError: If the value does not come in time.
+        RunError: If a value does not come in time.
     """
-    try:
-        return client.blocking_key_value_get(name, int(timeout_secs * 1000))
-    except Exception as error:  # JAX has no special error for it.
-        raise RunError(
-            f"Nothing came from {sender} within --start_timeout_secs={timeout_secs:g}: "
-            f"{first_line(error)} Look at its output.",
-            exit_code=ExitCode.HOST_LOST,
-        ) from error
+    client.key_value_set(f"dist_ens/{name}/{process_id}", json.dumps(value))
+    for i in range(num_processes):
+        try:
+            text = client.blocking_key_value_get(f"dist_ens/{name}/{i}", int(timeout_secs * 1000))
+        except Exception as error:  # JAX has no special error for it.
+            raise RunError(
+                f"Nothing came from process {i} within --start_timeout_secs={timeout_secs:g}: "
+                f"{first_line(error)} Look at its output.",
+                exit_code=ExitCode.HOST_LOST,
+            ) from error
+        yield json.loads(text)
+
+
+def check_equal(
+    first: Mapping[str, object], other: Mapping[str, object], of_first: str, of_other: str
+) -> None:
+    """Raises a `UserError` if two processes have different values of the same name."""
+    for name in sorted({*first, *other}):
+        if (here := first.get(name)) != (there := other.get(name)):
+            raise UserError(
+                f"The processes of a run differ in {name}: {here} in {of_first} and {there} in "
+                f"{of_other}. Start the same command with the same versions and files on all hosts."
+            )

@@ -5,10 +5,8 @@ number of bytes and its CRC-32. The digest of a new content is added before the 
 so that the file has a digest whenever a run is interrupted.
 """
 
-import errno
 import pathlib
 import zlib
-from collections.abc import Sequence
 
 from dist_ens.file_reading import bytes_in
 from dist_ens.file_writing import UNFINISHED, replace_file
@@ -29,12 +27,9 @@ def write_run_file(path: pathlib.Path, content: str | bytes) -> None:
     """
     if isinstance(content, str):
         content = content.encode(errors="backslashreplace")
-    try:
-        now = bytes_in(path)
-    except OSError:
-        now = b""
-    kept = [digest for digest in _digests_of(path) if _is_of(now, path, digest)]
-    _write(path, [(len(content), zlib.crc32(content)), *kept])
+    now = bytes_in(path) if path.is_file() else b""
+    kept = [digest for digest in _digests_of(path) if _is_of(now, path, *digest)]
+    _write(path, (len(content), zlib.crc32(content)), *kept)
     replace_file(path, content)
 
 
@@ -49,7 +44,7 @@ def write_digest(path: pathlib.Path, num_bytes: int, crc32: int) -> None:
     Raises:
         OSError: If the digest cannot be written.
     """
-    _write(path, [(num_bytes, crc32)])
+    _write(path, (num_bytes, crc32))
 
 
 def changed_files(folder: pathlib.Path) -> list[str]:
@@ -78,16 +73,15 @@ def fault_of(path: pathlib.Path) -> str | None:
         return f"the file {path.name} is missing"
     except OSError as error:
         return f"the file {path.name} cannot be read: {error.strerror}"
-    if any(_is_of(content, path, digest) for digest in digests):
+    if any(_is_of(content, path, *digest) for digest in digests):
         return None
     return f"the file {path.name} has changed since it was written"
 
 
-def _is_of(content: bytes, path: pathlib.Path, digest: tuple[int, int]) -> bool:
+def _is_of(content: bytes, path: pathlib.Path, num_bytes: int, crc32: int) -> bool:
     """Returns whether a digest is that of a content, or of its beginning if the file grows."""
-    count, crc32 = digest
-    part = content[:count] if path.name.endswith(_GROWS) else content
-    return len(part) == count and zlib.crc32(part) == crc32
+    part = content[:num_bytes] if path.name.endswith(_GROWS) else content
+    return len(part) == num_bytes and zlib.crc32(part) == crc32
 
 
 def _digests_of(path: pathlib.Path) -> list[tuple[int, int]]:
@@ -99,10 +93,8 @@ def _digests_of(path: pathlib.Path) -> list[tuple[int, int]]:
         return []
 
 
-def _write(path: pathlib.Path, digests: Sequence[tuple[int, int]]) -> None:
+def _write(path: pathlib.Path, *digests: tuple[int, int]) -> None:
     """Writes the digests of a file."""
     folder = path.parent / DIGESTS
-    if folder.is_symlink():
-        raise OSError(errno.ELOOP, f"its {DIGESTS} is a symbolic link")
     folder.mkdir(exist_ok=True)
     replace_file(folder / path.name, "".join(f"{n} {crc32:08x}\n" for n, crc32 in digests))

@@ -1,6 +1,6 @@
 """The state of a member and of an ensemble, and functions to stack and select members."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,6 @@ import numpy as np
 from dist_ens.errors import UserError, counted
 from dist_ens.host_keys import generator_of, host_array
 from dist_ens.narrowing import held_dtype, narrowed
-from dist_ens.signatures import name_of
 from dist_ens.types import (
     Key,
     KeyPath,
@@ -78,10 +77,8 @@ class State(NamedTuple):
         >>> state.select([3, 1]).params["w"]
         Array([3., 1.], dtype=float32)
         """
-        ids = np.asarray(self.member_id).tolist()
-        asked = np.asarray(member_ids).tolist()
-        missing = [member_id for member_id in asked if member_id not in ids]
-        if missing or not asked or len(set(asked)) < len(asked):
+        ids, asked = (np.asarray(each).tolist() for each in (self.member_id, member_ids))
+        if not asked or len({*asked}) < len(asked) or not {*asked} <= {*ids}:
             raise UserError(
                 f"The state has the members {str(ids)[:200]}, and {str(asked)[:200]} were asked "
                 "for. Give ids that it has, each once."
@@ -93,41 +90,35 @@ class State(NamedTuple):
         """Returns one state with the members of several ensembles, one ensemble after another.
 
         Args:
-            states: States of ensembles of one architecture and one optimizer, whose members all
-                have different ids.
+            states: States of ensembles of one architecture and one optimizer, at least one, whose
+                members all have different ids.
 
         Returns:
             The state, on one device. An ensemble with these `member_ids` takes it on any layout.
 
         Raises:
-            UserError: If the states differ in structure, shapes, types or steps, two members have
-                the same id, or no state is given.
+            UserError: If the states differ in shapes, types or steps, or two members have the same
+                id.
 
         >>> network = lambda i: State(np.int32(3), i, jax.random.key(0), {"w": 1.0 * i}, (), ())
         >>> first, second = (stack_members([network(i) for i in ids]) for ids in ([0, 1], [2]))
         >>> State.concatenate([first, second]).member_id
         Array([0, 1, 2], dtype=int32)
         """
-        if not states:
-            raise UserError("The list of states is empty. Give at least one state.")
-        names = list(dict.fromkeys(state.class_names for state in states))
-        if len(names) > 1:
+        of_one = [leaf_types(jax.tree.map(lambda leaf: leaf[0], state)) for state in states]
+        for position, types in enumerate(of_one):
+            for name in differing(of_one[0], types):
+                raise UserError(
+                    f"State {position} cannot be joined to state 0: leaf {name} of a member is "
+                    f"{types.get(name, 'absent')} in one and {of_one[0].get(name, 'absent')} in "
+                    "the other. Join members of one architecture and one optimizer."
+                )
+        whole = jax.tree.map(_concatenated, *states)
+        ids, steps = np.asarray(whole.member_id).tolist(), {*np.asarray(whole.step).tolist()}
+        if len({*ids}) < len(ids) or len(steps) > 1:
             raise UserError(
-                f"The members of the states were trained on different names of classes: "
-                f"{str(names)[:200]}. Give states of the same classes."
-            )
-        whole = concatenate_members(states)
-        ids = np.asarray(whole.member_id).tolist()
-        if len(set(ids)) < len(ids):
-            raise UserError(
-                f"The states have the members {str(ids)[:200]}, of which some have the same id. "
-                "Train each ensemble with its own member_ids."
-            )
-        steps = set(np.asarray(whole.step).tolist())
-        if len(steps) > 1:
-            raise UserError(
-                f"The members of the states have seen {sorted(steps)} updates. Give states of the "
-                "same step."
+                f"The states have the members {str(ids)[:200]} at the steps {sorted(steps)}. Some "
+                "have the same id, or other steps. Join members of different ids and one step."
             )
         return whole
 
@@ -160,9 +151,9 @@ def stack_members(members: Sequence[Tree]) -> Tree:
         A pytree of the same structure, leaves [members, ...].
 
     Raises:
-        UserError: If the list is empty, or two members differ in structure, shapes or types; the
-            message names the member, the leaf and both shapes. Also if the class of a member is
-            not registered as a pytree, or a number does not fit in 32 bits.
+        UserError: If the list is empty, or two members differ in shapes or types; the message names
+            the member, the leaf and both shapes. Also if the class of a member is not registered
+            as a pytree, or a number does not fit in 32 bits.
 
     >>> stack_members([{"w": np.zeros(3)}, {"w": np.ones(3)}])["w"]
     Array([[0., 0., 0.],
@@ -181,13 +172,6 @@ def stack_members(members: Sequence[Tree]) -> Tree:
                 f"{types.get(name, 'absent')} in member {position} and "
                 f"{first.get(name, 'absent')} in member 0. All members of one ensemble share one "
                 "architecture."
-            )
-        structures: list[Structure] = [jax.tree.structure(m) for m in (member, members[0])]
-        if structures[0] != structures[1]:
-            raise UserError(
-                f"Member {position} cannot be stacked with member 0: they are pytrees of different "
-                f"structure, {' and '.join(map(structure_text, structures))}. "
-                "All members of one ensemble share one architecture."
             )
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(as_held, members))
 
@@ -237,47 +221,12 @@ def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], ensemble)
 
 
-def concatenate_members(ensembles: Sequence[Tree]) -> Tree:
-    """Returns the members of several ensembles as one, on one device.
-
-    Args:
-        ensembles: Pytrees with leaves [members, ...], at least one, with equal structures, types
-            and shapes of one member.
-
-    Raises:
-        UserError: If two of them differ in more than the number of members.
-
-    >>> concatenate_members([{"w": np.zeros(2)}, {"w": np.ones(1)}])["w"]
-    Array([0., 0., 1.], dtype=float32)
-    """
-    first = _types_of_one(ensembles[0])
-    for position, ensemble in enumerate(ensembles[1:], start=1):
-        types = _types_of_one(ensemble)
-        for name in differing(first, types):
-            raise UserError(
-                f"Ensemble {position} cannot be joined to ensemble 0: leaf {name} of a member is "
-                f"{types.get(name, 'absent')} in ensemble {position} and "
-                f"{first.get(name, 'absent')} in ensemble 0. Join members of one architecture and "
-                "one optimizer."
-            )
-    return jax.tree.map(_concatenated, *ensembles)
-
-
 def _concatenated(*leaves: Leaf) -> jax.Array:
     """Returns arrays of any layouts, one after another along the members axis, on one device."""
     if jnp.issubdtype(leaves[0].dtype, jax.dtypes.prng_key):
         data = _concatenated(*map(jax.random.key_data, leaves))
         return jax.random.wrap_key_data(data, dtype=leaves[0].dtype)
     return jnp.asarray(np.concatenate([np.asarray(leaf) for leaf in leaves]))
-
-
-def _types_of_one(ensemble: PyTree) -> dict[str, str]:
-    """Returns the type and shape of each leaf of one member, by the leaf's name."""
-    _count(ensemble)
-    return {
-        leaf_name(path): f"{jnp.result_type(leaf)}{list(np.shape(leaf)[1:])}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(ensemble)
-    }
 
 
 def as_held(tree: Tree, name: str = "") -> Tree:
@@ -321,18 +270,12 @@ def require_arrays(tree: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
             name = type(leaf).__name__
-            if callable(leaf) and hasattr(leaf, "__name__"):  # No object of a class has a name.
-                raise UserError(
-                    f"Leaf {leaf_name(path)} of a member is {name_of(leaf)}, a function. Keep "
-                    "functions out of the state. equinox.partition(module, equinox.is_array) "
-                    "splits a module into its arrays and the rest."
-                )
             raise UserError(
                 f"Leaf {leaf_name(path)} of a member is an object of class {name!r}, which is "
-                "neither an array nor registered as a pytree. Register it: put "
+                "neither an array nor registered as a pytree. Put "
                 f"@jax.tree_util.register_dataclass above a dataclass {name}, or call "
-                f"jax.tree_util.register_pytree_node({name}, flatten, unflatten), where flatten "
-                "returns (its arrays, the rest) and unflatten makes the object again from them."
+                f"jax.tree_util.register_pytree_node({name}, flatten, unflatten). Keep functions "
+                "out of the state: equinox.partition(module, equinox.is_array) splits a module."
             )
 
 
@@ -346,40 +289,23 @@ def refuse_lists(tree: PyTree, what: str, *, and_numbers: bool = True) -> None:
         what: Name of the tree for the message, such as "the data".
         and_numbers: Whether to refuse numbers and texts outside of lists too.
     """
-    found = _not_converted(tree, "")
-    if found is None:
-        return
-    name, value = found
-    place = f"Leaf {name} of {what}" if name else f"{what[0].upper()}{what[1:]}"
-    if isinstance(value, list):
-        raise UserError(
-            f"{place} is a list of numbers or texts, not an array. Convert it with numpy.asarray."
-        )
-    if and_numbers:
-        raise UserError(
-            f"{place} is {repr(value)[:80]}, not an array. Give an array with one row for each "
-            "example."
-        )
 
+    def is_list(part: Any) -> bool:
+        is_nested = isinstance(part, list)
+        while isinstance(part, list) and part:
+            part = part[0]
+        return is_nested and _is_plain(part)
 
-def _not_converted(tree: PyTree, name: str) -> tuple[str, Any] | None:
-    """Returns the first part of a pytree that is not made of arrays, with its name; else None."""
-    if isinstance(tree, Mapping):
-        parts = [(f"{name}[{key!r}]", part) for key, part in tree.items()]
-    elif isinstance(tree, list) and _is_plain(_first_of(tree)):
-        return name, tree
-    elif isinstance(tree, list | tuple):
-        parts = [(f"{name}[{number}]", part) for number, part in enumerate(tree)]
-    else:
-        return (name, tree) if _is_plain(tree) else None
-    return next((found for key, part in parts if (found := _not_converted(part, key))), None)
-
-
-def _first_of(tree: PyTree) -> Any:
-    """Returns the first item of nested lists."""
-    while isinstance(tree, list) and tree:
-        tree = tree[0]
-    return tree
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_list):
+        if isinstance(leaf, list) or (and_numbers and _is_plain(leaf)):
+            place = f"Leaf {leaf_name(path)} of {what}" if path else what.capitalize()
+            raise UserError(
+                f"{place} is a list of numbers or texts, not an array. Convert it with "
+                "numpy.asarray."
+                if isinstance(leaf, list)
+                else f"{place} is {repr(leaf)[:80]}, not an array. Give an array with one row for "
+                "each example."
+            )
 
 
 def _is_plain(value: Any) -> bool:
@@ -388,18 +314,16 @@ def _is_plain(value: Any) -> bool:
 
 
 def _count(ensemble: PyTree) -> int:
+    """Returns the length of the members axis, which all leaves share."""
     named = jax.tree_util.tree_leaves_with_path(ensemble)
-    lengths = {leaf_name(path): np.shape(leaf)[:1] for path, leaf in named}
-    distinct = set(lengths.values())
-    if len(distinct) != 1 or () in distinct:
-        listed = ", ".join(
-            f"{shape[0] if shape else 'none'} in leaf {name}" for name, shape in lengths.items()
-        )
+    lengths = {leaf_name(path): (*np.shape(leaf)[:1],) for path, leaf in named}
+    if len({*lengths.values()}) != 1 or () in lengths.values():
+        listed = ", ".join(f"{[*shape]} in leaf {name}" for name, shape in lengths.items())
         raise UserError(
             f"The leaves of the ensemble have different lengths along the members axis: {listed}. "
             "Make ensembles with stack_members."
         )
-    return distinct.pop()[0]
+    return next(iter(lengths.values()))[0]
 
 
 def leaf_name(path: KeyPath) -> str:

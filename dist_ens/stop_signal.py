@@ -1,19 +1,21 @@
-"""Signals that stop a run at the same call of the update on every host."""
+"""Signals that stop a run at the same call of the update on every host.
+
+JAX is imported when a run begins. A command hears signals before that, by this module, too.
+"""
 
 import contextlib
 import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import ClassVar
 
-import jax
-from jax.experimental import multihost_utils
-
-from dist_ens.first_signal import COPY_SECS, FirstSignal
-
+# A signal within this time of the first one is a copy of it. A service manager and a terminal may
+# signal a launcher and its processes at once, and the launcher passes the signal on.
+COPY_SECS = 1.0
 _ANSWER = (
     f"Stopping after the current step; a second signal, at least {COPY_SECS:g} s later, ends at "
     "once.\n"
@@ -24,13 +26,26 @@ class EvaluationStoppedError(Exception):
     """A signal stopped an evaluation, between the same two batches on every host."""
 
 
+class FirstSignal:
+    """The time of the first signal to a process."""
+
+    def __init__(self) -> None:
+        self._secs: float | None = None
+
+    def is_second(self) -> bool:
+        """Returns whether a signal that comes now is a second one. Call it at each signal."""
+        now = time.monotonic()
+        if self._secs is None:
+            self._secs = now
+        return now - self._secs >= COPY_SECS
+
+
 class StopSignal:
     """A context that turns a signal into a stop at the same call boundary on every host.
 
     On a single host, signals are caught after `listen` is called. On several hosts they are caught
-    from the beginning of the context. A second signal ends the process at once, but one that comes
-    within `COPY_SECS` of the first is a copy of it. Only the main thread can catch signals, so in
-    another thread the stop is never set.
+    from the beginning of the context. A second signal ends the process at once. Only the main
+    thread can catch signals, so in another thread the stop is never set.
 
     Attributes:
         signal: Number of the signal that was received; None without one.
@@ -45,12 +60,15 @@ class StopSignal:
     has_caught: ClassVar[bool] = False
 
     def __enter__(self) -> "StopSignal":
+        import jax
+
+        self._are_several = jax.process_count() > 1
         self.signal: int | None = None
         self.has_progress = self._stops_evaluations = self._is_reached = False
         self._calls = 0
         self._first, self._is_caught = FirstSignal(), False
         self._previous: dict[int, object] = {}
-        if jax.process_count() > 1:
+        if self._are_several:
             self.listen()
         return self
 
@@ -58,7 +76,7 @@ class StopSignal:
         """Starts to catch signals."""
         if self._previous or threading.current_thread() is not threading.main_thread():
             return
-        if jax.process_count() > 1:
+        if self._are_several:
             keep_notifier()
         for number in self.numbers:
             self._previous[number] = signal.signal(number, self._on_signal)
@@ -84,14 +102,16 @@ class StopSignal:
 
     def is_set(self) -> bool:
         """Returns whether to stop now, the same on every host. All hosts must ask equally often."""
-        if jax.process_count() > 1:
-            self._calls += 1
-            # JAX says so at one call only.
-            if multihost_utils.reached_preemption_sync_point(self._calls):
-                self.signal = self.signal or signal.SIGTERM
-                self._is_reached = True
-            return self._is_reached
-        return self.signal is not None
+        if not self._are_several:
+            return self.signal is not None
+        from jax.experimental import multihost_utils
+
+        self._calls += 1
+        # JAX says so at one call only.
+        if multihost_utils.reached_preemption_sync_point(self._calls):
+            self.signal = self.signal or signal.SIGTERM
+            self._is_reached = True
+        return self._is_reached
 
     @contextlib.contextmanager
     def stopping_evaluations(self) -> Iterator[None]:
@@ -127,7 +147,7 @@ def keep_notifier() -> None:
 
 
 def notify_hosts() -> None:
-    """Tells the other hosts of a run that this host has to stop. Any thread may call this."""
+    """Tells the other hosts of a run that this host has to stop."""
     if _notifier is not None:
         ctypes.CFUNCTYPE(None, ctypes.c_int)(_notifier)(signal.SIGTERM)
 
@@ -135,7 +155,5 @@ def notify_hosts() -> None:
 def _installed_handler(number: int) -> int:
     """Returns the address of the C function that receives a signal."""
     action = (ctypes.c_void_p * 32)()  # `struct sigaction` begins with the handler.
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.sigaction(int(number), None, action):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    ctypes.CDLL(None).sigaction(int(number), None, action)
     return action[0] or 0

@@ -7,7 +7,7 @@ import sys
 
 import dist_ens
 from dist_ens.paths import shortened
-from launch import ends, environment, glibc_tuning, signals
+from launch import glibc_tuning, signals, stdio
 
 VERBS = (
     "train",
@@ -23,15 +23,13 @@ VERBS = (
     "slurm",
     "k8s",
     "tpu",
-    "sky",
 )
 
 
 if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command.
-    ends.begin()
+    stdio.begin()
     glibc_tuning.ask()
     signals.begin()
-    environment.import_jax()
 
 
 def _overview() -> str:
@@ -49,18 +47,18 @@ def _overview() -> str:
 
 def main() -> None:
     """Runs the verb on the command line."""
-    ends.begin()
+    stdio.begin()
     glibc_tuning.ask()
     if sys.argv[1:2] == ["help"]:  # `help VERB` is `VERB --help`.
         sys.argv[1:] = [*sys.argv[2:3], "--help"]
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     if verb in ("--help", "-h"):
-        ends.show_and_exit(_overview())
+        stdio.show_and_exit(_overview())
     if verb == "--version":
-        ends.show_and_exit(f"dist_ens {dist_ens.__version__}")
+        stdio.show_and_exit(f"dist_ens {dist_ens.__version__}")
     if verb not in VERBS:
         what = f"{shortened(verb)} is not a verb of dist-ens" if verb else "dist-ens needs a verb"
-        ends.fail(
+        stdio.fail(
             2,
             f"error: {what}: choose one of {', '.join(VERBS)}. Try: dist-ens train "
             "--config=configs/digits.py --workdir=runs/digits; dist-ens --help says what each "
@@ -68,5 +66,4 @@ def main() -> None:
         )
     del sys.argv[1]
     signals.begin()
-    environment.import_jax()
     importlib.import_module(f"launch.{verb}").run()

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import traceback
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging import LogRecord
 from typing import Any, NoReturn
@@ -19,12 +20,10 @@ from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
 from dist_ens.commands import printable, quoted
 from dist_ens.compile_cache import use_compile_cache
-from dist_ens.errors import RunError, UserError, code_of_write, did_you_mean, first_line
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, RunError, UserError, code_of_write, did_you_mean, first_line
 from dist_ens.paths import given_path, shortened
 from dist_ens.stop_signal import StopSignal
-from launch import ends, hosts, signals
-from launch.environment import check_xla_flags
+from launch import hosts, signals, stdio
 from launch.started_command import split_at_dashes
 
 _COORDINATOR_ADDRESS = flags.DEFINE_string(
@@ -61,9 +60,7 @@ _BEGINS_PLATFORMS = "xla_bridge.py"
 _DEVICES_BY = ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS")
 # Errors of writing that the state of a disk explains, and no fault of the program.
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.ESTALE)
-_LONGEST_FLAG = 200  # Largest number of characters in the name of a flag or a config field.
 _HELP = ("help", "h", "?", "helpshort")
-_SHOWN_TWICE = 40  # Largest number of characters of a value that a message may show twice.
 
 
 def run(
@@ -91,17 +88,11 @@ def run(
         """Parses the command line and starts JAX."""
         own, _ = split_at_dashes(argv)
         if any(argument.startswith("-") and argument.lstrip("-") in _HELP for argument in own):
-            module = sys.modules[main.__module__]
-            # absl stores the flags of a file that is run as a script under the path of the file.
-            name = sys.argv[0] if module.__name__ == "__main__" else module.__name__
-            modules = (name, "launch.config_flags", __name__)
-            flags_of = filter(None, map(flags.FLAGS.module_help, modules))
-            ends.show_and_exit("\n".join([module.__doc__ or "", *flags_of]))
-        with _told_as_sentences():
+            _show_help(sys.modules[main.__module__])
+        with _reported_as_sentences():
             # A config file may compute with JAX, which must join a cluster before that.
             parsed(argv, known_only=True)
             use_compile_cache()
-            check_xla_flags()
             if joins_cluster():
                 cards = cluster.start(
                     _COORDINATOR_ADDRESS.value,
@@ -127,13 +118,21 @@ def run(
             logging.set_verbosity(logging.WARNING)
         logging.get_absl_handler().setFormatter(_Printable())
         hosts.catch_abort()
-        with _told_as_sentences():
+        with _reported_as_sentences():
             code = main() or 0
         hosts.end()
         signals.end_at_interrupt()  # No code that would report it is left.
-        sys.exit(ends.exit_code(code))
+        sys.exit(stdio.exit_code(code))
 
     app.run(command, flags_parser=parse)
+
+
+def _show_help(module: types.ModuleType) -> NoReturn:
+    """Prints the docstring of a command, and its flags."""
+    # absl stores the flags of a file that is run as a script under the path of the file.
+    name = sys.argv[0] if module.__name__ == "__main__" else module.__name__
+    flags_of = filter(None, map(flags.FLAGS.module_help, (name, "launch.config_flags", __name__)))
+    stdio.show_and_exit("\n".join([module.__doc__ or "", *flags_of]))
 
 
 class _Printable(logging.PythonFormatter):
@@ -150,23 +149,21 @@ def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
     Args:
         argv: Command line, with the program's name first.
         known_only: Whether unknown flags are returned among the other arguments.
-
-    Raises:
-        UserError: If a flag is unknown, or refuses its value.
     """
-    # absl compares an unknown name with every flag, which takes long for a long name.
-    for argument in argv[1:]:
-        name = argument.lstrip("-").partition("=")[0]
-        if argument.startswith("-") and len(name) > _LONGEST_FLAG:
-            raise UserError(f"{shortened(name)} is not a flag. --help lists the flags.")
     try:
         return flags.FLAGS(argv, known_only=known_only)
     except flags.IllegalFlagValueError as error:
-        raise UserError(_refusal(error)) from error
+        cause = error.__context__
+        if isinstance(cause, UserError):  # The value is a path, for example.
+            raise cause from error
+        name, _, value = str(error).removesuffix(f": {cause}").partition("=")
+        why = cause.args[0] if cause else "it is not allowed"
+        raise UserError(
+            f"{name.removeprefix('flag ')} cannot be {shortened(value)}: {why}. --help says what "
+            "it takes."
+        ) from error
     except UserError:
         raise
-    except UnicodeDecodeError as error:
-        raise UserError(f"--flagfile cannot be read as text: {error}. Correct it.") from error
     except (flags.Error, ValueError) as error:  # absl's own flags also raise a ValueError.
         why = str(error).removeprefix("ERROR:: ").replace(" ?", "?").rstrip(".")
         end = "" if why.endswith("?") else "."
@@ -179,9 +176,6 @@ def without_runs(argv: Sequence[str], example: str) -> tuple[list[pathlib.Path],
     Args:
         argv: Command line, with the program's name first.
         example: Command for the error message.
-
-    Raises:
-        UserError: If there is no folder, or the flag of other commands is given.
     """
     _, *words = parsed(argv, known_only=True)
     runs = [word for word in words if not word.startswith("-")]
@@ -190,23 +184,8 @@ def without_runs(argv: Sequence[str], example: str) -> tuple[list[pathlib.Path],
     return [given_path(run, "RUN") for run in runs], [word for word in argv if word not in runs]
 
 
-def _refusal(error: flags.IllegalFlagValueError) -> str:
-    """Returns the message for a value that a flag refuses."""
-    cause = error.__context__
-    if isinstance(cause, UserError):  # The value is a path, for example.
-        return str(cause)
-    given = str(error).removeprefix("flag ")
-    name, equals, value = given.removesuffix(f": {cause}").partition("=")
-    if cause is None or not equals:
-        return f"{given.rstrip('.')}. --help lists the flags."
-    why, start = str(cause.args[0]), value[:_SHOWN_TWICE]
-    if len(value) > len(start):  # The message shows the value already.
-        why = why.partition(start)[0].rstrip(": '\"")
-    return f"{name} cannot be {shortened(value)}: {why.rstrip('.')}. --help says what it takes."
-
-
 @contextlib.contextmanager
-def _told_as_sentences() -> Iterator[None]:
+def _reported_as_sentences() -> Iterator[None]:
     """Reports an error of its body as a message, and ends the process."""
     try:
         yield
@@ -217,7 +196,7 @@ def _told_as_sentences() -> Iterator[None]:
         _fail(error.exit_code, f"error: {error}")
     except KeyboardInterrupt:
         # An orderly end would make other threads, which are still working, print errors.
-        _end(
+        hosts.leave(
             signals.exit_code(),
             "Interrupted. Checkpoints and files that were saved before are kept.",
         )
@@ -232,39 +211,35 @@ def _told_as_sentences() -> Iterator[None]:
                 "the same command again.",
             )
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-        if pathlib.Path(raised_in).name != _BEGINS_PLATFORMS:
-            traceback.print_exc()
-            if hosts.are_several():
-                hosts.leave(1, f"error: {type(error).__name__}: {first_line(error)}")
-            sys.exit(1)
-        given = [
-            f"{name}={shortened(os.environ[name])}" for name in _DEVICES_BY if os.environ.get(name)
-        ]
-        told = f" with {', '.join(given)}" if given else ""
-        what = first_line(error) if str(error) else f"an {type(error).__name__}."
-        _end(
-            2 if given else 1,  # It is the user's error only if a variable chose the devices.
-            f"error: JAX cannot start its devices{told}: {what} Correct the variables "
-            f"{', '.join(_DEVICES_BY)}, or install what the platform needs (for GPUs the extra "
-            "[cuda], for TPUs [tpu]).",
-        )
+        if pathlib.Path(raised_in).name == _BEGINS_PLATFORMS:
+            _leave_without_devices(error)
+        traceback.print_exc()
+        if hosts.are_several():
+            hosts.leave(1, f"error: {type(error).__name__}: {first_line(error)}")
+        sys.exit(1)
 
 
-def _end(code: int, message: str) -> NoReturn:
-    """Prints a message and ends the process at once."""
-    hosts.leave(code, message)
+def _leave_without_devices(error: Exception) -> NoReturn:
+    """Reports that JAX cannot start its devices, and ends the process."""
+    given = [f"{name}={shortened(os.environ[name])}" for name in _DEVICES_BY if name in os.environ]
+    what = first_line(error) if str(error) else f"an {type(error).__name__}."
+    hosts.leave(
+        2 if given else 1,  # It is the user's error only if a variable chose the devices.
+        f"error: JAX cannot start its devices{' with ' if given else ''}{', '.join(given)}: {what} "
+        f"Correct the variables {', '.join(_DEVICES_BY)}, or install what the "
+        "platform needs (for GPUs the extra [cuda], for TPUs [tpu]).",
+    )
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    """Prints a message and ends the process."""
+    if hosts.are_several():  # An orderly end would wait for processes that may never end.
+        hosts.leave(code, message)
+    stdio.fail(code, message)
 
 
 def required(flag: flags.FlagHolder, example: str) -> Any:
-    """Returns the value of a flag that must be given.
-
-    Args:
-        flag: The flag.
-        example: Value for the error message.
-
-    Raises:
-        UserError: If the flag was not given.
-    """
+    """Returns the value of a flag that must be given. The error message has the example."""
     if not flag.value:
         raise UserError(f"--{flag.name} is missing. Add it, such as --{flag.name}={example}.")
     return flag.value
@@ -277,9 +252,6 @@ def in_form(flag: flags.FlagHolder, pattern: str, what: str) -> str | None:
         flag: The flag.
         pattern: Regular expression that the whole value matches.
         what: Noun with its article for the error message, and an example.
-
-    Raises:
-        UserError: If the value has another form.
     """
     if flag.value is not None and not re.fullmatch(pattern, flag.value):
         raise UserError(f"--{flag.name}={shortened(flag.value)} is not {what}.")
@@ -287,22 +259,9 @@ def in_form(flag: flags.FlagHolder, pattern: str, what: str) -> str | None:
 
 
 def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
-    """Returns the names in the list of a flag.
-
-    Args:
-        flag: Flag whose value is a list of names.
-        known: Names that are allowed.
-
-    Raises:
-        UserError: If the list is empty, or one of the names is not known.
-    """
+    """Returns the names in the list of a flag, which are among those known."""
     known = list(known)
-    if not flag.value:
-        raise UserError(
-            f"--{flag.name} names nothing. Choose among {', '.join(known)}, or leave the flag out "
-            "for all."
-        )
-    for name in flag.value:
+    for name in flag.value or [""]:
         if name not in known:
             raise UserError(
                 f"--{flag.name} cannot take {shortened(name)}.{did_you_mean(name, known)} Choose "
@@ -312,14 +271,7 @@ def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
 
 
 def check_outputs(*of_files: flags.FlagHolder) -> None:
-    """Checks before the work that the files of some flags can be written.
-
-    Args:
-        *of_files: Flags that name files. A flag without a value is left out.
-
-    Raises:
-        UserError: If a file cannot be written.
-    """
+    """Raises a `UserError` before the work, if the file of a flag cannot be written."""
     # Only process 0 writes. Asking for its number would start the devices, so a process without a
     # cluster does not ask.
     if jax.distributed.is_initialized() and not cluster.is_main():
@@ -328,32 +280,25 @@ def check_outputs(*of_files: flags.FlagHolder) -> None:
         if flag.value is None:
             continue
         path = _target(flag)
-        if path.is_dir():
-            raise _unwritable(flag, "it is a folder")
-        if path.exists() and not path.is_file():
-            raise _unwritable(flag, "it is not a regular file")
-        has_place = path.parent.is_dir()
         # A file is first written beside its final place, under a longer name.
         given_path(path.with_name(f"{path.name}.unfinished"), f"--{flag.name}")
-        if not has_place:
-            is_there = path.parent.exists()
-            why = "is not a folder" if is_there else "does not exist"
-            raise _unwritable(flag, f"{path.parent} {why}")
+        if path.is_dir():
+            why = "it is a folder"
+        elif not path.parent.is_dir():
+            why = f"{path.parent} {'is not a folder' if path.parent.exists() else 'does not exist'}"
         # A file with this name is replaced by the new one, which only needs a writable folder.
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise _unwritable(flag, f"nothing can be written in {path.parent}")
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            why = f"nothing can be written in {path.parent}"
+        else:
+            continue
+        raise UserError(
+            f"--{flag.name}={shortened(str(flag.value))} cannot be written: {why}. Choose another "
+            "path."
+        )
 
 
 def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) -> None:
-    """Writes the file that a flag names.
-
-    Args:
-        flag: Flag whose value is the path.
-        write: Function that writes the file, given the path.
-
-    Raises:
-        RunError: If the system cannot write the file.
-    """
+    """Writes the file that a flag names, by a function of its path."""
     try:
         write(_target(flag))
     except OSError as error:
@@ -371,17 +316,3 @@ def _target(flag: flags.FlagHolder) -> pathlib.Path:
     """
     path = flag.value
     return pathlib.Path(os.path.realpath(path)) if path.is_symlink() else path
-
-
-def _unwritable(flag: flags.FlagHolder, why: str | None) -> UserError:
-    """Returns an error about a file that cannot be written."""
-    return UserError(
-        f"--{flag.name}={shortened(str(flag.value))} cannot be written: {why}. Choose another path."
-    )
-
-
-def _fail(code: int, message: str) -> NoReturn:
-    """Prints a message and ends the process."""
-    if hosts.are_several():  # An orderly end would wait for processes that may never end.
-        hosts.leave(code, message)
-    ends.fail(code, message)

@@ -150,27 +150,30 @@ class ConfigFlags:
 
     def _check_fields(self, file: ConfigFile, rest: list[str], known: list[str]) -> None:
         """Raises a `UserError` if a flag sets a field that is unknown or has no effect."""
+        replaced = {
+            field: function
+            for function, fields in _REPLACED.items()
+            for field in fields
+            if file.defines(function)
+        }
         for name in sorted(self._given):
-            for function, fields in _REPLACED.items():
-                is_replaced = any(name == each or name.startswith(f"{each}.") for each in fields)
-                if is_replaced and file.defines(function):
-                    raise UserError(
-                        f"--config.{name} has no effect, because {file.path} defines {function}. "
-                        f"Leave the flag out, or change {function}."
-                    )
+            function = replaced.get(name) or replaced.get(name.partition(".")[0])
+            if function is not None:
+                raise UserError(
+                    f"--config.{name} has no effect, because {file.path} defines {function}. "
+                    f"Leave the flag out, or change {function}."
+                )
             if name not in known:
                 section = f"{name.rpartition('.')[0]}."
-                near = [path for path in known if path.startswith(section)] or [
-                    path for path in known if "." not in path
-                ]
+                near = [path for path in known if path.startswith(section)] or known
                 raise UserError(
                     f"The config has no field {shortened(name)}.{nearest_field(name, known)} "
                     f"Fields are: {', '.join(near)}. --help lists all fields."
                 )
-        for argument in rest:
+        for argument in rest if self._overridable else ():
             name = argument.lstrip("-").partition("=")[0]
             is_flag = not argument.startswith("-") or name in flags.FLAGS or "config." in name
-            meant = [] if is_flag or not self._overridable else fields_named(name, known)
+            meant = [] if is_flag else fields_named(name, known)
             if meant:
                 raise UserError(
                     f"--{name} is no flag, but the config has the field {meant[0]}. Write "

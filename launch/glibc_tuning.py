@@ -7,14 +7,15 @@ it from its host. That took nearly as long as the rest of the save.
 """
 
 import os
-import pathlib
 import sys
 
 _TUNABLES = "GLIBC_TUNABLES"
-_HUGE_PAGES = {"glibc.malloc.hugetlb": 1}
 # Blocks of up to 32 MiB, the largest possible threshold, come from memory that is kept.
-_KEPT_MEMORY = {"glibc.malloc.mmap_threshold": 2**25, "glibc.malloc.trim_threshold": 2**40}
-_OFFERED = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_SETTINGS = {
+    "glibc.malloc.hugetlb": 1,
+    "glibc.malloc.mmap_threshold": 2**25,
+    "glibc.malloc.trim_threshold": 2**40,
+}
 
 
 def ask() -> None:
@@ -25,26 +26,16 @@ def ask() -> None:
     already. Call this before anything that takes long.
     """
     said = os.environ.get(_TUNABLES, "")
-    if not _can_be_asked() or any(name in said for name in (_HUGE_PAGES | _KEPT_MEMORY)):
+    if not can_be_asked() or any(name in said for name in _SETTINGS):
         return
-    # If the system gives huge pages to no program, or to all, the setting has no effect.
-    asked = (_HUGE_PAGES if _given_who_asks() else {}) | _KEPT_MEMORY
-    settings = [f"{name}={value}" for name, value in asked.items()]
+    settings = [f"{name}={value}" for name, value in _SETTINGS.items()]
     os.environ[_TUNABLES] = ":".join(filter(None, [said, *settings]))
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def _can_be_asked() -> bool:
+def can_be_asked() -> bool:
     """Returns whether the C library reads `GLIBC_TUNABLES` with these settings."""
     if "CS_GNU_LIBC_VERSION" not in getattr(os, "confstr_names", ()):
         return False
     name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     return name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
-
-
-def _given_who_asks() -> bool:
-    """Returns whether the system gives huge pages to programs that request them."""
-    try:
-        return "[madvise]" in _OFFERED.read_text()
-    except OSError:
-        return False

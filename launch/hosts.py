@@ -14,8 +14,7 @@ import jax
 from dist_ens import cluster
 from dist_ens.errors import first_line
 from dist_ens.exit_codes import ExitCode
-from dist_ens.meeting import Card
-from dist_ens.peers import Peers, is_of_collective
+from dist_ens.peers import Card, Peers, is_of_collective
 from launch import ends
 
 # Time for the other processes to read from process 0 why the run ends.
@@ -27,12 +26,7 @@ _leaving: tuple[int, int] | None = None  # The thread that ends this process, an
 
 
 def begin(cards: Sequence[Card], heartbeat_timeout_secs: float) -> None:
-    """Starts to watch the other processes of the run.
-
-    Args:
-        cards: Card of each process; empty if this process is alone.
-        heartbeat_timeout_secs: Time after which a silent process is lost, in seconds.
-    """
+    """Starts to watch the other processes of the run, given the card of each."""
     global _peers
     if len(cards) < 2:
         return
@@ -56,12 +50,7 @@ def catch_abort() -> None:
 
 
 def agree(values: Mapping[str, object], timeout_secs: float) -> None:
-    """Raises a `UserError` if a process of the run has other values. All must call this, once.
-
-    Args:
-        values: Values by their names, in types that JSON can hold.
-        timeout_secs: Time to wait for the other processes, in seconds.
-    """
+    """Raises a `UserError` if a process of the run has other values. All must call this, once."""
     if _peers is not None:
         _peers.agree(values, timeout_secs)
 
@@ -103,12 +92,9 @@ def leave(code: int, message: str) -> NoReturn:
 
 
 def wait_if_of_another(error: Exception) -> None:
-    """Waits for the end of this process, if an error says that another process was lost.
+    """Waits for the end of this process, if its error says that another process was lost.
 
     The error of a collective operation comes long before the processes know which of them was lost.
-
-    Args:
-        error: Error of this process.
     """
     if _peers is not None and is_of_collective(error):
         _peers.wait_for_cause()

@@ -43,29 +43,21 @@ def main() -> None:
     plan.check_fits()
     if cluster.is_main():
         best = plan.meshes[0]
-        about = "" if plan.max_is_compiled else "about "
-        # On CPU cores, a run uses as many rows as it can without a flag, or one if that is faster.
-        as_a_run = planner.are_cores and best.ensemble_axis == len(
-            cluster.devices_for(best.num_members)
-        )
-        axis = "" if as_a_run else f", --config.layout.ensemble_axis={best.ensemble_axis}"
-        most = "unknown" if plan.max_num_members is None else f"{about}{plan.max_num_members:,}"
-        waits_there = best.waves > 1 and best.platform == "cpu"
-        waiting = " On a CPU, the members of other waves wait in the same memory."
+        most = "unknown" if plan.max_num_members is None else f"{plan.max_num_members:,}"
+        if plan.max_num_members is not None and not plan.max_is_compiled:
+            most = f"about {most}"
         print(
             f"The best mesh for {counted(best.num_members, 'member')} on {_TOPOLOGY.value} is "
             f"{best.ensemble_axis} x {best.data_axis}; the largest num_members that fits on it "
-            f"is {most}. Next: dist-ens train with the --config flags of this command{axis} and a "
-            "--workdir." + (waiting if waits_there else "")
+            f"is {most}. Next: dist-ens train with the --config flags of this command, "
+            f"--config.layout.ensemble_axis={best.ensemble_axis} and a --workdir."
         )
 
 
 def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
-    """Returns a planner of a config's experiment, which prints a line before each compilation.
+    """Returns a planner of a config's experiment for the devices of a topology.
 
-    Args:
-        config: Flags of the config.
-        topology: Topology whose devices this process has.
+    It prints a line before each compilation.
     """
     experiment = config.experiment()
     own = config.source(experiment.data)
@@ -86,11 +78,10 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
             print(line, file=sys.stderr, flush=True)
 
     in_memory = comes_in_memory(experiment.data) if own is None else own.train.in_memory
-    training_set = None if num_train_examples is None else _training_set(run, in_memory)
     return Planner(
         experiment,
         spec,
-        training_set,
+        None if num_train_examples is None else _training_set(run, in_memory),
         run.per_member,
         make_ensemble,
         topology.devices(),
@@ -103,13 +94,10 @@ def _training_set(run: Run, in_memory: bool) -> TrainingSet | None:
     """Returns the training set that the devices may keep; None if the run is too short for it."""
     experiment, order = run.experiment, run.order
     batch_size = experiment.data.global_batch_size
-    training_set = TrainingSet(
-        order, run.spec.example_bytes, experiment.steps_per_call * batch_size
-    )
+    call_examples = experiment.steps_per_call * batch_size
+    training_set = TrainingSet(order, run.spec.example_bytes, call_examples)
     is_kept = training_set.is_worth_keeping(
-        in_memory=in_memory,
-        last_step=run.num_steps,
-        batch_size=batch_size,
+        in_memory=in_memory, last_step=run.num_steps, batch_size=batch_size
     )
     return training_set if is_kept else None
 

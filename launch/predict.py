@@ -28,7 +28,6 @@ import numpy as np
 from absl import flags
 
 from dist_ens import cluster
-from dist_ens.array_files import read_npy
 from dist_ens.commands import quoted
 from dist_ens.data import convert_inputs
 from dist_ens.errors import UserError, counted
@@ -41,6 +40,7 @@ from dist_ens.experiment.assessment import (
 )
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.loaded_run import LoadedRun
+from dist_ens.file_reading import read_npy
 from dist_ens.file_writing import replaced_file
 from dist_ens.paths import shortened
 from launch import cli

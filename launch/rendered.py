@@ -1,42 +1,57 @@
-"""Files that a launcher renders, and the commands that a person types next."""
+"""Files for cluster managers, which are filled from `templates/`."""
 
-import math
 import pathlib
-import posixpath
-import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import jinja2
+import yaml
 from absl import flags
 
-from dist_ens.errors import UserError
-from dist_ens.paths import shortened
+from dist_ens.commands import quoted
 from launch import cli
-from launch.arguments import value_of
-
-# Kubernetes and Google Cloud allow 63 characters for the names that have this one in them.
-LONGEST_NAME = 40
-_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def written_file(output: flags.FlagHolder, *, dry_run: bool) -> pathlib.Path | None:
-    """Returns the file that `deliver` writes; None if it prints the file.
+def _yaml(value: object) -> str:
+    """Returns a text, or a dict of texts, in the double quotes of YAML, on one line."""
+    return yaml.safe_dump(
+        value,
+        default_style='"',
+        default_flow_style=True,
+        allow_unicode=True,
+        sort_keys=False,
+        width=float("inf"),
+    ).rstrip("\n")
+
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.PackageLoader("launch"),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_ENVIRONMENT.filters |= {"sh": quoted, "yaml": _yaml}
+
+
+def filled(template: str, options: Mapping[str, Any], **others: Any) -> str:
+    """Returns a file of `templates/` with the values of options, and others.
 
     Args:
-        output: Flag that names the file.
-        dry_run: Whether to write nothing.
+        template: Name of the file.
+        options: Values of flags, by their names.
+        **others: More values, which come before options of the same name.
     """
-    return None if dry_run else output.value
+    return _ENVIRONMENT.get_template(template).render({**options, **others})
 
 
 def deliver(
     text: str, output: flags.FlagHolder, next_commands: Iterable[str], *, dry_run: bool
 ) -> None:
-    """Writes or prints a rendered file, and prints the next commands.
+    """Writes a file, or prints it without `output` and in a dry run, and prints what comes next.
 
-    Without `output`, and in a dry run, the file is printed on standard output and the next commands
-    on standard error, so that a pipe gets the file alone.
+    The next commands are on standard error, so that a pipe gets the file alone.
 
     Args:
         text: Content of the file.
@@ -44,70 +59,13 @@ def deliver(
         next_commands: Lines to print below "Next:".
         dry_run: Whether to write nothing.
     """
-    is_printed = written_file(output, dry_run=dry_run) is None
-    if is_printed:
+    if output.value is None or dry_run:
         print(text, end="")
     else:
         cli.check_outputs(output)
         cli.write_file(output, lambda path: _write(path, text))
-    lines = "\n".join(f"  {line}" for line in next_commands)
-    print(f"Next:\n{lines}", file=sys.stderr if is_printed else sys.stdout)
+    print("Next:", *(f"  {line}" for line in next_commands), sep="\n", file=sys.stderr)
 
 
 def _write(path: pathlib.Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-
-
-def check_name(name: str) -> None:
-    """Raises a `UserError` if a name cannot be that of a resource.
-
-    Args:
-        name: Value of the flag `--name`.
-    """
-    if not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
-        raise UserError(
-            f"--name={shortened(name)} cannot be used. Use at most {LONGEST_NAME} lower-case "
-            "letters, digits and dashes, with a letter at the start and no dash at the end."
-        )
-
-
-def chips_of(topology: str) -> int:
-    """Returns the number of chips of a TPU slice.
-
-    Args:
-        topology: Value of the flag `--tpu_topology`: chips along each axis, such as `4x4`.
-
-    Raises:
-        UserError: If the text has another form.
-    """
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", topology):
-        raise UserError(
-            f"--tpu_topology={shortened(topology)} is not a topology of a TPU slice. Use the "
-            "number of chips along each axis, such as 4x4 or 4x4x8."
-        )
-    return math.prod(map(int, topology.split("x")))
-
-
-def check_workdir(arguments: Sequence[str], storage: flags.FlagHolder, mount_path: str) -> None:
-    """Raises a `UserError` if the checkpoints of a command would be lost with its machine.
-
-    Args:
-        arguments: Verb of dist-ens and its flags.
-        storage: Flag that names the storage.
-        mount_path: Folder where the machines see the storage.
-    """
-    workdir = value_of(arguments, "workdir")
-    if workdir is None:
-        return
-    if storage.value is None:
-        raise UserError(
-            f"--workdir={shortened(workdir)} would be lost with the machine, because "
-            f"--{storage.name} names no storage. Add --{storage.name}."
-        )
-    folder = posixpath.normpath(mount_path)
-    if not posixpath.normpath(workdir).startswith(f"{folder}/"):
-        raise UserError(
-            f"--workdir={shortened(workdir)} is not inside {folder}, where the machines see the "
-            f"storage. Use a --workdir such as {posixpath.join(folder, 'digits')}, or change "
-            "--mount_path."
-        )

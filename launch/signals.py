@@ -16,13 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-from dist_ens.exit_codes import ExitCode
-from dist_ens.first_signal import FirstSignal
-
-if TYPE_CHECKING:
-    from dist_ens.stop_signal import StopSignal
+from dist_ens.errors import ExitCode
+from dist_ens.stop_signal import FirstSignal, StopSignal, notify_hosts
 
 # A machine is taken away with one of these signals. The command is started again later.
 _PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -49,11 +46,11 @@ def begin() -> None:
     os.set_blocking(writes, False)
     signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
     end_at_interrupt()
-    for number in caught_preemptions():
-        signal.signal(number, _preempt)
+    _handle(caught_preemptions(), _preempt)
     # A child that is forked would write its signals into the same pipe.
     os.register_at_fork(after_in_child=_forget)
-    atexit.register(_ignore)  # It runs last, as it is the first to be registered.
+    # It runs last, as it is the first to be registered. A signal would change the exit code.
+    atexit.register(lambda: _handle([signal.SIGINT, *caught_preemptions()], signal.SIG_IGN))
     threading.Thread(target=_listen, args=(reads,), name="signals", daemon=True).start()
     _end_with_launcher()
 
@@ -65,8 +62,7 @@ def take_over(handler: Callable[[int, FrameType | None], None]) -> None:
         handler: Function of the number of the signal. Python calls it in the main thread.
     """
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, *caught_preemptions()):
-        signal.signal(number, handler)
+    _handle([signal.SIGINT, *caught_preemptions()], handler)
 
 
 def leave_running(what: str) -> None:
@@ -111,7 +107,7 @@ def end_at_interrupt() -> None:
 
     The default of the system would end it by the signal itself, which a launcher takes for a loss.
     """
-    signal.signal(signal.SIGINT, _end_silently)
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(exit_code()))
 
 
 def exit_code(number: int | None = None) -> int:
@@ -125,6 +121,12 @@ def exit_code(number: int | None = None) -> int:
     return ExitCode.PREEMPTED if is_preempted else ExitCode.INTERRUPTED
 
 
+def _handle(numbers: list[int], handler: signal.Handlers | Callable[..., object]) -> None:
+    """Sets the handler of some signals."""
+    for number in numbers:
+        signal.signal(number, handler)
+
+
 def _end_with_launcher() -> None:
     """Makes the end of `dist-ens local`, if that started this process, preempt this process.
 
@@ -133,39 +135,22 @@ def _end_with_launcher() -> None:
     launcher = os.environ.pop(LAUNCHER, "")  # It is not the launcher of commands started here.
     if launcher:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _CAUGHT)
-    if not launcher.isdecimal() or not sys.platform.startswith("linux"):
+    if not launcher or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     if os.getppid() != int(launcher):  # It has died already.
         _end(signal.SIGTERM)
 
 
-def _end_silently(number: int, frame: FrameType | None) -> NoReturn:
-    """Ends a command that begins or has ended its work, without a message."""
-    os._exit(exit_code())
-
-
 def _end_of_starter(number: int, frame: FrameType | None) -> NoReturn:
     """Ends a command whose work goes on elsewhere."""
-    try:
-        os.write(2, f"{_sentence(number, _left_running)}\n".encode())
-    finally:
-        os._exit(ExitCode.INTERRUPTED)
+    _leave(number, _left_running, ExitCode.INTERRUPTED)
 
 
 def _preempt(number: int, frame: FrameType | None) -> None:
     """Ends a command that has nothing to save."""
     if _answers():
         _end(number)
-
-
-def _end(number: int) -> NoReturn:
-    """Ends a command that has nothing to save, and says so on all hosts."""
-    what = "Nothing is lost. Run the same command again."
-    hosts = sys.modules.get("launch.hosts")  # It imports JAX.
-    if hosts is not None and hosts.are_several():
-        hosts.leave(exit_code(number), _sentence(number, what))
-    _leave(number, what)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -181,24 +166,16 @@ def _answers() -> bool:
     where a run has stopped.
     """
     global _is_answered
-    module = sys.modules.get("dist_ens.stop_signal")
-    is_caught = _is_answered or (module is not None and module.StopSignal.has_caught)
+    is_caught = _is_answered or StopSignal.has_caught
     is_copy = not _first.is_second() and is_caught
     _is_answered = True
     return not is_copy
 
 
-def _ignore() -> None:
-    """Ignores signals while the interpreter ends, when they would change the exit code."""
-    for number in (signal.SIGINT, *caught_preemptions()):
-        signal.signal(number, signal.SIG_IGN)
-
-
 def _forget() -> None:
     """Makes a preemption end a child process, and hides the child's signals from this thread."""
     signal.set_wakeup_fd(-1)
-    for number in caught_preemptions():
-        signal.signal(number, signal.SIG_DFL)
+    _handle(caught_preemptions(), signal.SIG_DFL)
 
 
 def _listen(reads: int) -> NoReturn:
@@ -208,37 +185,40 @@ def _listen(reads: int) -> NoReturn:
             if number in _CAUGHT:
                 _received.append(number)
                 if _first.is_second():
-                    _leave(number, "The last checkpoint is kept.")
+                    _leave(number, "The last checkpoint is kept.", exit_code(number))
                 if len(_received) == 1:
                     threading.Thread(target=_end_if_idle, args=(number,), daemon=True).start()
 
 
 def _end_if_idle(number: int) -> None:
     """Ends the process if its main thread does not answer a signal, and no progress is lost."""
-    stopping = _run()
+    stopping = StopSignal.current
     if stopping is not None:
-        sys.modules["dist_ens.stop_signal"].notify_hosts()
+        notify_hosts()
     is_interrupt = number == signal.SIGINT
     time.sleep(_PATIENCE_AT_INTERRUPT_SECS if is_interrupt else _PATIENCE_SECS)
-    run = _run()
+    run = StopSignal.current
     if stopping is not None and run is not stopping:
         return  # The run has stopped in order, and the command is about to end.
     if not _is_answered and (run is None or not run.has_progress):
         _end(number)
 
 
-def _run() -> "StopSignal | None":
-    """Returns the `StopSignal` of the run that catches signals now; None without one."""
-    stopping = sys.modules.get("dist_ens.stop_signal")  # It imports JAX, which takes a second.
-    return stopping.StopSignal.current if stopping is not None else None
+def _end(number: int) -> NoReturn:
+    """Ends a command that has nothing to save, and says so on all hosts."""
+    what = "Nothing is lost. Run the same command again."
+    hosts = sys.modules.get("launch.hosts")  # It imports JAX, which takes a second.
+    if hosts is not None and hosts.are_several():
+        hosts.leave(exit_code(number), _sentence(number, what))
+    _leave(number, what, exit_code(number))
 
 
-def _leave(number: int, what: str) -> NoReturn:
+def _leave(number: int, what: str, code: int) -> NoReturn:
     """Says why the command ends, and ends the process at once."""
     try:
         os.write(2, f"{_sentence(number, what)}\n".encode())
     finally:
-        os._exit(exit_code(number))
+        os._exit(code)
 
 
 def _sentence(number: int, what: str) -> str:

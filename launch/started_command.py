@@ -3,63 +3,78 @@
 import re
 from collections.abc import Sequence
 
-from dist_ens.commands import quoted
+from dist_ens.commands import command_line
 from dist_ens.errors import UserError, did_you_mean
 from dist_ens.paths import require_local, shortened
-from launch.arguments import value_of
 
 # Verbs that the processes of a cluster can run together.
 STARTED = ("train", "evaluate", "predict")
 
 
 class StartedCommand:
-    """The command after `--` on the command line of a launcher.
+    """The command line of a launcher: [ACTION] FLAGS -- VERB FLAGS.
+
+    Args:
+        *actions: Words of which one may stand first. The first of them is the default.
+        alone: Action that has no command after `--`.
 
     Attributes:
+        action: One of `actions`; empty without them.
         arguments: A verb of dist-ens and its flags. Empty until `prepare` has run.
         launcher: Flags of the launcher, before `--`. Empty until `prepare` has run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *actions: str, alone: str | None = None) -> None:
+        self._actions, self._alone = actions, alone
+        self.action = actions[0] if actions else ""
         self.arguments: tuple[str, ...] = ()
         self.launcher: tuple[str, ...] = ()
 
     def prepare(self, argv: Sequence[str]) -> list[str]:
-        """Takes the command from the command line, and returns the arguments before `--`.
+        """Takes the action and the command from the command line, and returns the other arguments.
 
         Args:
             argv: Command line of the launcher, with the program's name first.
 
         Raises:
-            UserError: If there is no command, it is not a verb of dist-ens, or its --workdir is no
-                local path.
+            UserError: If the action is unknown, there is no command, it is not a verb of dist-ens,
+                or its --workdir is no local path.
         """
         before, after = split_at_dashes(argv)
+        if self._actions and before[1:] and not before[1].startswith("-"):
+            self.action = _one_of(before.pop(1), self._actions, "is not an action.")
+        self.launcher = tuple(before[1:])
+        if self.action == self._alone:
+            return before
         if not after:
             raise UserError(
                 "The command to start is missing. Add it after --, such as: -- train "
                 "--config=configs/digits.py --workdir=runs/digits."
             )
-        verb = after[0]
-        if verb not in STARTED:
-            raise UserError(
-                f"{shortened(verb)} cannot be started after --.{did_you_mean(verb, STARTED)} "
-                f"Choose one of {', '.join(STARTED)}."
-            )
+        _one_of(after[0], STARTED, "cannot be started after --.")
         if workdir := value_of(after, "workdir"):
             require_local(workdir, "--workdir")
-        self.arguments, self.launcher = tuple(after), tuple(before[1:])
+        self.arguments = tuple(after)
         return before
 
-    def line(self, *words: str, added: Sequence[str] = ()) -> str:
+    def line(self, *words: str) -> str:
         """Returns the line of a shell that starts the same command, and not as a dry run.
 
         Args:
             *words: Words before the flags, such as `dist-ens` and the launcher's verb.
-            added: More flags of the launcher.
         """
         own = [flag for flag in self.launcher if not re.match("--?dry_run", flag)]
-        return shell_line([*words, *own, *added, "--", *self.arguments])
+        return command_line(*words, *own, "--", *self.arguments)
+
+
+def _one_of(word: str, known: Sequence[str], problem: str) -> str:
+    """Returns a word, or raises a `UserError` if it is not known."""
+    if word not in known:
+        raise UserError(
+            f"{shortened(word)} {problem}{did_you_mean(word, known)} Choose one of "
+            f"{', '.join(known)}."
+        )
+    return word
 
 
 def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -75,15 +90,16 @@ def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def shell_line(arguments: Sequence[str]) -> str:
-    """Returns arguments as one line of a shell, which splits it into exactly these arguments.
+def value_of(arguments: Sequence[str], name: str) -> str | None:
+    """Returns the last value of a flag in a command line; None if the flag is not there.
 
-    Every launcher quotes through this function what a person typed.
-
-    Args:
-        arguments: Words of a command.
-
-    >>> shell_line(["train", "--workdir=my runs", "--config.seed=$HOME"])
-    "train '--workdir=my runs' '--config.seed=$HOME'"
+    >>> value_of(["train", "--workdir=a", "-workdir", "b"], "workdir")
+    'b'
     """
-    return " ".join(quoted(argument) for argument in arguments)
+    value = None
+    words = iter(arguments)
+    for word in words:
+        given, equals, text = word.partition("=")
+        if given in (f"-{name}", f"--{name}"):
+            value = text if equals else next(words, None)
+    return value

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 from absl import flags
 
-from dist_ens import cluster, report
+from dist_ens import cluster, report, watchdog
 from dist_ens.checkpoint import FOLDER
 from dist_ens.commands import command_line, quoted
 from dist_ens.data import Source
@@ -21,7 +21,7 @@ from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import Trained, train
 from dist_ens.metrics.catalogue import formatted, headlines
 from dist_ens.terminal import PlainConsole
-from launch import cli, hosts, signals, watchdog
+from launch import cli, hosts, signals
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
@@ -54,7 +54,7 @@ _CONFIG = ConfigFlags()
 def main() -> int:
     """Trains and returns the exit code."""
     workdir = cli.required(_WORKDIR, "runs/digits")
-    watchdog.begin(_STACKS_AFTER_SECS.value, _STUCK_AFTER_SECS.value)
+    watchdog.begin(_STACKS_AFTER_SECS.value, _STUCK_AFTER_SECS.value, hosts.leave)
     experiment = _CONFIG.experiment()
     hosts.agree(dict(leaves(experiment.to_dict())), cli.START_TIMEOUT_SECS.value)
     source = _CONFIG.open_source(experiment.data)

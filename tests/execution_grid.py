@@ -103,7 +103,7 @@ class Grid:
         from dist_ens.layout import MEMBERS
 
         ensemble, state, batches, position = self._put(execution, num_members, num_devices)
-        ensemble = dataclasses.replace(ensemble, optimizer=keeping_gradients())
+        ensemble = ensemble.replace(optimizer=keeping_gradients())
         zeros = jax.tree.map(np.zeros_like, jax.device_get(state.params))
         state = state._replace(opt_state=ensemble.layout.put(zeros, MEMBERS))
         with mock.patch("jax.nn.relu", jax.nn.softplus), mock.patch.object(nn, "relu", nn.softplus):
@@ -124,7 +124,7 @@ class Grid:
         ids, position = range(num_members), MEMBER
         if num_members == 1:
             ids, position = (MEMBER,), 0
-            ensemble = dataclasses.replace(ensemble, member_ids=ids)
+            ensemble = ensemble.replace(member_ids=ids)
         state = layout.moved(select_members(self.born, ids), MEMBERS)
         return ensemble, state, layout.put(self.batches, BATCHES), position
 

@@ -1,6 +1,5 @@
 """Small networks and batches that several tests train."""
 
-import dataclasses
 from functools import cache
 
 import flax.linen as nn
@@ -75,7 +74,7 @@ def ensemble_of(member, optimizer, layout, objective=None, **options):
 def begin(ensemble, inputs, seed=0, member_ids=None):
     """The state of an ensemble at step 0, of another seed or other members if asked."""
     if seed or member_ids is not None:
-        ensemble = dataclasses.replace(ensemble, seed=seed, member_ids=member_ids)
+        ensemble = ensemble.replace(seed=seed, member_ids=member_ids)
     return ensemble.init({"inputs": inputs})
 
 

@@ -16,19 +16,14 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 PACKAGES = (
-    "slurmctld",
-    "slurmd",
-    "slurm-client",
-    "slurm-wlm-basic-plugins",
-    "munge",
-    "libmunge2",
-    "libhwloc15",
-    "liblua5.1-0",
+    *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins"),
+    *("munge", "libmunge2", "libhwloc15", "liblua5.1-0"),
 )
 LIMIT_SECS = 240
+_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 _CACHE = pathlib.Path("~/.cache/dist_ens/slurm").expanduser()
 # `low` is preempted by `high`, after a notice.
 _CONF = """\
@@ -89,15 +84,19 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-class SlurmCluster:
-    """A context in which Slurm runs.
+def wait_for(condition: Callable[[], object], what: object) -> None:
+    """Waits until a condition holds. The error names what has it."""
+    deadline = time.monotonic() + LIMIT_SECS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
 
-    Args:
-        folder: Empty folder for its files.
-        environment: Variables of the daemons and of the commands of Slurm, and so of the jobs.
+
+class SlurmCluster:
+    """A context in which Slurm runs, with its files in an empty folder.
 
     Attributes:
-        environment: Variables with which the commands of Slurm find the cluster.
+        environment: Variables of the daemons, of the commands of Slurm, and so of the jobs.
     """
 
     def __init__(self, folder: pathlib.Path, environment: Mapping[str, str]) -> None:
@@ -166,26 +165,14 @@ class SlurmCluster:
         self._processes.callback(process.wait)
         self._processes.callback(process.terminate)
 
-    def _wait(self, condition) -> None:
-        """Waits until a condition holds."""
-        deadline = time.monotonic() + LIMIT_SECS
-        while not condition():
-            if time.monotonic() > deadline:
-                logs = [path.read_text() for path in self._folder.glob("*.out")]
-                raise TimeoutError("\n".join(logs))
-            time.sleep(0.2)
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        wait_for(condition, self._folder)
 
     def run(self, *command: str, check: bool = True, **options) -> str:
         """Returns what a command of Slurm prints."""
-        return subprocess.run(
-            command,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=None if check else subprocess.DEVNULL,
-            text=True,
-            check=check,
-            **options,
-        ).stdout
+        options |= {"env": self.environment, "text": True, "check": check}
+        stderr = None if check else subprocess.DEVNULL
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, **options).stdout
 
     def described(self, job: str) -> dict[str, str]:
         """Returns what Slurm knows about a job, such as `JobState` and `ExitCode`."""
@@ -196,25 +183,12 @@ class SlurmCluster:
         self._wait(lambda: self.described(job)["JobState"] in states)
 
     def wait_for_end(self, job: str, restarts: int = 0) -> dict[str, str]:
-        """Waits until a job has ended, or waits to start again.
-
-        Args:
-            job: Id of the job.
-            restarts: Number of restarts before.
-
-        Returns:
-            What Slurm knows about the job.
-        """
+        """Returns what Slurm knows about a job that has ended, or has one restart more."""
 
         def has_ended() -> bool:
             shown = self.described(job)
             is_requeued = shown["JobState"] == "PENDING" and int(shown["Restarts"]) > restarts
-            return is_requeued or shown["JobState"] in (
-                "COMPLETED",
-                "FAILED",
-                "CANCELLED",
-                "TIMEOUT",
-            )
+            return is_requeued or shown["JobState"] in _ENDED
 
         self._wait(has_ended)
         return self.described(job)
@@ -226,18 +200,7 @@ class SlurmCluster:
         self.wait_for(job, "RUNNING", "COMPLETED", "FAILED")
 
 
-def usable() -> bool:
-    """Returns whether the cluster can run here."""
-    commands = ("apt-get", "dpkg", "unshare")
-    if os.geteuid() or not all(map(shutil.which, commands)):
-        return False
-    try:
-        packages()
-    except subprocess.CalledProcessError:
-        return False
-    return True
-
-
 if __name__ == "__main__":
-    if not usable():
+    if os.geteuid() or not all(map(shutil.which, ("apt-get", "dpkg", "unshare"))):
         raise SystemExit("Slurm cannot run here: it needs root, Debian, and its packages.")
+    packages()

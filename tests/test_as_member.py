@@ -2,9 +2,6 @@
 
 import dataclasses
 import functools
-import re
-import subprocess
-import sys
 
 import equinox as eqx
 import flax.linen as nn
@@ -59,11 +56,6 @@ class Nnx(nnx.Module):
         return self.head(self.dropout(nnx.relu(self.norm(self.hidden(x)))))
 
 
-class NnxOfKeyword(Nnx):
-    def __init__(self, *, width=16, rngs):
-        super().__init__(rngs, width)
-
-
 class Equinox(eqx.Module):
     head: eqx.nn.Linear
 
@@ -72,11 +64,6 @@ class Equinox(eqx.Module):
 
     def __call__(self, x, key=None):
         return self.head(x)
-
-
-class EquinoxOfKeyword(Equinox):
-    def __init__(self, width=3, *, key):
-        super().__init__(key)
 
 
 class Stateful(eqx.Module):
@@ -133,13 +120,9 @@ NETWORKS = {
     "a member": Member(full_init, full_apply),
     "linen": Linen(),
     "nnx class": Nnx,
-    "nnx class of a keyword": NnxOfKeyword,
-    "nnx function": lambda rngs: Nnx(rngs=rngs),
     "nnx function of another name": lambda r: Nnx(rngs=r),
     "nnx partial": functools.partial(Nnx, width=4),
     "equinox class": Equinox,
-    "equinox class of a keyword": EquinoxOfKeyword,
-    "equinox function": lambda key: Equinox(key),
     "equinox function of another name": lambda k: Equinox(k),
     "equinox function of a position": lambda key, /: Equinox(key),
     "equinox with state": Stateful,
@@ -165,11 +148,6 @@ def test_a_network_of_every_kind_becomes_a_member_that_trains(name):
     assert np.isfinite(np.asarray(metrics["loss"])).all()
 
 
-def test_a_member_is_returned_as_it_is():
-    member = NETWORKS["a member"]
-    assert as_member(member) is member
-
-
 def test_nothing_is_computed_to_find_out_the_library():
     made = []
 
@@ -181,18 +159,6 @@ def test_nothing_is_computed_to_find_out_the_library():
     as_member(make)
     assert len(jax.live_arrays()) == before
     assert isinstance(made[0].head.weight, jax.core.Tracer)
-
-
-@pytest.mark.slow
-def test_an_equinox_module_with_state_is_found_by_its_state():
-    member = as_member(lambda key: Stateful(key))
-    params, model_state = member.init(jax.random.key(0), X)
-    assert len(jax.tree.leaves(model_state)) == 3  # mean, variance, and whether it was called
-    _, trained = member.apply(params, model_state, X, jax.random.key(1), True)
-    assert any(
-        not np.array_equal(new, old)
-        for new, old in zip(jax.tree.leaves(trained), jax.tree.leaves(model_state), strict=True)
-    )
 
 
 def test_the_short_form_sets_the_switch_and_the_full_form_keeps_the_state():
@@ -207,46 +173,6 @@ def test_the_short_form_sets_the_switch_and_the_full_form_keeps_the_state():
     assert full.apply(params, state, X, jax.random.key(0), True)[1]["calls"] == 1.0
     # Outside training the state stays as it was, whatever the function returns.
     assert full.apply(params, state, X, None, False)[1]["calls"] == 0.0
-
-
-PARAMS = {"w": jnp.ones((6, 3))}
-
-
-@pytest.mark.parametrize(
-    ("init", "apply", "model_state"),
-    [
-        (lambda key, batch=None: (PARAMS, ()), None, ()),
-        (lambda key, batch=None: ({"w": jnp.ones((batch.shape[-1], 3))}, ()), None, ()),
-        (lambda key, batch=None: (PARAMS, {"calls": jnp.zeros(())}), full_apply, {"calls": 0.0}),
-        (lambda key, width=3: {"w": jnp.ones((6, width))}, None, ()),
-    ],
-    ids=["a pair", "of the batch", "by apply", "a width"],
-)
-def test_an_init_with_a_default_has_the_form_of_what_it_returns(init, apply, model_state):
-    params, found = as_member(init=init, apply=apply).init(jax.random.key(0), X)
-    np.testing.assert_array_equal(params["w"], np.ones((6, 3)))
-    assert found == model_state
-
-
-def test_an_init_with_a_default_that_may_have_either_form_is_refused():
-    def init(key, scale=1.0):
-        return jnp.ones((6, 3)) * scale, jnp.zeros(3)
-
-    with pytest.raises(
-        UserError, match=r"\(key, scale\) returned a tuple of two, which may be par"
-    ):
-        as_member(init=init)
-    params, model_state = as_member(
-        init=init, apply=lambda params, x: x @ params[0] + params[1]
-    ).init(jax.random.key(0), X)
-    assert len(params) == 2
-    assert model_state == ()
-
-
-def test_a_linen_modules_own_init_is_told_to_return_two():
-    member = as_member(init=Linen().init)
-    with pytest.raises(UserError, match=r"init returned a dict instead of a tuple of two.*\(\)"):
-        member.init(jax.random.key(0), X)
 
 
 @pytest.mark.parametrize("init", [short_init, full_init])
@@ -264,36 +190,6 @@ def test_a_network_without_apply_trains_but_cannot_predict(init):
         assert not wrapped.has_apply
         with pytest.raises(UserError, match=r"given without apply.*as_member\(init=\.\.\., apply="):
             wrapped.apply(*member.init(jax.random.key(0), X), X, None, False)
-
-
-# A loss of the user's
-
-
-def gradient_by_apply(member, make_loss):
-    params, model_state = member.init(jax.random.key(0), X)
-
-    def loss(params):
-        outputs, new_state = member.apply(params, model_state, X, jax.random.key(1), True)
-        return make_loss(outputs), new_state
-
-    return params, model_state, jax.grad(loss, has_aux=True)(params)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("network", [Nnx, Stateful])
-def test_a_loss_of_the_users_calls_the_network_through_apply(network):
-    # d(sum of outputs) / d(bias of the last layer) is the number of examples, 8.
-    params, model_state, (grads, new_state) = gradient_by_apply(
-        as_member(network), lambda outputs: outputs.sum()
-    )
-    assert jax.tree.structure(grads) == jax.tree.structure(params)
-    bias = grads["head"]["bias"].get_value() if network is Nnx else grads.head.bias
-    np.testing.assert_allclose(bias, np.full(3, 8.0))
-    changed = [
-        not np.array_equal(new, old)
-        for new, old in zip(jax.tree.leaves(new_state), jax.tree.leaves(model_state), strict=True)
-    ]
-    assert any(changed)
 
 
 # Inputs and outputs of any structure
@@ -360,16 +256,6 @@ def test_a_graph_goes_in_and_a_dict_comes_out(name):
     assert outputs["energy"].shape == (8,)
     # Of the 40 numbers, those that 3 does not divide: 0 .. 4 has 1, 2, 4.
     assert outputs["count"][0] == 3
-
-
-def test_the_check_of_outputs_describes_every_array():
-    member = as_member(LinenGraph())
-    message = (
-        "for a batch ['atoms'] float32[8, 5, 2], ['mask'] bool[8, 5] it returned ['count'] "
-        "int32[8], ['energy'] float32[8] instead of shape [8, 3]"
-    )
-    with pytest.raises(UserError, match=re.escape(message)):
-        check_member(member, GRAPH_SHAPES, (8, 3))
 
 
 def test_only_floating_leaves_are_computed_in_another_type():
@@ -471,136 +357,31 @@ def test_a_haiku_network_with_dropout_alone_has_no_state():
     np.testing.assert_array_equal(drawn[1], drawn[2])  # Monte Carlo dropout
 
 
-@needs_haiku
-def test_a_haiku_network_may_take_no_key():
-    member = as_member(hk.without_apply_rng(hk.transform(lambda x: hk.Linear(3)(x))))
-    params, _ = check_member(member, INPUTS, (8, 3))
-    assert params["linear"]["w"].shape == (6, 3)
-
-
 # What no member can be made of
-
-
-def returns_one(key, inputs):
-    return {"w": jnp.zeros((6, 3))}
-
-
-def returns_three(key, inputs):
-    return {"w": jnp.zeros((6, 3))}, (), ()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: as_member(), "as_member did not get a network. Give a flax.linen module,"),
-        (
-            lambda: as_member(Linen(), init=full_init),
-            "as_member got both a network and init or apply. Give either",
-        ),
-        (lambda: as_member(apply=full_apply), "as_member did not get init beside apply. Give"),
-        (
-            lambda: as_member(Nnx(nnx.Rngs(0))),
-            "an instance of the flax.nnx class Nnx, whose parameters exist already. Each member "
-            "makes its own. Give a function that makes the module: as_member(lambda rngs: Nnx(..., "
-            "rngs=rngs)).",
-        ),
-        (
-            lambda: as_member(Equinox(jax.random.key(0))),
-            "an instance of the equinox class Equinox, whose parameters exist already. Each member "
-            "makes its own. Give a function that makes the module: as_member(lambda key: "
-            "Equinox(..., key=key)).",
-        ),
-        (
-            lambda: as_member(Linen),
-            "is the flax.linen class Linen, not an instance. Give an instance: as_member(Linen(",
-        ),
-        (
-            lambda: as_member(lambda key: Linen()),
-            "makes a flax.linen module, which has no parameters yet. Give the module itself",
-        ),
-        (
-            lambda: as_member(Registered(jnp.zeros(3))),
-            "an instance of the class Registered, whose parameters exist already.",
-        ),
-        (
-            lambda: as_member(Registered),
-            "Parameter .weights has the type key<fry>, which has no gradient.",
-        ),
-        (
-            lambda: as_member(Unregistered),
-            "Leaf (the whole) of a member is an object of class 'Unr",
-        ),
-        (
-            lambda: as_member(eqx.nn.Linear),
-            "Linear cannot be called with key alone: it also needs in_features, out_features.",
-        ),
-        (
-            lambda: as_member(lambda key: Nnx(nnx.Rngs(key))),
-            "makes the flax.nnx module Nnx from a key. Make it from rngs",
-        ),
-        (lambda: as_member(lambda: Linen()), "takes no key and no rngs, so all members would be"),
-        (
-            lambda: as_member(lambda key: jnp.zeros(3).missing),
-            "made no network. Given key, it raised AttributeError:",
-        ),
-        (
-            lambda: as_member(lambda k: Nnx(rngs=k, width="many")),
-            "Given rngs, it raised TypeError:",
-        ),
-        (lambda: as_member(short_init), "makes an object of type dict, which cannot be called"),
-        (lambda: as_member(full_init), "full_init cannot be called with key alone: it also needs"),
-        (lambda: as_member("mlp"), "No network can be made from an object of type str. Give a"),
-        (
-            lambda: as_member((lambda: 0, short_apply)),
-            "The function init has the parameters (). It must be init(key, inputs) -> (params, "
-            "model_state), with () for no model state, or init(key) -> params.",
-        ),
-        (
-            lambda: as_member((full_init, lambda params, x: x)),
-            "The function apply has the parameters (params, x). With init(key, inputs) -> "
-            "(params, model_state) it must be apply(params, model_state, inputs, key, train) -> "
-            "(outputs, model_state).",
-        ),
-        (
-            lambda: as_member((short_init, full_apply)),
-            "The function apply has the parameters (params, model_state, inputs, key, train). "
-            "With init(key) -> params it must be apply(params, inputs) -> outputs.",
-        ),
-        (
-            lambda: as_member(init=returns_one).init(jax.random.key(0), X),
-            "init returned a dict instead of a tuple of two. It must be init(key, inputs) -> "
-            "(params, model_state), with () for no model state.",
-        ),
-        (
-            lambda: as_member(init=returns_three).init(jax.random.key(0), X),
-            "init returned a tuple of 3 instead of a tuple of two.",
-        ),
-        (
-            lambda: as_member((full_init, lambda p, s, x, k, t: x)).apply({}, (), X, None, False),
-            "apply returned an array instead of a tuple of two. It must be apply(params,",
-        ),
+        (lambda: as_member(), "takes either a network or init.* Give a flax.linen module"),
+        (lambda: as_member(Nnx(nnx.Rngs(0))), r"exist already.*as_member\(lambda rngs: Nnx\("),
+        (lambda: as_member(Equinox(jax.random.key(0))), r"as_member\(lambda key: Equinox\("),
+        (lambda: as_member(Registered(jnp.zeros(3))), "instance of the class Registered, whose"),
+        (lambda: as_member(Linen), r"the flax.linen class Linen, not an inst.*as_member\(Linen\("),
+        (lambda: as_member(lambda key: Linen()), "makes a flax.linen module.*Give the module it"),
+        (lambda: as_member(Unregistered), r"Leaf \(the whole\) of a member is an object of class"),
+        (lambda: as_member(eqx.nn.Linear), "it also needs in_features, out_features"),
+        (lambda: as_member(lambda: Linen()), "cannot be called with a key or with rngs alone"),
+        (lambda: as_member(lambda key: jnp.zeros(3).missing), "key, it raised AttributeError"),
+        (lambda: as_member(short_init), "object of type dict, which cannot be called"),
+        (lambda: as_member("mlp"), "No network can be made from an object of type str"),
+        (lambda: as_member((lambda: 0, short_apply)), r"init has the parameters \(\)"),
+        (lambda: as_member((full_init, lambda params, x: x)), r"apply has the parameters \(params"),
+        (lambda: as_member((short_init, full_apply)), r"apply has the parameters \(params, model"),
+        (lambda: as_member(init=Linen().init).init(jax.random.key(0), X), "a dict instead of a tu"),
     ],
 )
 def test_what_is_no_network_is_told_what_to_give_instead(make, sentence):
-    with pytest.raises(UserError, match=re.escape(sentence)):
+    with pytest.raises(UserError, match=sentence):
         make()
-
-
-@pytest.mark.slow
-def test_the_old_name_of_the_room_works_and_warns():
-    code = (
-        "import warnings\n"
-        "with warnings.catch_warnings(record=True) as caught:\n"
-        "    warnings.simplefilter('always')\n"
-        "    from dist_ens.member import from_functions\n"
-        "import dist_ens.members\n"
-        "assert from_functions is dist_ens.members.from_functions\n"
-        "print([f'{w.category.__name__}: {w.message}' for w in caught"
-        " if 'dist_ens' in str(w.message)])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == (
-        "['DeprecationWarning: dist_ens.member is now called dist_ens.members. Import from there; "
-        "the old name will be removed in version 0.2.']"
-    )

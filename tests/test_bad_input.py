@@ -31,6 +31,15 @@ def apply(params, model_state, inputs, key, train):
     return inputs @ params["w"], model_state
 
 
+def nll_of(params, batch):
+    logits = batch["inputs"] @ params["w"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+
+
+def loss_fn(params, model_state, batch, key):
+    return nll_of(params, batch).mean(), (model_state, {})
+
+
 def layout_of(rows=2, columns=1):
     return de.Layout.make(2, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
 
@@ -40,6 +49,12 @@ def classifier(**options):
     options = {"layout": layout_of(), "execution": "vmap"} | options
     objective = de.losses.categorical(CLASSES)
     return de.Ensemble((init, apply), optax.sgd(0.1), objective, num_members=2, **options)
+
+
+def with_loss(loss, **options):
+    """An ensemble with a loss function, which cannot predict."""
+    options = {"layout": layout_of(), "execution": "vmap"} | options
+    return de.Ensemble(de.as_member(init=init), optax.sgd(0.1), loss, num_members=2, **options)
 
 
 def fit(ensemble, data=DATA, **options):
@@ -190,7 +205,9 @@ def test_a_batch_that_does_not_divide_over_the_data_axis_is_refused():
     ensemble = classifier(layout=layout_of(1, 2))
     state = ensemble.init(DATA)
     odd = {name: leaf[:7] for name, leaf in DATA.items()}
-    message = r"^Leaf \['inputs'\] of the batch has 7 rows, shape \[7, 4\], and the data axis has 2"
+    message = (
+        r"^Leaf \['inputs'\] of the batch has the shape \[7, 4\], and its axis 0 is divided over 2"
+    )
     for batch in (odd, jax.tree.map(jnp.asarray, odd)):
         with pytest.raises(UserError, match=message):
             ensemble.update(state, batch)
@@ -205,7 +222,7 @@ def test_types_and_ids_of_other_libraries_are_arguments():
 
 def test_arrays_that_lie_on_the_device_already_are_checked_too():
     one = de.Layout.make(2, devices=jax.devices()[:1])
-    message = r"^Argument 0\['w'\] has the shape \[3\], and its axis 0 should hold the 2 members"
+    message = r"^Argument 0\['w'\] has the shape \[3\], and its axis 0 should hold 2 members"
     with pytest.raises(UserError, match=message):
         de.lift(lambda m: m["w"], layout=one, in_specs=("members",))({"w": jnp.ones(3)})
     ensemble = classifier(layout=one)

@@ -1,7 +1,6 @@
 """`batch_mean` and `Ratio`: weighted means over the batch, and their gradients, on every mesh."""
 
 import functools
-import re
 from types import SimpleNamespace
 
 import jax
@@ -11,13 +10,15 @@ import optax
 import pytest
 
 import dist_ens as de
+from dist_ens.ensemble.programs import step_of_one
 from dist_ens.errors import UserError
 from dist_ens.losses import Ratio, batch_mean
 from dist_ens.randomness import EXAMPLES, INIT, member_key
 
 STEPS, BATCH, LENGTH, VOCABULARY, SEED = 4, 8, 5, 7, 3
 MESHES = [(1, 1), (2, 1), (4, 1), (2, 2), (1, 2), (1, 4)]
-CASES = [(count, mesh) for count in (1, 2, 3, 4, 8) for mesh in MESHES if count % mesh[0] == 0]
+CASES = [(count, mesh) for count in (1, 2, 4) for mesh in MESHES if count % mesh[0] == 0]
+CASES += [(3, (1, 2)), (8, (4, 1)), (8, (2, 2))]
 
 
 def ragged_batches():
@@ -119,13 +120,6 @@ def assert_close(found, expected):
         np.testing.assert_allclose(found[name], leaf, rtol=0, atol=1e-5 * np.abs(leaf).max())
 
 
-def test_the_masks_leave_a_column_without_a_valid_token():
-    masks = np.stack([batch["mask"] for batch in BATCHES])
-    per_column = masks.reshape(STEPS, 2, -1).sum(axis=2)
-    assert (per_column == 0).any(axis=1).tolist() == [False, True, True, False]
-    assert masks[2].sum() == 1
-
-
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize(("num_members", "mesh"), CASES, ids=str)
 def test_members_are_trained_as_by_a_loop_on_one_device(num_members, mesh, microbatches):
@@ -153,17 +147,6 @@ def test_weights_that_are_all_zero_give_no_loss_and_no_gradient(microbatches):
     jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
     for leaf in jax.tree.leaves(after.opt_state):
         np.testing.assert_array_equal(leaf, np.zeros_like(leaf))
-
-
-def test_a_mean_inside_jit_or_remat_is_the_same_mean():
-    for transform in (jax.jit, jax.checkpoint):
-        mean = transform(lambda values, weights: batch_mean(values, weights))
-
-        def loss(params, model_state, batch, key, mean=mean):
-            return mean(nll_of_tokens(params, batch), batch["mask"]), (model_state, {})
-
-        state, _ = trained(ensemble_of(loss))
-        assert_close(jax.tree.map(lambda leaf: leaf[1], state.params), member_by_hand(1).params)
 
 
 def ratio_by_hand(values, weights):
@@ -208,19 +191,6 @@ def test_it_is_the_plain_weighted_mean():
     assert jax.grad(batch_mean)(VALUES, jnp.zeros(2)).tolist() == [[0, 0], [0, 0]]
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 1), (1, 2), (2, 2, 1), ()])
-def test_weights_of_another_shape_are_refused(shape):
-    message = f"weights have the shape {list(shape)}, and values [2, 2]. Give weights of shape"
-    with pytest.raises(UserError, match=re.escape(message)):
-        batch_mean(VALUES, weights=jnp.ones(shape))
-
-
-def test_the_shapes_of_weights_are_named_once():
-    # The shape of vectors is that of one weight for each example.
-    with pytest.raises(UserError, match=r"Give weights of shape \[2\]\.$"):
-        batch_mean(VALUES[0], weights=jnp.ones(3))
-
-
 LOCAL_MEANS = {
     "a quotient of sums": lambda v, m: (v * m).sum() / m.sum(),
     "jnp.average": lambda v, m: jnp.average(v, weights=m),
@@ -228,6 +198,11 @@ LOCAL_MEANS = {
     "inside jit": jax.jit(lambda v, m: batch_mean(v, m)),
     "inside remat": jax.checkpoint(lambda v, m: batch_mean(v, m)),
 }
+
+
+def test_weights_of_another_shape_are_refused():
+    with pytest.raises(UserError, match=r"weights have the shape \[3\], and values \[2, 2\]"):
+        batch_mean(VALUES, weights=jnp.ones(3))
 
 
 def of_tokens(mean):
@@ -255,8 +230,9 @@ def test_an_axis_of_the_mesh_is_no_part_of_a_step():
     step = de.lift(lambda x: jax.lax.psum(x, "data"), layout=ensemble.layout, in_specs=("members",))
     with pytest.raises(UserError, match=named):
         step(np.ones(2, np.float32))
+    one = jax.tree.map(lambda leaf: leaf[0], state)
     with pytest.raises(UserError, match=named):  # The record of a run is made without a mesh.
-        jax.eval_shape(ensemble.step_of_one, jax.tree.map(lambda leaf: leaf[0], state), BATCHES[0])
+        jax.eval_shape(step_of_one(ensemble), one, BATCHES[0])
 
 
 @pytest.mark.parametrize(("microbatches", "ratio"), [(1, False), (1, True), (2, True)])

@@ -44,91 +44,56 @@ def run(cache_home, **variables):
     )
 
 
-def test_a_second_start_compiles_nothing_anew(tmp_path):
-    first, second = run(tmp_path), run(tmp_path)
-    assert first.stdout.strip() == second.stdout.strip() == "cached"
-    folder = tmp_path / "dist_ens" / "compiled"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    hit = "Persistent compilation cache hit for 'jit_program'"
-    assert hit not in first.stderr
-    assert hit in second.stderr
-
-
-def test_in_a_folder_of_jaxs_own_name_small_programs_are_kept_too(tmp_path):
-    own = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jax")}
+@pytest.mark.parametrize("own", [{}, {"JAX_COMPILATION_CACHE_DIR": "jax"}], ids=["ours", "own"])
+def test_a_second_start_compiles_nothing_anew(tmp_path, own):
+    own = {name: str(tmp_path / folder) for name, folder in own.items()}
     first, second = run(tmp_path, **own), run(tmp_path, **own)
+    assert first.stdout.strip() == second.stdout.strip() == "cached"
     hit = "Persistent compilation cache hit for 'jit_program'"
     assert hit not in first.stderr
     assert hit in second.stderr
-    assert not (tmp_path / "dist_ens").exists()
-
-
-@pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"])
-def test_a_folder_that_cannot_be_used_is_told_and_not_needed(tmp_path, name):
-    (tmp_path / "dist_ens").write_text("a file")
-    places = {
-        "XDG_CACHE_HOME": tmp_path,
-        "JAX_COMPILATION_CACHE_DIR": tmp_path / "dist_ens" / "jax",
-    }
-    ended = run(tmp_path, **{name: str(places[name])})
-    assert ended.stdout.strip() == "not cached"
-    assert "The compilation cache is disabled, because its folder " in ended.stderr
-
-
-def open_to_all(cache, other):
-    (cache / "compiled").chmod(0o777)
-
-
-def below_a_folder_open_to_all(cache, other):
-    cache.chmod(0o777)
-
-
-def open_to_a_group(cache, other):
-    os.chown(cache / "compiled", -1, other)
-    (cache / "compiled").chmod(0o770)
-
-
-def of_another_user(cache, other):
-    os.chown(cache / "compiled", other, -1)
-
-
-def a_link_of_another_user(cache, other):
-    (cache / "compiled").rename(cache / "elsewhere")
-    (cache / "compiled").symlink_to("elsewhere")
-    os.chown(cache / "compiled", other, -1, follow_symlinks=False)
-
-
-def with_a_program_of_another_user(cache, other):
-    (cache / "compiled" / "jit_program-cache").touch()
-    os.chown(cache / "compiled" / "jit_program-cache", other, -1)
-
-
-AS_ROOT = (open_to_a_group, of_another_user, a_link_of_another_user, with_a_program_of_another_user)
-
-
-@pytest.mark.parametrize(
-    "how", [open_to_all, below_a_folder_open_to_all, *AS_ROOT], ids=lambda how: how.__name__
-)
-def test_a_cache_that_another_user_could_fill_is_not_trusted(tmp_path, how):
-    if how in AS_ROOT and os.getuid() != 0:
-        pytest.skip("only root can give a file to another user")
-    cache = tmp_path / "dist_ens"
-    (cache / "compiled").mkdir(parents=True, mode=0o700)
-    assert access_of_others(cache / "compiled") is None
-    how(cache, 12345)
-    assert re.search(
-        "others may write to|belongs to user 12345", access_of_others(cache / "compiled")
-    )
-
-
-def test_an_untrusted_cache_of_ours_is_off_and_one_that_was_named_is_a_warning(tmp_path):
     folder = tmp_path / "dist_ens" / "compiled"
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
-    ours, named = run(tmp_path), run(tmp_path, JAX_COMPILATION_CACHE_DIR=str(folder))
-    assert (ours.stdout.strip(), named.stdout.strip()) == ("not cached", "cached")
-    assert f"cannot be used: others may write to {folder}. Set XDG" in ours.stderr
-    assert f"JAX_COMPILATION_CACHE_DIR={folder}, and others may write to {folder}." in named.stderr
+    assert folder.exists() == (not own)
+    if not own:
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+# The folder that is changed, its owner, its group and its mode. Only root can change the first two.
+UNTRUSTED = {
+    "open to all": ("compiled", -1, -1, 0o777),
+    "below a folder that is open to all": (".", -1, -1, 0o777),
+    "open to a group": ("compiled", -1, 12345, 0o770),
+    "of another user": ("compiled", 12345, -1, 0o700),
+}
+
+
+@pytest.mark.parametrize("how", UNTRUSTED)
+def test_a_cache_that_another_user_could_fill_is_not_trusted(tmp_path, how):
+    name, owner, group, mode = UNTRUSTED[how]
+    if (owner, group) != (-1, -1) and os.getuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    folder = tmp_path / "dist_ens" / "compiled"
+    folder.mkdir(parents=True, mode=0o700)
+    assert access_of_others(folder) is None
+    changed = folder.parent / name
+    os.chown(changed, owner, group)
+    changed.chmod(mode)
+    assert re.search("others may write to|belongs to another user", access_of_others(folder))
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_cache_that_cannot_be_used_is_off(tmp_path, is_file):
+    folder = tmp_path / "dist_ens" / "compiled"
+    if is_file:
+        (tmp_path / "dist_ens").write_text("a file")
+    else:
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)
+    ended = run(tmp_path)
+    assert ended.stdout.strip() == "not cached"
+    why = "Not a directory" if is_file else f"others may write to {folder}"
+    told = f"The compilation cache is disabled, because its folder cannot be used: {why}. Set XDG"
+    assert told in ended.stderr
 
 
 def test_a_second_training_compiles_nothing_anew(tmp_path):
@@ -175,11 +140,9 @@ def test_a_user_without_a_home_folder_has_no_cache(platform, monkeypatch, caplog
     # platformdirs raises an error, or leaves the tilde in the path, by its version.
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setattr(compile_cache.platformdirs, "user_cache_dir", platform)
-    assert compile_cache.cache_folder() is None
-    assert compile_cache.compiled_folder() is None
     with caplog.at_level("WARNING"):
         compile_cache.use_compile_cache()
-    assert "disabled, because this user has no home folder. Set XDG_CACHE_HOME" in caplog.text
+    assert "cannot be used: this user has no home folder. Set XDG_CACHE_HOME" in caplog.text
     keep_execution("program", "loop")
     assert kept_execution("program") is None
 

@@ -216,35 +216,6 @@ def test_a_classwise_error_is_the_mean_over_classes_of_the_textbooks():
     assert classwise_calibration_error(count, hits, confidence) == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("error", [*ERRORS, reliability_bins])
-def test_what_is_no_confidence_is_told(error):
-    ones = np.ones(3)
-    with pytest.raises(ValueError, match="2 of 3 scores are NaN"):
-        error(np.array([np.nan, 0.5, np.nan]), ones)
-    for outside in (-0.1, 1.1, np.inf, -np.inf):
-        with pytest.raises(ValueError, match=r"1 of 3 confidences are outside \[0, 1\]"):
-            error(np.array([0.5, outside, 0.5]), ones)
-    with pytest.raises(ValueError, match="1 of 3 outcomes are infinite or NaN"):
-        error(ones, np.array([0, 1, np.nan]))
-    with pytest.raises(ValueError, match=r"shapes \(3,\) and \(2,\)"):
-        error(ones, ones[:2])
-    for shape in ((0,), (2, 3), ()):
-        with pytest.raises(ValueError, match="at least one row"):
-            error(np.ones(shape), np.ones(shape))
-    with pytest.raises(ValueError, match="num_bins=0"):
-        error(ones, ones, num_bins=0)
-
-
-def test_sums_that_do_not_fit_or_are_empty_are_told():
-    sums = np.ones((2, 3))
-    for wrong in ((sums, sums, sums[:1]), (sums, sums[:, :2], sums), (sums[0],) * 3):
-        with pytest.raises(ValueError, match="all of one shape"):
-            classwise_calibration_error(*wrong)
-    count = np.array([[1, 1, 1], [0, 0, 0]])
-    with pytest.raises(ValueError, match="1 of 2 classes have no row"):
-        classwise_calibration_error(count, sums, sums)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_classes", [2, 4])
 def test_classwise_errors_are_drawn_as_resamples_of_the_rows_would_have_them(num_classes):

@@ -56,13 +56,6 @@ def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
     assert [str(Execution.parse(name)) for name in names] == names
 
 
-@pytest.mark.parametrize(("num_members", "way"), [(4, "unroll"), (17, "map")])
-def test_masks_are_a_candidate_that_can_lose(num_members, way):
-    names = candidates(*program(pooling, num_members))
-    assert [name for name in names if "masks" not in name] == [f"{way}+canonical"]
-    assert names[0] == f"{way}+canonical+masks"
-
-
 def test_what_takes_long_to_compile_is_no_candidate():
     def ways(network, num_members, steps=2):
         found = candidates(*program(network, num_members, steps), steps)
@@ -72,24 +65,6 @@ def test_what_takes_long_to_compile_is_no_candidate():
     assert "unroll" not in ways(wide, 17)
     assert "unroll" in ways(networks.convolutional, 8)
     assert "unroll" not in ways(networks.convolutional, 8, steps=3)  # a copy per step too
-
-
-def test_a_product_is_large_by_its_own_matrices():
-    def is_large(*shape, batch=()):
-        lhs, rhs = (
-            jax.ShapeDtypeStruct((*batch, *side), "float32") for side in (shape[:2], shape[1:])
-        )
-        axes = tuple(range(len(batch)))
-        last = len(batch)
-        traced = jax.make_jaxpr(
-            lambda a, b: jax.lax.dot_general(a, b, (((last + 1,), (last,)), (axes, axes)))
-        )(lhs, rhs)
-        return room.contains(traced, room.PRODUCT, room._is_large)
-
-    assert is_large(128, 128, 256)  # 2**22
-    assert not is_large(128, 127, 256)
-    assert not is_large(128, 32, 128, batch=(32, 4))  # 2**26 in all
-    assert is_large(128, 128, 256, batch=(2,))
 
 
 def test_many_small_members_may_be_batched_some_at_a_time():

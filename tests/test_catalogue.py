@@ -108,10 +108,7 @@ def test_a_statistic_becomes_a_score_in_the_targets_own_unit():
     ("values", "sentence"),
     [
         ({"name": ""}, "The metric's name is ''"),
-        ({"name": "member_id"}, "cannot name a score"),
         ({"name": "x", "unit": "metres"}, "unit='metres' of the metric 'x' is unknown"),
-        ({"name": "x", "direction": "up"}, "direction='up' of the metric 'x' is unknown"),
-        ({"name": "x", "interval": "normal"}, "interval='normal' of the metric 'x' is unknown"),
     ],
 )
 def test_what_is_no_metric_is_told(values, sentence):
@@ -171,10 +168,6 @@ def test_a_metric_of_real_targets_reads_the_mean_and_the_variance_of_the_mixture
             Metric("mine", lambda p, y: p["log_probs"]),
             "The metric 'mine' returns values of shape [8, 3] for labels of shape [8].",
         ),
-        (
-            Metric("mine", lambda p, y: p["log_probs"].mean()),
-            "The metric 'mine' returns values of shape [] for labels of shape [8].",
-        ),
         (Metric("brier"), "Two metrics are called 'brier'."),
         (
             Metric("confidence", top_two),
@@ -185,10 +178,7 @@ def test_a_metric_of_real_targets_reads_the_mean_and_the_variance_of_the_mixture
             "The statistic of the metric 'mine' raises KeyError: 'probs'. It was given a "
             "prediction of 'log_probs' [8, 3] and labels [8].",
         ),
-        (
-            Metric("mine", statistics=("nlll",)),
-            "The metric 'mine' needs the statistic 'nlll', which does not exist. Use one of ale",
-        ),
+        (Metric("mine", statistics=("nlll",)), "The metric 'mine' needs the statistics ('nlll',)"),
     ],
 )
 def test_a_metric_that_does_not_fit_is_told_before_anything_is_compiled(
@@ -277,7 +267,6 @@ def test_weights_are_of_examples_or_of_their_positions(of_positions):
     ("weights", "sentence"),
     [
         (np.full(30, -1), "30 of 30 weights are negative or not finite, such as -1.0."),
-        (np.where(np.arange(30) == 4, np.nan, 1), "1 of 30 weights are negative or not finite"),
         (np.zeros(30), "All weights are 0"),
     ],
 )
@@ -285,13 +274,6 @@ def test_weights_that_weigh_nothing_are_told(weights, sentence):
     ensemble, state, _ = network()
     with pytest.raises(UserError, match=re.escape(sentence)):
         Evaluator(ensemble, 8).evaluate(state, Weighted(INPUTS, LABELS, weights.astype(np.float32)))
-
-
-def test_weights_of_several_groups_are_refused():
-    ensemble, state, _ = network(2, num_groups=2)
-    split = Weighted(INPUTS, np.zeros(30, np.float32), np.ones(30, np.float32))
-    with pytest.raises(UserError, match="Examples of 2 groups have weights"):
-        Evaluator(ensemble, 8, Spec((4,), "float32", (), None, 2)).evaluate(state, split)
 
 
 def test_means_of_a_loss_function_are_those_of_each_member_and_of_the_mean_member():

@@ -5,7 +5,6 @@ import json
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -14,14 +13,12 @@ import networks
 from dist_ens import cluster
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble import select_execution as choice
-from dist_ens.execution import apply as executions
 from dist_ens.execution import autotune
+from dist_ens.execution.spec import LOWERINGS
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
 from dist_ens.layout import BATCHES, Layout
-from dist_ens.members import Member
 from test_candidates import candidates, program
-from test_executions import narrow
 
 
 @pytest.fixture(autouse=True)
@@ -35,15 +32,6 @@ def most_turns(why):
     """Those that the choice was made among."""
     most = max(why.num_turns.values(), default=0)
     return [name for name in why.step_secs if why.num_turns.get(name, 0) == most]
-
-
-def test_what_another_version_chose_is_not_taken(monkeypatch):
-    ensemble, state, batches = program(networks.mlp, 4)
-    traced = ensemble.traced_update(state, batches)
-    before, again = (choice._program(ensemble, traced, ["map"], state, batches) for _ in range(2))
-    assert before == again
-    monkeypatch.setattr("dist_ens.__version__", "0.0.0")
-    assert choice._program(ensemble, traced, ["map"], state, batches) != before
 
 
 def test_the_fastest_of_those_timed_is_chosen_and_kept_for_the_next_run():
@@ -69,27 +57,9 @@ def test_a_step_of_members_in_waves_is_that_of_all_waves(monkeypatch):
 
     monkeypatch.setattr(autotune, "timed", of_one_wave)
     ensemble, state, batches = program(networks.mlp, num_members=4)
-    chosen, why = choice.choose(
-        dataclasses.replace(ensemble, waves=2), state, batches, num_steps=100
-    )
+    chosen, why = choice.choose(ensemble.replace(waves=2), state, batches, num_steps=100)
     assert (chosen.execution, chosen.waves) == ("vmap", 2)
     assert [*why.step_secs.values()] == [2.0, 6.0]
-
-
-def test_candidates_that_are_close_are_timed_again_in_turns(monkeypatch):
-    def last_is_fastest(ways, num_turns):
-        for way in ways:
-            way.run(1)
-        return [[2.0 * (len(ways) - i)] for i in range(len(ways))]  # of calls of two steps
-
-    monkeypatch.setattr(autotune.timing, "step_secs_of_short_turns", last_is_fastest)
-    monkeypatch.setattr(autotune, "_CLOSE", 1e9)
-    ensemble, state, batches = program(networks.mlp)
-    chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
-    assert sorted(why.num_turns) == sorted(candidates(ensemble, state, batches))
-    names = [*why.num_turns]
-    assert why.step_secs == {name: len(names) - i for i, name in enumerate(names)}
-    assert chosen.execution == names[-1]
 
 
 def test_what_was_not_settled_is_kept_for_runs_as_long_alone(monkeypatch):
@@ -107,19 +77,6 @@ def test_what_was_not_settled_is_kept_for_runs_as_long_alone(monkeypatch):
     assert chosen(300, True).why == "the fastest in an earlier run of this program"
 
 
-def test_what_was_tried_is_told():
-    secs = {"vmap": 0.002, "map": 0.001, "loop": 0.004}
-    told = str(choice.Choice("map", "the fastest of those tried", secs))
-    assert told == "Execution map: the fastest of those tried (map 1, vmap 2, loop 4 ms a step)."
-    turns = {"map": 15, "vmap": 15, "unroll": 5}
-    told = str(choice.Choice("map", "the fastest of those tried", secs | {"unroll": 5e-4}, turns))
-    assert told.endswith(
-        "tried (median of 15 rounds: map 1, vmap 2; median of 5 rounds: unroll 0.5; once: loop 4 "
-        "ms a step)."
-    )
-    assert str(choice.Choice("map", "the rule")) == "Execution map: the rule."
-
-
 def test_a_short_run_follows_the_rule():
     chosen, why = choice.choose(*program(networks.mlp), num_steps=1)
     assert chosen.execution == "vmap"
@@ -135,13 +92,6 @@ def test_a_short_run_follows_the_rule():
     assert len(why.step_secs) > 1  # a rule is not kept as if it had been measured
 
 
-def test_the_longest_run_is_not_kept_waiting_for_its_choice(monkeypatch):
-    monkeypatch.setattr(autotune, "LONGEST_SECS", 0)
-    _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
-    assert [*why.step_secs] == ["vmap"]
-    assert why.why.endswith("timing others would take more than 0 s, or too much memory")
-
-
 def test_what_does_not_fit_in_memory_is_not_run(monkeypatch):
     free = iter([1e12])  # at first, for a copy of the state; then none
     monkeypatch.setattr(Layout, "free_bytes", lambda layout: next(free, 0))
@@ -150,15 +100,6 @@ def test_what_does_not_fit_in_memory_is_not_run(monkeypatch):
     _, why = choice.choose(*program(networks.mlp, num_members=5), num_steps=10**9)
     assert why.why == "the rule, because memory is too small to time candidates"
     assert not why.step_secs
-
-
-def test_a_damaged_memory_of_choices_is_no_obstacle(tmp_path):
-    kept = tmp_path / "cache" / "dist_ens" / "executions.json"
-    kept.parent.mkdir(parents=True)
-    for damaged in ("", "[]", "{"):
-        kept.write_text(damaged)
-        chosen, _ = choice.choose(*program(networks.mlp), num_steps=10**9)
-        assert json.loads(kept.read_text()).popitem()[1] == chosen.execution
 
 
 def experiment(**changes):
@@ -260,15 +201,6 @@ def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch, num_members, f
     assert [*why.step_secs] == [*on_all, f"{on_one} on one device"]
 
 
-@pytest.mark.parametrize(("name", "num_devices"), [("vmap", 4), ("vmap on one device", 1)])
-def test_one_core_is_used_where_it_is_the_fastest(cores, monkeypatch, name, num_devices):
-    timing = autotune.Timing(name, {name: 1.0}, {}, True, 1.0)
-    monkeypatch.setattr(autotune, "timed", lambda *_: timing)
-    chosen, why = choice.choose(*on_four_cores(4), num_steps=10**9)
-    assert why.option == name
-    assert chosen.layout.mesh.size == num_devices
-
-
 def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
     tried = []
 
@@ -312,31 +244,17 @@ def test_a_run_goes_on_on_the_cores_it_began_with(cores, tmp_path):
     assert anew.ensemble.layout.mesh.size == 4
 
 
-def raising(*arrays, **params):
-    raise NotImplementedError("this lowering has no such product\nand more lines")
+def raises(monkeypatch, name):
+    """Lets the rule of a lowering raise an error."""
 
+    def rule(*arrays, **params):
+        raise NotImplementedError("this lowering has no such product\nand more lines")
 
-def solving():
-    """A network with a linear solve, whose functions JAX keeps in a named tuple."""
-
-    member, inputs, label_shape = narrow()
-
-    def apply(params, model_state, x, key, train):
-        matrix = jnp.eye(x.shape[1]) + x.T @ x / 100
-        return member.apply(params, model_state, jnp.linalg.solve(matrix, x.T).T, key, train)
-
-    return Member(member.init, apply), inputs, label_shape
-
-
-def test_a_network_that_solves_a_linear_system_is_trained_in_every_candidate():
-    ensemble, state, batches = program(solving)
-    _, why = choice.choose(ensemble, state, batches, num_steps=10**9)
-    assert any("+" in name for name in why.step_secs), "no lowering was tried"
-    assert not why.failed
+    monkeypatch.setitem(LOWERINGS, name, dataclasses.replace(LOWERINGS[name], rule=rule))
 
 
 def test_a_candidate_that_raises_is_left_out_and_said(monkeypatch):
-    monkeypatch.setitem(executions._RULES, "flat", raising)
+    raises(monkeypatch, "flat")
     ensemble, state, batches = program(networks.transformer)
     names = candidates(ensemble, state, batches)
     assert names[0] == "vmap+flat"
@@ -351,23 +269,14 @@ def test_a_candidate_that_raises_is_left_out_and_said(monkeypatch):
 
 
 def test_where_all_candidates_raise_the_reference_is_taken(monkeypatch):
-    monkeypatch.setitem(executions._RULES, "canonical", raising)
-    monkeypatch.setitem(executions._RULES, "patches", raising)
+    raises(monkeypatch, "canonical")
+    raises(monkeypatch, "patches")
     ensemble, state, batches = program(networks.convolutional, num_members=17)
     assert all("+" in name for name in candidates(ensemble, state, batches))
     chosen, why = choice.choose(ensemble, state, batches, num_steps=10**9)
     assert chosen.execution == "loop"
     again, why = choice.choose(ensemble, state, batches, num_steps=10**9)
     assert (again.execution, why.step_secs) == ("loop", {})
-
-
-def test_a_rule_that_raises_is_not_taken_where_there_is_no_room_to_time(monkeypatch):
-    monkeypatch.setitem(executions._RULES, "flat", raising)
-    monkeypatch.setattr(Layout, "free_bytes", lambda self: 0)
-    chosen, why = choice.choose(*program(networks.transformer), num_steps=10**9)
-    assert chosen.execution == "vmap"
-    assert why.why == "the rule, because memory is too small to time candidates"
-    assert "vmap+flat" in why.failed
 
 
 def test_what_the_network_itself_raises_ends_the_choice(monkeypatch):
@@ -377,6 +286,6 @@ def test_what_the_network_itself_raises_ends_the_choice(monkeypatch):
     ensemble, state, batches = program(networks.transformer)
     traced = ensemble.traced_update(state, batches)
     monkeypatch.setattr(Ensemble, "traced_update", lambda *_: traced)
-    broken = dataclasses.replace(ensemble, loss=no_loss)
+    broken = ensemble.replace(loss=no_loss)
     with pytest.raises(ZeroDivisionError, match="the loss divides"):
         choice.choose(broken, state, batches, num_steps=10**9)

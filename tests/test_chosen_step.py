@@ -10,7 +10,7 @@ import safetensors
 import dist_ens as de
 from commands import dist_ens
 from dist_ens.checkpoint import read_members, store
-from dist_ens.checkpoint.reading import open_step
+from dist_ens.checkpoint.reading import SavedStep
 from dist_ens.errors import ReplacedError, UserError
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
@@ -77,13 +77,13 @@ def test_a_reader_moves_on_once_to_the_step_by_which_a_run_replaces_the_newest(
     (run / "checkpoints" / "6").rename(ahead)
 
     def replacing(path):
-        saved = open_step(path) if moment == "before its arrays are read" else None
+        saved = SavedStep(path) if moment == "before its arrays are read" else None
         if ahead.exists():  # The run saves step 6, and deletes step 3.
             ahead.rename(run / "checkpoints" / "6")
             shutil.rmtree(run / "checkpoints" / "3")
-        return saved or open_step(path)
+        return saved or SavedStep(path)
 
-    monkeypatch.setattr(store, "open_step", replacing)
+    monkeypatch.setattr(store, "SavedStep", replacing)
     if door is export_members:
         door(run, tmp_path / "exported")
         metadata = safetensors.safe_open(tmp_path / "exported" / "member_00.safetensors", "np")
@@ -99,8 +99,8 @@ def test_a_step_that_was_asked_for_is_not_exchanged_for_another(workdir, tmp_pat
 
     def replacing(path):
         shutil.rmtree(path)
-        return open_step(path)
+        return SavedStep(path)
 
-    monkeypatch.setattr(store, "open_step", replacing)
+    monkeypatch.setattr(store, "SavedStep", replacing)
     with pytest.raises(ReplacedError, match="checkpoints/3 does not exist any more"):
         read_members(tmp_path / "run", step=3)

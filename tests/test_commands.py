@@ -17,8 +17,8 @@ from sklearn.datasets import load_digits
 import fast_xla
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens.errors import ExitCode
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
-from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment import DataConfig, open_source
 from dist_ens.experiment.assessment import (
     CALIBRATIONS,
@@ -360,7 +360,7 @@ def test_a_config_file_may_bring_a_network_of_its_own(tmp_path):
     assert f"Next: dist-ens predict {workdir} {config} " in ended.stdout
     ended = dist_ens("evaluate", workdir)
     assert ended.returncode == 2
-    assert f"Add {config}." in ended.stderr
+    assert f"Add {config}, in Python" in ended.stderr
     assert dist_ens("evaluate", workdir, config).returncode == 0
 
 

@@ -1,11 +1,13 @@
 """An update that only some members take, on each platform."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dist_ens.ensemble.conditional_update import taken_if
+from dist_ens.ensemble.conditional_update import apply_update
 
 pytestmark = pytest.mark.quick
 
@@ -17,7 +19,7 @@ def halved(old, by):
     return {"w": old["w"] / by, "key": jax.random.fold_in(old["key"], 1)}
 
 
-update = jax.vmap(taken_if(halved), in_axes=(0, 0, None))
+update = jax.vmap(partial(apply_update, halved), in_axes=(0, 0, None))
 
 
 def test_the_others_keep_their_old_values():
@@ -31,7 +33,7 @@ def test_the_others_keep_their_old_values():
 @pytest.mark.parametrize("members", ["vmap", "map"])
 def test_no_accelerator_waits_for_a_condition(members, platform, is_conditional):
     def by_map(takes, old, by):
-        return jax.lax.map(lambda of_one: taken_if(halved)(*of_one, by), (takes, old))
+        return jax.lax.map(lambda of_one: apply_update(halved, *of_one, by), (takes, old))
 
     program = jax.jit({"vmap": update, "map": by_map}[members])
     text = program.trace(TAKES, OLD, 2.0).lower(lowering_platforms=(platform,)).as_text()

@@ -43,22 +43,6 @@ class Notes:
 IN_PYTHON = (
     READING
     + """
-def main():
-    import dist_ens as de, optax
-    from absl import flags
-
-    flags.FLAGS(["train"])  # Grain's workers read them.
-    member = de.models.mlp((4096,), 3, hidden_sizes=(8,))
-    ensemble = de.Ensemble(member, optax.sgd(0.1), de.losses.categorical(3), num_members=2)
-    de.fit(ensemble, batches(), steps=10**6, callbacks=[Notes()], progress=False)
-
-if __name__ == "__main__":
-    main()
-"""
-)
-WITHOUT_A_WORKER = (
-    READING
-    + """
 import signal, sys
 import psutil
 
@@ -74,14 +58,15 @@ def main():
     import dist_ens as de, jax, optax
     from absl import flags
 
-    flags.FLAGS(["train"])
+    flags.FLAGS(["train"])  # Grain's workers read them.
+    name, steps, callback = sys.argv[1], int(sys.argv[2]), globals()[sys.argv[3]]()
     member = de.models.mlp((4096,), 3, hidden_sizes=(8,))
     ensemble = de.Ensemble(member, optax.adam(0.1), de.losses.categorical(3), num_members=2)
     result = de.fit(
-        ensemble, batches(), steps=60, steps_per_call=1, callbacks=[KillsAWorker()],
-        checkpoints=de.Checkpoints(HERE / sys.argv[1], every_steps=5), progress=False,
+        ensemble, batches(), steps=steps, steps_per_call=1, callbacks=[callback],
+        checkpoints=de.Checkpoints(HERE / name, every_steps=5), progress=False,
     )
-    np.savez(HERE / f"{sys.argv[1]}.npz", *jax.tree.leaves(result.state.params))
+    np.savez(HERE / f"{name}.npz", *jax.tree.leaves(result.state.params))
 
 if __name__ == "__main__":
     main()
@@ -136,18 +121,29 @@ def trainer_in(folder):
     return int(there.name.removeprefix("there_"))
 
 
-def test_the_workers_of_a_trainer_end_with_it(tmp_path, record_property):
-    (tmp_path / "train.py").write_text(IN_PYTHON)
-    segments = {*SEGMENTS.iterdir()}
-    with (tmp_path / "log_run").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, tmp_path / "train.py"],
+def end(*pids):
+    for pid in pids:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def trainer(folder, *arguments):
+    """A trainer in Python, with its output in a file."""
+    (folder / "train.py").write_text(IN_PYTHON)
+    with (folder / "log_run").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, folder / "train.py", *arguments],
             env=COMMAND_ENVIRONMENT
             | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": fast_xla.flags(1)},
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
+
+
+def test_the_workers_of_a_trainer_end_with_it(tmp_path, record_property):
+    segments = {*SEGMENTS.iterdir()}
+    process = trainer(tmp_path, "run", "1000000", "Notes")
     left = []
     try:
         assert trainer_in(tmp_path) == process.pid
@@ -158,30 +154,15 @@ def test_the_workers_of_a_trainer_end_with_it(tmp_path, record_property):
         process.wait()
         check_nothing_is_left(left, segments, record_property, "a trainer")
     finally:
-        for pid in (process.pid, *left):
-            if psutil.pid_exists(pid):
-                os.kill(pid, signal.SIGKILL)
+        end(process.pid, *left)
 
 
 def test_a_run_whose_worker_is_killed_ends_and_goes_on_where_it_was(tmp_path, record_property):
-    (tmp_path / "train.py").write_text(WITHOUT_A_WORKER)
-
-    def train(name):
-        return subprocess.run(
-            [sys.executable, tmp_path / "train.py", name],
-            env=COMMAND_ENVIRONMENT
-            | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": fast_xla.flags(1)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-
-    ended = train("run")
-    assert ended.returncode == 1, ended.stderr
-    assert "exit code -9" in ended.stderr
-    for name in ("run", "whole"):
-        ended = train(name)
-        assert ended.returncode == 0, ended.stderr
+    for name, code in (("run", 1), ("run", 0), ("whole", 0)):
+        ended = trainer(tmp_path, name, "60", "KillsAWorker").wait(300)
+        told = (tmp_path / "log_run").read_text()
+        assert ended == code, told
+        assert ("exit code -9" in told) == bool(code)
     run, whole = (np.load(tmp_path / f"{name}.npz") for name in ("run", "whole"))
     assert [array.tobytes() for array in run.values()] == [a.tobytes() for a in whole.values()]
     record_property("killed", "a worker")
@@ -196,15 +177,13 @@ def test_the_workers_of_a_process_of_local_end_with_it(what, tmp_path, record_pr
     launcher = begin(tmp_path, "run", 1, "--max_restarts=0")
     left = []
     try:
-        trainer = trainer_in(tmp_path)
-        left = [trainer, *descendants(trainer)]
+        pid = trainer_in(tmp_path)
+        left = [pid, *descendants(pid)]
         assert len(left) >= 4
-        os.kill(trainer if what == "trainer" else launcher.pid, signal.SIGKILL)
+        os.kill(pid if what == "trainer" else launcher.pid, signal.SIGKILL)
         launcher.wait()
         # Without its launcher, the trainer saves first.
-        wait_for(lambda: not is_alive(trainer), lambda: (tmp_path / "log_run").read_text())
+        wait_for(lambda: not is_alive(pid), lambda: (tmp_path / "log_run").read_text())
         check_nothing_is_left(left, segments, record_property, f"the {what} of dist-ens local")
     finally:
-        for pid in (launcher.pid, *left):
-            if psutil.pid_exists(pid):
-                os.kill(pid, signal.SIGKILL)
+        end(launcher.pid, *left)

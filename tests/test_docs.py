@@ -13,7 +13,7 @@ import pytest
 import commands
 import dist_ens
 import launch
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode
 from dist_ens.experiment import MAY_CHANGE_ON_RESUME, Experiment
 from dist_ens.metrics import CATALOGUE
 
@@ -31,15 +31,10 @@ SETUP = [
 ]
 
 
-def test_readme_has_the_two_commands_of_the_setup():
+def test_readme_is_short_and_has_the_two_commands_of_the_setup():
     assert re.findall(r"```sh\n(.*?)\n```", README, re.DOTALL)[:2] == SETUP
-
-
-def test_readme_is_short_and_begins_with_python():
-    lines = README.splitlines()
-    assert len(lines) <= 130
+    assert len(README.splitlines()) <= 130
     assert len(README.split()) <= 1000
-    assert "```python" in lines[:40]
 
 
 def test_every_verb_and_every_config_stands_in_the_documentation():
@@ -49,20 +44,14 @@ def test_every_verb_and_every_config_stands_in_the_documentation():
         assert f"configs/{path.name}" in DOCS, path
 
 
-def blocks(text, *languages):
-    return re.findall(rf"```(?:{'|'.join(languages)})\n(.*?)\n```", text, re.DOTALL)
-
-
-def test_code_on_a_page_fits_a_screen_of_1280_pixels():
-    for page, text in PAGES.items():
-        for line in "\n".join(blocks(text, "sh", "python")).splitlines():
-            assert len(line) <= 110, f"{page}: {line}"
+def blocks(text):
+    return re.findall(r"```sh\n(.*?)\n```", text, re.DOTALL)
 
 
 def test_the_commands_of_all_pages_can_be_typed_in_one_clone():
     runs = {}
     for page, text in [("README.md", README), *PAGES.items()]:
-        lines = "\n".join(blocks(text, "sh")).replace("\\\n", "").splitlines()
+        lines = "\n".join(blocks(text)).replace("\\\n", "").splitlines()
         for line in lines + re.findall(r"`(dist-ens .*?)`", text):
             words = line.split()
             if "train" not in words or "…" in line:
@@ -92,12 +81,11 @@ def test_every_link_between_pages_leads_somewhere():
             assert made or there.exists(), f"{page}: {target}"
 
 
-def test_every_config_tells_its_command_its_duration_and_its_result():
+def test_every_config_has_its_command_its_duration_and_its_result():
     for path in (ROOT / "configs").glob("*.py"):
         docstring = path.read_text().split('"""')[1]
-        assert f"dist-ens train --config=configs/{path.name}" in docstring, path
-        assert "Duration:" in docstring, path
-        assert "Result:" in docstring, path
+        for told in (f"dist-ens train --config=configs/{path.name}", "Duration:", "Result:"):
+            assert told in docstring, path
 
 
 def test_every_metric_stands_in_the_reference_with_its_direction():
@@ -112,7 +100,7 @@ def test_every_metric_stands_in_the_reference_with_its_direction():
 def test_every_flag_has_a_description():
     for verb in launch.VERBS:
         printed = commands.dist_ens(verb, "--helpxml").stdout
-        flags = [flag for flag in ElementTree.fromstring(printed).iter("flag")]
+        flags = ElementTree.fromstring(printed).iter("flag")
         ours = [flag for flag in flags if "launch" in flag.findtext("file", "")]
         assert ours
         for flag in ours:

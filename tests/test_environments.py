@@ -31,17 +31,12 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 NO_HOME = dict.fromkeys(["HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "JAX_COMPILATION_CACHE_DIR"])
 NEEDED = ("PATH", "PYTHONPATH", "JAX_PLATFORMS", "XLA_FLAGS")
 ODD = {
-    "LC_ALL=C": {"environ": {"LC_ALL": "C"}},
     "ASCII": {"environ": ASCII},
-    "umask 077": {"umask": 0o077},
     "no HOME": {"environ": NO_HOME},
     "HOME that is no folder": {"environ": NO_HOME | {"HOME": "/dev/null"}},
     "COLUMNS=20": {"environ": {"COLUMNS": "20"}},
-    "COLUMNS=0": {"environ": {"COLUMNS": "0"}},
     "COLUMNS=x": {"environ": {"COLUMNS": "x"}},
     "few variables": {"environ": {name: None for name in os.environ if name not in NEEDED}},
-    "TMPDIR that is missing": {"environ": {"TMPDIR": "/nowhere"}},
-    "TZ that is wrong": {"environ": {"TZ": "Mars/Base"}},
 }
 # A user that the system does not know, as many containers have, where the kernel permits it.
 UNKNOWN = ["unshare", "--user", "--map-user=54321"]
@@ -58,13 +53,11 @@ VERBS = [
     "slurm render --output={run}/job.sh -- train {tiny} --workdir={run}",
     "local --processes=2 -- train {tiny} --config.steps=2 --workdir={run}/local",
 ]
-ALL_VERBS = ("ASCII", "no HOME", "COLUMNS=20")
 # Sets the clock back by an hour as soon as a file exists, for everything but the file system.
 CLOCK = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
-#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -75,20 +68,6 @@ int clock_gettime(clockid_t id, struct timespec *t) {
   int failed = real(id, t);
   if (!failed && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) t->tv_sec -= back();
   return failed;
-}
-
-int gettimeofday(struct timeval *restrict t, void *restrict zone) {
-  struct timespec now;
-  int failed = clock_gettime(CLOCK_REALTIME, &now);
-  t->tv_sec = now.tv_sec;
-  t->tv_usec = now.tv_nsec / 1000;
-  return failed;
-}
-
-time_t time(time_t *t) {
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return t ? (*t = now.tv_sec) : now.tv_sec;
 }
 """
 SETTING_BACK = """
@@ -110,22 +89,22 @@ def make_callbacks(spec):
 """
 
 
-def environment(changed):
-    """The environment of a command; None unsets a variable."""
-    variables = COMMAND_ENVIRONMENT | {
-        "PYTHONPATH": str(ROOT),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": fast_xla.flags(1),
-    }
-    return {k: v for k, v in (variables | changed).items() if v is not None}
-
-
 def in_shell(line, cwd, environ=(), before=(), **options):
-    """What a line of bash has printed, in which every command has succeeded."""
+    """What a line of bash has printed, in which every command has succeeded.
+
+    Args:
+        line: The line.
+        cwd: Folder in which it runs.
+        environ: Variables that are changed; None unsets one.
+        before: Command that starts the shell.
+        options: Arguments of `subprocess.run`.
+    """
+    fixed = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": fast_xla.flags(1)}
+    variables = COMMAND_ENVIRONMENT | fixed | dict(environ)
     ended = subprocess.run(
         [*before, "bash", "-c", f"set -o pipefail; {line}"],
         cwd=cwd,
-        env=environment(dict(environ)),
+        env={name: value for name, value in variables.items() if value is not None},
         capture_output=True,
         timeout=LIMIT_SECS,
         **options,
@@ -146,11 +125,6 @@ def trained(cwd, workdir, after="", steps=3, **options):
     return told
 
 
-def line_of(verb, workdir):
-    """The command line of a verb for a run."""
-    return f"{DIST_ENS} {verb.format(run=shlex.quote(str(workdir)), tiny=shlex.join(TINY))}"
-
-
 def test_a_run_works_where_everything_is_odd_at_once(tmp_path):
     environ = ASCII | {"COLUMNS": "20", "HOME": None}
     trained(tmp_path, STRANGE, " | head -1", environ=environ, umask=0o077)
@@ -158,34 +132,16 @@ def test_a_run_works_where_everything_is_odd_at_once(tmp_path):
     assert found == {0o700, 0o600}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A folder with inputs."""
-    np.save(tmp_path / "x.npy", load_digits().images[:5])
-    return tmp_path
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize("odd", ODD)
-def test_every_command_works_in_an_odd_environment(odd, folder, record_property):
-    trained(folder, STRANGE, **ODD[odd])
-    verbs = VERBS if odd in ALL_VERBS else VERBS[:3]
-    for verb in verbs:
-        in_shell(line_of(verb, STRANGE), folder, **ODD[odd])
-    assert not (folder / "~").exists()
+def test_every_command_works_in_an_odd_environment(odd, tmp_path, record_property):
+    np.save(tmp_path / "x.npy", load_digits().images[:5])
+    trained(tmp_path, STRANGE, **ODD[odd])
+    for verb in VERBS:
+        words = verb.format(run=shlex.quote(STRANGE), tiny=shlex.join(TINY))
+        in_shell(f"{DIST_ENS} {words}", tmp_path, **ODD[odd])
+    assert not (tmp_path / "~").exists()
     record_property("environment", odd)
-    record_property("verbs", ", ".join(["train", *(verb.split()[0] for verb in verbs)]))
-    record_property("exit codes", "0")
-
-
-@pytest.mark.faults
-def test_every_command_works_when_nobody_reads_on(folder, record_property):
-    for stream in ("", " 2>&1"):
-        trained(folder, f"run{stream}", f"{stream} | head -1")
-        for verb in VERBS:
-            in_shell(f"{line_of(verb, folder / f'run{stream}')}{stream} | head -1", folder)
-    record_property("environment", "| head -1")
-    record_property("verbs", ", ".join(["train", *(verb.split()[0] for verb in VERBS)]))
     record_property("exit codes", "0")
 
 
@@ -222,5 +178,4 @@ def test_a_clock_that_is_set_back_during_a_run_changes_nothing(tmp_path, record_
     trained_on = [record for record in records(tmp_path / "run") if "test/nll" not in record]
     assert trained_on == [r for r in records(tmp_path / "whole") if "test/nll" not in r]
     record_property("environment", "clock set back by an hour at step 40 of 120")
-    record_property("verbs", "train, and train again")
     record_property("exit codes", "0")

@@ -13,8 +13,8 @@ from dist_ens.ensemble import Batches, Drawn, Ensemble, MemberBatches
 from dist_ens.errors import UserError
 from dist_ens.evaluation import evaluate
 from dist_ens.feed import Placement, TrainingSet, call_batches, feed
-from dist_ens.feed.sharded import ShardedFeed
-from dist_ens.layout import BATCH, BATCHES, Layout, dealing_program
+from dist_ens.feed.on_devices import ShardedFeed
+from dist_ens.layout import BATCH, BATCHES, Layout, redistribution_program
 from dist_ens.losses import batch_mean, categorical
 from dist_ens.members import as_member
 from dist_ens.methods import bootstrap
@@ -36,33 +36,14 @@ def source(kind=ArraySplit, count=COUNT):
     return Source(Spec(inputs.shape[1:], "float32", (), networks.CLASSES), split, split)
 
 
-def calls_of(
-    kind,
-    layout,
-    *,
-    count=COUNT,
-    first_step=0,
-    last_step=7,
-    steps_per_call=3,
-    per_member=False,
-    say=print,
-):
+def calls_of(kind, layout, *, count=COUNT, per_member=False, **options):
     order = Order(count, networks.BATCH, per_member=per_member)
-    return feed(
-        source(kind, count).train,
-        order,
-        layout,
-        seed=3,
-        first_step=first_step,
-        last_step=last_step,
-        steps_per_call=steps_per_call,
-        say=say,
-    )
+    options = {"seed": 3, "first_step": 0, "last_step": 7, "steps_per_call": 3} | options
+    return feed(source(kind, count).train, order, layout, **options)
 
 
-def trained(kind, mesh=(4, 2), execution="vmap", *, last_step=7, waves=1, **of_calls):
-    rows, columns = mesh
-    layout = Layout.make(4, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
+def trained(kind, mesh=(4, 2), execution="vmap", *, waves=1, **of_calls):
+    layout = Layout.make(4, ensemble_axis=mesh[0], devices=jax.devices()[: mesh[0] * mesh[1]])
     member, inputs, _ = networks.mlp()
     ensemble = networks.ensemble_of(
         member, optax.sgd(0.1), layout, execution=execution, waves=waves
@@ -70,7 +51,7 @@ def trained(kind, mesh=(4, 2), execution="vmap", *, last_step=7, waves=1, **of_c
     state = (
         networks.born_on(layout, networks.mlp) if waves == 1 else networks.begin(ensemble, inputs)
     )
-    calls = list(calls_of(kind, layout, last_step=last_step, **of_calls))
+    calls = list(calls_of(kind, layout, **of_calls))
     for batches in calls:
         state, _ = ensemble.update_steps(state, batches)
     return jax.device_get(state.params), calls
@@ -133,7 +114,8 @@ def test_the_order_is_one_of_seed_epoch_and_member_and_stays_what_it_was():
 
 @pytest.mark.quick
 def test_a_split_is_no_longer_than_an_order_can_mix():
-    assert Order(2**30, 8).indices(Order(2**30, 8).cursor(0, range(1)), np.arange(8)).max() < 2**30
+    longest = Order(2**30, 8)
+    assert longest.indices(longest.cursor(0, range(1)), np.arange(8)).max() < 2**30
     with pytest.raises(UserError, match="has 1,073,741,825 examples, and a split can have at most"):
         Order(2**30 + 1, 8)
 
@@ -249,14 +231,12 @@ def test_members_with_other_ids_than_their_positions_see_their_own_examples(
     if is_streamed:
         monkeypatch.setattr(Layout, "free_bytes", lambda layout: 0)
 
+    data = OrderedSplit(source().train, Order(COUNT, networks.BATCH, per_member=True), 3)
+    parts = networks.mlp()[0], networks.SGD, categorical(networks.CLASSES)
+
     def state_of(**members):
-        member, *_ = networks.mlp()
-        ensemble = Ensemble(
-            member, networks.SGD, categorical(networks.CLASSES), execution="loop", **members
-        )
-        data = OrderedSplit(source().train, Order(COUNT, networks.BATCH, per_member=True), 3)
-        result = fit(ensemble, data, steps=4, steps_per_call=2, progress=False)
-        return result.state
+        ensemble = Ensemble(*parts, execution="loop", **members)
+        return fit(ensemble, data, steps=4, steps_per_call=2, progress=False).state
 
     few = state_of(num_members=2, member_ids=[5, 2])
     whole = state_of(num_members=6).select([5, 2])
@@ -304,9 +284,10 @@ def test_members_are_the_same_where_the_split_is_divided(monkeypatch, deals, exe
 
 
 def test_examples_are_weighed_by_their_place_where_the_split_is_divided(monkeypatch, deals):
+    layout = Layout.make(2, ensemble_axis=1, devices=jax.devices()[:4])
+    member, inputs, _ = networks.mlp()
+
     def of_bootstrap():
-        layout = Layout.make(2, ensemble_axis=1, devices=jax.devices()[:4])
-        member, inputs, _ = networks.mlp()
         ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, methods=[bootstrap()])
         state = networks.begin(ensemble, inputs)
         for batches in calls_of(ArraySplit, layout):
@@ -326,7 +307,7 @@ def test_a_divided_split_is_dealt_out_over_the_data_axis_only_and_is_nowhere_who
     split = source(count=4_096).train.take(np.arange(4_096))
     parts = layout.put(split, BATCH)
     indices = layout.put(np.arange(4_096, dtype=np.int32).reshape(64, 64), BATCHES)
-    compiled = dealing_program(layout).lower(parts, indices).compile()
+    compiled = redistribution_program(layout).lower(parts, indices).compile()
     crossing = collectives(compiled.as_text(), layout.mesh.device_ids)
     assert {(each.kind, each.axis) for each in crossing} == {("collective-permute", "data")}
     # Its part, its batches and what passes, which comes while the one before is looked through.

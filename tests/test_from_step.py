@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 import dist_ens as de
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.errors import RunError, UserError
-from dist_ens.experiment.members import merge, select
+from dist_ens.experiment.members import copy_members
 from dist_ens.experiment.networks import export_members
 from own_steps import (
     CASES,
@@ -267,7 +267,7 @@ def test_members_of_a_run_are_selected_merged_and_loaded(tmp_path):
         return folder, ensemble
 
     folder, ensemble = trained("a")
-    select(folder, [3, 1], tmp_path / "some")
+    copy_members([folder], tmp_path / "some", member_ids=[3, 1])
     some = GAN.ensemble(num_members=2, member_ids=[3, 1], layout=layout_of("1x1", 2))
     run = de.load(tmp_path / "some", ensemble=some)
     assert_as_by_hand(GAN, run.state)
@@ -275,7 +275,7 @@ def test_members_of_a_run_are_selected_merged_and_loaded(tmp_path):
     predictions = [each.predict(GAN.inputs).members for each in (part, run)]
     np.testing.assert_allclose(*predictions, rtol=0, atol=1e-6)  # of outputs up to about 1
     others, _ = trained("b", member_ids=[4, 5, 6, 7])
-    merge([tmp_path / "some", others], tmp_path / "whole")
+    copy_members([tmp_path / "some", others], tmp_path / "whole")
     whole = GAN.ensemble(num_members=6, member_ids=[3, 1, 4, 5, 6, 7], layout=layout_of("1x1", 6))
     assert_as_by_hand(GAN, de.load(tmp_path / "whole", ensemble=whole).state)
     with pytest.raises(UserError, match=r"made in Python: its step is gan_step. Give them again"):
@@ -346,42 +346,40 @@ def returning(change):
     ("parts", "message"),
     [
         (
-            {"step": lambda state, batch: state},
-            r"cannot be called as step: too many positional arguments. It must be step\(state, bat",
-        ),
-        ({"init": {"w": 1}}, r"init is a dict. Give a function init\(key, batch\) -> state"),
-        (
             {"init": lambda key, batch: batch["x"]},
-            r"raised TypeError for the batch float32\[16, 2\]: .* It must be init\(key, batch\) ->",
+            r"could not be initialised on float32\[16, 2\]: TypeError: .* It is given",
         ),
         (
             {"init": lambda key, batch: {"f": len}},
-            "Leaf \\['f'\\] of a member is len, a function. Ke",
+            r"Leaf \['f'\] of a member is .*Keep functions out of the state",
         ),
         (
             {"step": returning(lambda state, m: (state, {} if m["loss"] > 0 else m))},
-            "The step needs the value of a traced array while it is compiled",
+            "The step cannot be compiled: TracerBoolConversionError",
         ),
-        ({"step": returning(lambda state, _: state)}, r"The step returned a dict. A step is step"),
+        (
+            {"step": returning(lambda state, _: state)},
+            r"The step returned a dict. It must be step\(",
+        ),
         (
             {"step": returning(lambda state, metrics: (state | {"d": []}, metrics))},
-            r"returned a state whose leaf \['d'\]\[0\] is absent, and it was given float32\[2, 8\]",
+            r"returned a state of .*, and it was given one of \['d'\]\[0\] float32\[2, 8\]",
         ),
         (
             {"step": returning(lambda state, m: (jax.tree.map(jnp.float16, state), m))},
-            r"whose leaf \['d'\]\[0\] is float16\[2, 8\], and it was given float32\[2, 8\]",
+            r"returned a state of \['d'\]\[0\] float16\[2, 8\]",
         ),
         (
             {"step": returning(lambda state, m: (state | {"more": None}, m))},
-            r"returned a state of the structure .*'more': None",
+            r"returned a state of .*Return the state with the structure",
         ),
         (
             {"step": returning(lambda state, m: (state, m["loss"]))},
-            r"The metrics of the step are an array float32\[\], not a dict of numbers by name",
+            r"The step returned \(a dict, float32\[\]\). It must be step",
         ),
         (
             {"step": returning(lambda state, m: (state, {"all": jnp.zeros(3)}))},
-            r"The metric 'all' of the step is an array float32\[3\], and it must be one real",
+            r"The metric 'all' of the step is float32\[3\], and it must be one real",
         ),
         (
             {
@@ -397,14 +395,14 @@ def returning(change):
         ({"eval_loss": len, "objective": de.losses.gaussian()}, "Both objective and eval_loss are"),
         (
             {"step": returning(lambda state, m: (state, {"phase": jnp.complex64(1j)}))},
-            r"The metric 'phase' of the step is an array complex64\[\], and it must be one real",
+            r"The metric 'phase' of the step is complex64\[\], and it must be one real",
         ),
         (
             {"objective": de.losses.gaussian(), "apply": None},
             "scores the outputs of apply, and the ensemble has none",
         ),
     ],
-    ids=range(16),
+    ids=range(14),
 )
 def test_a_wrong_use_is_refused_in_one_sentence(parts, message):
     with pytest.raises(UserError, match=message):

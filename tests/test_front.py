@@ -17,22 +17,6 @@ from dist_ens.errors import UserError
 from dist_ens.metrics.table import print_table
 from launch.config_flags import ConfigFlags
 
-# A thread that is in the middle of something when the command is interrupted.
-INTERRUPTED = """
-import atexit, concurrent.futures, signal, threading, time
-from launch import cli
-def main():
-    print("begun")
-    pool = concurrent.futures.ThreadPoolExecutor(1)
-    def go_on():
-        while True:
-            time.sleep(0.01)
-            pool.submit(int)
-    threading.Thread(target=go_on).start()
-    signal.raise_signal(signal.SIGINT)
-cli.run(main)
-"""
-
 
 def test_figures_are_not_cut_however_narrow_the_console():
     table = Table("mesh", *["bytes"] * 20)
@@ -72,22 +56,24 @@ def test_help_has_a_line_for_each_verb_and_leads_to_its_flags():
 
 
 def test_an_interrupted_command_ends_at_once_with_a_sentence():
-    ended = ended_process(INTERRUPTED)
+    # A thread is in the middle of something.
+    ended = ended_process("""
+import concurrent.futures, signal, threading, time
+from launch import cli
+def main():
+    print("begun")
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    def go_on():
+        while True:
+            time.sleep(0.01)
+            pool.submit(int)
+    threading.Thread(target=go_on).start()
+    signal.raise_signal(signal.SIGINT)
+cli.run(main)
+""")
     assert ended.returncode == 128 + signal.SIGINT
     assert ended.stdout == "begun\n"
     assert ended.stderr == "Interrupted. Checkpoints and files that were saved before are kept.\n"
-
-
-def test_an_interruption_after_the_work_is_no_reason_to_speak():
-    code = """
-import atexit, signal
-from launch import cli
-atexit.register(signal.raise_signal, signal.SIGINT)
-cli.run(lambda: None)
-"""
-    ended = ended_process(code)
-    assert ended.returncode == 128 + signal.SIGINT
-    assert ended.stderr == ""
 
 
 def test_a_field_without_its_prefix_is_told_where_fields_may_be_overridden():

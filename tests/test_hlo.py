@@ -57,7 +57,7 @@ def compiled_update(config, num_members, rows, columns, batch_size, place=Placem
     )
     traced = ensemble.traced_update(state, batches)
     by_rule = candidates(layout, traced, experiment.steps_per_call)[0]
-    ensemble = dataclasses.replace(ensemble, execution=by_rule)
+    ensemble = ensemble.replace(execution=by_rule)
     return ensemble.update_steps.lower(state, batches).compile(), by_rule, state
 
 

@@ -20,8 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commands import start
-from dist_ens.errors import RunError, UserError
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, RunError, UserError
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build
 from dist_ens.experiment.train import train

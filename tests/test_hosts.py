@@ -13,7 +13,7 @@ import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode
 from test_cluster import free_port
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -62,7 +62,7 @@ def write_config(folder, fault, process_id, steps=10**6):
     return folder / "config.py"
 
 
-def begin(folder, process_id, num_processes, port, *flags, devices=1):
+def begin(folder, process_id, num_processes, port, *flags, devices=1, path=ROOT):
     """A process of a run, with its output in a file."""
     words = [
         *("train", f"--config={folder / 'config.py'}", f"--workdir={folder / 'run'}"),
@@ -72,6 +72,7 @@ def begin(folder, process_id, num_processes, port, *flags, devices=1):
         *flags,
     ]
     variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": fast_xla.flags(devices), "COLUMNS": "200"}
+    variables["PYTHONPATH"] = str(path)
     with (folder / f"log_{process_id}").open("w") as file:
         return subprocess.Popen(
             [sys.executable, "-m", f"launch.{words[0]}", *words[1:]],
@@ -166,27 +167,16 @@ def test_a_process_that_is_lost_ends_the_others_which_name_its_host_and_members(
         assert "Traceback" not in told
 
 
-def test_a_process_that_never_comes_is_named(tmp_path):
+def test_processes_that_wait_for_another_in_vain_say_who_they_are(tmp_path):
     write_config(tmp_path, "raising", 9)
     port = free_port()
-    alone = [begin(tmp_path, i, 3, port, "--start_timeout_secs=8") for i in (0, 1)]
-    assert codes(alone, tmp_path) == [ExitCode.HOST_LOST] * 2
+    waiting = [begin(tmp_path, i, 3, port, "--start_timeout_secs=8") for i in (0, 1)]
+    assert codes(waiting, tmp_path) == [ExitCode.HOST_LOST] * 2
     for i in (0, 1):
-        told = log(tmp_path, i)
-        missing = f"Process 2 has not come to 127.0.0.1:{port} within --start_timeout_secs=8."
-        assert missing in told
-        assert f"process 0 (host {socket.gethostname()}, pid {alone[0].pid})" in told
-        assert "Traceback" not in told
-
-
-def test_a_process_0_that_cannot_be_reached_is_named(tmp_path):
-    write_config(tmp_path, "raising", 9)
-    port = free_port()
-    assert codes([begin(tmp_path, 1, 2, port, "--start_timeout_secs=2")], tmp_path) == [
-        ExitCode.HOST_LOST
-    ]
-    told = log(tmp_path, 1)
-    assert f"cannot reach process 0 at '127.0.0.1:{port}': Connection refused" in told
+        told = f"error: Process {i} of 3 has not met the others at 127.0.0.1:{port} within"
+        assert told in log(tmp_path, i)
+        assert "DEADLINE_EXCEEDED" in log(tmp_path, i)  # JAX's own message stands before it.
+        assert "Traceback" not in log(tmp_path, i)
 
 
 def test_a_port_that_is_in_use_is_told(tmp_path):
@@ -196,9 +186,8 @@ def test_a_port_that_is_in_use_is_told(tmp_path):
         other.listen()
         port = other.getsockname()[1]
         assert codes([begin(tmp_path, 0, 2, port)], tmp_path) == [ExitCode.USAGE]
-    assert f"Process 0 cannot listen at '127.0.0.1:{port}': Address already in use." in log(
-        tmp_path, 0
-    )
+    told = f"error: Process 0 cannot listen at 127.0.0.1:{port}: Address already in use."
+    assert told in log(tmp_path, 0)
 
 
 def test_hosts_with_different_configs_are_told_before_anything_is_written(tmp_path):
@@ -208,8 +197,29 @@ def test_hosts_with_different_configs_are_told_before_anything_is_written(tmp_pa
     both = [begin(tmp_path, i, 2, port, rates[i]) for i in range(2)]
     assert codes(both, tmp_path) == [ExitCode.USAGE] * 2
     told = " ".join(log(tmp_path, 0).split())
-    assert "different values of optimizer.learning_rate: 0.1 in process 0 (host " in told
+    assert (
+        "The processes of a run differ in optimizer.learning_rate: 0.1 in process 0 (host " in told
+    )
     assert not (tmp_path / "run").exists()
+
+
+def test_hosts_with_different_versions_or_numbers_are_told(tmp_path):
+    write_config(tmp_path, "raising", 9)
+    other = tmp_path / "numpy-9.9.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 9.9\n")
+    port = free_port()
+    both = [begin(tmp_path, 0, 2, port), begin(tmp_path, 1, 2, port, path=tmp_path)]
+    assert codes(both, tmp_path) == [ExitCode.USAGE] * 2
+    told = (
+        r"differ in the version of numpy: \S+ in process 0 \(host .*\) and 9\.9 in process 1 \(host"
+    )
+    for i in range(2):
+        assert re.search(told, log(tmp_path, i))
+    port = free_port()
+    both = [begin(tmp_path, i, 2 + i, port) for i in range(2)]
+    assert codes(both, tmp_path) == [ExitCode.USAGE] * 2
+    assert "differ in --num_processes: 2 in process 0" in log(tmp_path, 1)
 
 
 def test_a_run_on_folders_that_are_not_shared_is_told(tmp_path):
@@ -241,6 +251,8 @@ def test_a_signal_to_one_host_before_the_first_step_ends_all_with_its_code(tmp_p
 SLOW_DATA = """
 import dataclasses, pathlib, runpy, time
 import jax
+from dist_ens.errors import ExitCode
+from dist_ens.errors import ExitCode
 from dist_ens.experiment import open_source
 
 class SlowSplit:

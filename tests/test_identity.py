@@ -1,6 +1,5 @@
 """What would make a member depend on its company, on a column, or on JAX's configuration."""
 
-import dataclasses
 import itertools
 
 import flax.linen as nn
@@ -392,15 +391,16 @@ def from_elsewhere(ensemble, tmp_path):
 
 def restored(ensemble, tmp_path):
     from dist_ens.checkpoint import CheckpointStore
+    from saving import snapshot
 
     with CheckpointStore(tmp_path) as checkpoints:
-        checkpoints.save(1, networks.begin(ensemble, INPUTS), {})
+        checkpoints.save(snapshot(1, networks.begin(ensemble, INPUTS)))
         checkpoints.wait()
-        return checkpoints.restore_state(1, ensemble.abstract_state({"inputs": INPUTS}))
+        return checkpoints.at(1).state(ensemble.abstract_state({"inputs": INPUTS}))
 
 
 def moved(ensemble, tmp_path):
-    elsewhere = dataclasses.replace(ensemble, layout=Layout.make(2, devices=jax.devices()[:2]))
+    elsewhere = ensemble.replace(layout=Layout.make(2, devices=jax.devices()[:2]))
     return ensemble.layout.moved(networks.begin(elsewhere, INPUTS), MEMBERS)
 
 

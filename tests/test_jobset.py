@@ -1,7 +1,6 @@
 """The JobSet that `dist-ens k8s` writes, against the schemas and the rules of the controllers."""
 
 import copy
-import dataclasses
 import json
 import pathlib
 import re
@@ -15,36 +14,37 @@ from hypothesis import strategies as st
 
 from commands import dist_ens
 from dist_ens.errors import UserError
-from launch.jobset import JobSetSettings, Nodes, SecretVariable, TpuSlices, jobset
-from launch.yaml_text import yaml_text
+from launch.jobset import render
 
 pytestmark = pytest.mark.quick
 SCHEMA = json.loads((pathlib.Path(__file__).parent / "schemas" / "jobset.json").read_text())
 TRAIN = ("train", "--config=configs/digits.py", "--workdir=/runs/digits")
-SMALL = JobSetSettings("digits", "example.com/dist-ens:1", TRAIN, Nodes(1, 0))
-ALL_OPTIONS = dataclasses.replace(
-    SMALL,
-    namespace="team",
-    queue="default",
-    volume_claim="runs",
-    secrets=(SecretVariable("WANDB_API_KEY", "wandb", "key"),),
-    node_selector=(("cloud.google.com/gke-spot", "true"),),
-    cpu="8",
-    memory="16Gi",
-)
-HARDWARE = {
-    "slice": TpuSlices("tpu-v6e-slice", "4x4", 4, 1),
-    "multislice": TpuSlices("tpu-v5p-slice", "2x4x4", 4, 3),
-    "gpus": Nodes(2, 8),
-    "one gpu": Nodes(1, 1),
-    "cpus": Nodes(4, 0),
-    "one cpu": Nodes(1, 0),
+DEFAULTS = {
+    "name": "digits",
+    "image": "example.com/dist-ens:1",
+    "mount_path": "/runs",
+    "volume_claim": "runs",
+    "grace_secs": 120,
+    **dict.fromkeys(("num_slices", "num_nodes"), 1),
+    **{"chips_per_node": 4, "gpus_per_node": 0, "node_selector": [], "secret_env": []},
+    **dict.fromkeys(("tpu_accelerator", "tpu_topology", "namespace", "queue", "cpu", "memory")),
 }
-KINDS = [
-    pytest.param(dataclasses.replace(base, hardware=hardware), id=f"{kind}, {options}")
-    for kind, hardware in HARDWARE.items()
-    for options, base in (("few options", SMALL), ("all options", ALL_OPTIONS))
-]
+ALL_OPTIONS = {
+    "namespace": "team",
+    "queue": "default",
+    "secret_env": ["WANDB_API_KEY=wandb/key"],
+    "node_selector": ["cloud.google.com/gke-spot=true"],
+    "cpu": "8",
+    "memory": "16Gi",
+}
+SLICE = {"tpu_accelerator": "tpu-v6e-slice", "tpu_topology": "4x4"}
+SLICES = {"tpu_accelerator": "tpu-v5p-slice", "tpu_topology": "2x4x4", "num_slices": 3}
+HARDWARE = [SLICE, SLICES, {"num_nodes": 2, "gpus_per_node": 8}, {"num_nodes": 4}, {}]
+
+
+def rendered(command=TRAIN, **changes):
+    """The JobSet as a reader of the file sees it."""
+    return yaml.safe_load(render(command, **DEFAULTS | changes))
 
 
 def strict(schema):
@@ -60,94 +60,77 @@ def strict(schema):
 
 
 VALIDATOR = jsonschema.Draft202012Validator(strict(SCHEMA))
+REFUSALS = (jsonschema.ValidationError, kubernetes_validate.ValidationError, KeyError)
 
 
 def check(document):
     """Raises if a JobSet, the Job in it or the pod in that is not as its schema demands."""
     VALIDATOR.validate(document)
-    job = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": document["metadata"],
-        "spec": document["spec"]["replicatedJobs"][0]["template"]["spec"],
-    }
-    kubernetes_validate.validate(job, "1.35", strict=True)
-
-
-REFUSALS = (jsonschema.ValidationError, kubernetes_validate.ValidationError, KeyError)
-
-
-def rendered(made):
-    """The JobSet as a reader of the file sees it."""
-    return yaml.safe_load(yaml_text(jobset(made)))
+    head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": document["metadata"]}
+    kubernetes_validate.validate({**head, "spec": job_of(document)}, "1.35", strict=True)
 
 
 def job_of(document):
     return document["spec"]["replicatedJobs"][0]["template"]["spec"]
 
 
+def pod_of(document):
+    return job_of(document)["template"]["spec"]
+
+
 def container_of(document):
-    return job_of(document)["template"]["spec"]["containers"][0]
+    return pod_of(document)["containers"][0]
 
 
 def variables_of(document):
     return {each["name"]: each for each in container_of(document).get("env", [])}
 
 
-@pytest.mark.parametrize("made", KINDS)
-def test_a_jobset_is_valid(made):
-    check(rendered(made))
+FULL = rendered(**ALL_OPTIONS, **SLICES)
+
+
+@pytest.mark.parametrize("options", [{}, ALL_OPTIONS], ids=["few options", "all options"])
+@pytest.mark.parametrize("hardware", HARDWARE, ids=["slice", "slices", "gpus", "cpus", "one cpu"])
+def test_a_jobset_is_valid(hardware, options):
+    check(rendered(**options, **hardware))
 
 
 def places(value, path=()):
-    """The path of every value in a document."""
-    yield path
+    """The path of every value in a document, and the value."""
+    yield path, value
     parts = {dict: dict.items, list: enumerate}.get(type(value), lambda _: ())
     for key, part in parts(value):
         yield from places(part, (*path, key))
 
 
-def changed(document, path, change):
-    made = copy.deepcopy(document)
-    parent = made
-    for key in path[:-1]:
-        parent = parent[key]
-    change(parent, path[-1])
-    return made
+def misspell(parent, key):
+    parent[f"{key}s"] = parent.pop(key)
 
 
-# Keys of these dicts are chosen by users, and amounts of resources may be numbers.
-FREE = {"labels", "annotations", "nodeSelector", "limits", "requests"}
-FULL = rendered(dataclasses.replace(ALL_OPTIONS, hardware=HARDWARE["multislice"]))
+def swap(parent, key):
+    parent[key] = 7 if isinstance(parent[key], str) else "seven"
 
 
-def test_a_misspelt_key_is_refused_wherever_it_stands():
-    def misspell(parent, key):
-        parent[f"{key}s"] = parent.pop(key)
-
+@pytest.mark.parametrize("change", [misspell, swap])
+def test_a_wrong_key_and_a_value_of_another_type_are_refused_wherever_they_stand(change):
     tried = 0
-    for path in places(FULL):
-        if path and isinstance(path[-1], str) and not FREE & {*path[:-1]}:
+    # Keys of these dicts are chosen by users, and amounts of resources may be numbers.
+    free = {"limits", "requests"}
+    if change is misspell:
+        free |= {"labels", "annotations", "nodeSelector"}
+    for path, value in places(FULL):
+        is_key = change is misspell and path and isinstance(path[-1], str)
+        is_value = change is swap and isinstance(value, str | int)
+        if (is_key and not free & {*path[:-1]}) or (is_value and not free & {*path}):
+            made = copy.deepcopy(FULL)
+            parent = made
+            for key in path[:-1]:
+                parent = parent[key]
+            change(parent, path[-1])
             with pytest.raises(REFUSALS):
-                check(changed(FULL, path, misspell))
+                check(made)
             tried += 1
-    assert tried > 60
-
-
-def test_a_number_for_a_text_and_a_text_for_a_number_are_refused():
-    def swap(parent, key):
-        parent[key] = 7 if isinstance(parent[key], str) else "seven"
-
-    tried = 0
-    for path in places(FULL):
-        value = FULL
-        for key in path:
-            value = value[key]
-        if isinstance(value, str | int) and not {"limits", "requests"} & {*path}:
-            with pytest.raises(REFUSALS):
-                check(changed(FULL, path, swap))
-            tried += 1
-    assert tried > 60
+    assert tried > 55
 
 
 def reason_of_failure(job, pods):
@@ -169,123 +152,90 @@ def reason_of_failure(job, pods):
     return "BackoffLimitExceeded" if len(failed) > job["backoffLimit"] else None
 
 
-def action_of_jobset(policy, reasons):
-    """What the JobSet controller does, given why Jobs failed; None if it waits for success."""
-    failed = [reason for reason in reasons if reason is not None]
-    if not failed:
-        return None
+def action(document, *jobs):
+    """What the JobSet controller does after the ends of all Jobs; None if it is complete."""
+    reasons = [reason_of_failure(job_of(document), pods) for pods in jobs]
+    policy, failed = document["spec"]["failurePolicy"], [*filter(None, reasons)]
     for rule in policy["rules"]:
         if any(reason in rule["onJobFailureReasons"] for reason in failed):
             return rule["action"]
-    return "RestartJobSet" if policy["maxRestarts"] else "FailJobSet"
-
-
-def action(document, *jobs):
-    reasons = [reason_of_failure(job_of(document), pods) for pods in jobs]
-    return action_of_jobset(document["spec"]["failurePolicy"], reasons)
+    return None if not failed else "RestartJobSet" if policy["maxRestarts"] else "FailJobSet"
 
 
 RESTARTS, FAILS = "RestartJobSetAndIgnoreMaxRestarts", "FailJobSet"
-# 42 preempted, 134 SIGABRT, 137 SIGKILL, 139 SIGSEGV, 143 SIGTERM.
-EXPECTED = {code: FAILS for code in range(256)} | {0: None}
-EXPECTED |= dict.fromkeys((42, 134, 137, 139, 143), RESTARTS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("code", range(256))
-def test_the_controllers_restart_after_exactly_the_codes_of_a_preemption(code):
-    document = rendered(SMALL)
-    assert action(document, [(code, set())]) == EXPECTED[code]
-    disrupted = None if code == 0 else RESTARTS
-    assert action(document, [(code, {("DisruptionTarget", "True")})]) == disrupted
-    assert action(document, [(code, {("DisruptionTarget", "False")})]) == EXPECTED[code]
-
-
-def test_an_error_in_one_slice_fails_the_set_though_another_slice_was_killed():
+def test_the_controllers_restart_after_exactly_the_codes_of_a_preemption():
+    document = rendered()
+    # 42 preempted, 134 SIGABRT, 137 SIGKILL, 139 SIGSEGV, 143 SIGTERM.
+    expected = {code: FAILS for code in range(256)} | {0: None}
+    expected |= dict.fromkeys((42, 134, 137, 139, 143), RESTARTS)
+    for code in range(256):
+        assert action(document, [(code, set())]) == expected[code]
+        disrupted = None if code == 0 else RESTARTS
+        assert action(document, [(code, {("DisruptionTarget", "True")})]) == disrupted
+        assert action(document, [(code, {("DisruptionTarget", "False")})]) == expected[code]
+    # An error in one slice fails the set though another slice was killed.
     assert action(FULL, [(134, set())], [(1, set())]) == FAILS
     assert action(FULL, [(1, set())], [(134, set())]) == FAILS
     assert action(FULL, [(0, set())], [(42, set())]) == RESTARTS
 
 
 def test_the_file_has_what_the_webhooks_of_the_controllers_demand():
-    job = job_of(FULL)
-    assert job["template"]["spec"]["restartPolicy"] == "Never"
+    assert pod_of(FULL)["restartPolicy"] == "Never"
     for rule in FULL["spec"]["failurePolicy"]["rules"]:
         assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
         # JobSet knows five reasons. These are the two that such a Job can have.
         assert {*rule["onJobFailureReasons"]} <= {"BackoffLimitExceeded", "PodFailurePolicy"}
-    codes = job["podFailurePolicy"]["rules"][1]["onExitCodes"]
+    codes = job_of(FULL)["podFailurePolicy"]["rules"][1]["onExitCodes"]
     assert codes["values"] == [42, 134, 137, 139, 143]  # sorted, without repetition and without 0
     assert codes["containerName"] == container_of(FULL)["name"]
 
 
-def test_the_nodes_of_a_slice_follow_from_its_topology():
-    for topology, chips_per_node, num_nodes in [("4x4", 4, 4), ("2x2", 4, 1), ("4x4x8", 4, 32)]:
-        assert TpuSlices("tpu-v5p-slice", topology, chips_per_node, 1).num_nodes == num_nodes
-    job = job_of(FULL)
-    assert (job["parallelism"], job["completions"]) == (8, 8)  # 2 * 4 * 4 chips, 4 on a node
+def test_slices_have_the_nodes_of_their_topology_and_what_libtpu_needs():
+    for topology, nodes in [("4x4", 4), ("2x2", 1), ("4x4x8", 32)]:  # 4 chips on a node
+        assert job_of(rendered(**SLICE | {"tpu_topology": topology}))["parallelism"] == nodes
+    assert (job_of(FULL)["parallelism"], job_of(FULL)["completions"]) == (8, 8)
     assert FULL["spec"]["replicatedJobs"][0]["replicas"] == 3
     assert container_of(FULL)["resources"]["limits"] == {"google.com/tpu": "4"}
-
-
-def test_slices_are_told_what_libtpu_needs():
+    assert container_of(FULL)["args"] == list(TRAIN)  # JAX finds the cluster.
     variables = variables_of(FULL)
     assert variables["MEGASCALE_COORDINATOR_ADDRESS"]["value"] == "digits-slice-0-0.digits"
     assert variables["MEGASCALE_NUM_SLICES"]["value"] == "3"
     label = "metadata.labels['jobset.sigs.k8s.io/job-index']"
     assert variables["MEGASCALE_SLICE_ID"]["valueFrom"]["fieldRef"]["fieldPath"] == label
-    assert job_of(FULL)["template"]["spec"]["hostNetwork"] is True
-    assert container_of(FULL)["args"] == list(TRAIN)  # JAX finds the cluster.
-
-
-def test_one_slice_has_no_variables_of_several():
-    document = rendered(dataclasses.replace(SMALL, hardware=HARDWARE["slice"]))
-    assert not [name for name in variables_of(document) if name.startswith("MEGASCALE")]
-    assert "hostNetwork" not in job_of(document)["template"]["spec"]
+    assert pod_of(FULL)["hostNetwork"] is True
+    secret = variables["WANDB_API_KEY"]["valueFrom"]
+    assert secret == {"secretKeyRef": {"name": "wandb", "key": "key"}}
+    one = rendered(**SLICE)
+    assert not variables_of(one)
+    assert "hostNetwork" not in pod_of(one)
     annotation = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
-    assert document["metadata"]["annotations"] == annotation
+    assert one["metadata"]["annotations"] == annotation
 
 
-def test_nodes_without_tpus_are_told_where_process_0_is():
-    document = rendered(dataclasses.replace(SMALL, hardware=Nodes(2, 8)))
+@pytest.mark.parametrize("num_nodes", [2, 1])  # Also a single pod, or JAX would ask the API.
+def test_nodes_without_tpus_get_the_address_of_process_0(num_nodes):
+    document = rendered(num_nodes=num_nodes, gpus_per_node=8)
     assert container_of(document)["args"] == [
-        "train",
+        *TRAIN,
         "--coordinator_address=digits-node-0-0.digits:55527",
-        "--num_processes=2",
+        f"--num_processes={num_nodes}",
         "--process_id=$(JOB_COMPLETION_INDEX)",
-        "--config=configs/digits.py",
-        "--workdir=/runs/digits",
     ]
     assert document["spec"]["network"]["publishNotReadyAddresses"] is True
     assert job_of(document)["completionMode"] == "Indexed"
     assert container_of(document)["resources"]["limits"] == {"nvidia.com/gpu": "8"}
 
 
-def test_a_pod_alone_is_told_that_it_is():
-    # Without the flags JAX would ask the API of Kubernetes how many pods there are.
-    assert container_of(rendered(SMALL))["args"] == [
-        "train",
-        "--coordinator_address=digits-node-0-0.digits:55527",
-        "--num_processes=1",
-        "--process_id=$(JOB_COMPLETION_INDEX)",
-        *TRAIN[1:],
-    ]
-
-
-def test_a_secret_is_given_by_name():
-    source = variables_of(FULL)["WANDB_API_KEY"]["valueFrom"]
-    assert source == {"secretKeyRef": {"name": "wandb", "key": "key"}}
-
-
-def expanded(argument, variables):
+def expanded(argument):
     """An argument of a container after Kubernetes has replaced `$(NAME)` and `$$`."""
-
-    def replace(match):
-        if match[0] == "$$":
-            return "$"
-        return variables.get(match[1], match[0])
-
-    return re.sub(r"\$\$|\$\(([^)]*)\)", replace, argument)
+    variables = {"JOB_COMPLETION_INDEX": "1"}
+    return re.sub(
+        r"\$\$|\$\(([^)]*)\)",
+        lambda match: "$" if match[0] == "$$" else variables.get(match[1], match[0]),
+        argument,
+    )
 
 
 HOSTILE = ["$(JOB_COMPLETION_INDEX)", "$$", "$(", "a;touch x", "it's", '"', "\n", " x", "1e3", "y"]
@@ -299,80 +249,38 @@ texts = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(texts, max_size=5))
 def test_a_container_gets_the_arguments_that_the_user_typed(arguments):
-    made = dataclasses.replace(SMALL, arguments=("train", *arguments), hardware=Nodes(2, 1))
-    got = [expanded(each, {"JOB_COMPLETION_INDEX": "1"}) for each in args_of(made)]
-    assert got[0] == "train"
-    assert got[3] == "--process_id=1"
-    assert got[4:] == arguments
+    made = container_of(rendered(("train", *arguments), num_nodes=2))["args"]
+    assert [*map(expanded, made[:-3])] == ["train", *arguments]
+    assert expanded(made[-1]) == "--process_id=1"
 
 
-def args_of(made):
-    arguments = container_of(rendered(made))["args"]
-    assert all(isinstance(each, str) for each in arguments)
-    return arguments
-
-
-def test_what_another_parser_reads_as_a_number_or_a_bool_is_quoted():
-    text = yaml_text({"args": ["1e3", "y", "no", "0x1f", "1:30", "true", ".5", "~", "null", "-1"]})
-    assert all(re.fullmatch(r"""- (["']).+\1""", line) for line in text.splitlines()[1:])
-
-
-def k8s(*flags, command=("train", "--config=configs/digits.py", "--workdir=/runs/digits")):
-    return dist_ens("k8s", "--name=digits", "--image=i:1", *flags, "--", *command)
-
-
-@pytest.mark.slow
-def test_the_file_alone_is_on_standard_output():
-    ended = k8s("--volume_claim=runs", "--secret_env=A=s/a,B=s/b", "--node_selector=disk=ssd")
-    assert ended.returncode == 0, ended.stderr
-    document = yaml.safe_load(ended.stdout)
-    check(document)
-    assert [each["name"] for each in container_of(document)["env"]] == ["A", "B"]
-    assert job_of(document)["template"]["spec"]["nodeSelector"] == {"disk": "ssd"}
-    assert "kubectl apply --filename=-" in ended.stderr
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"volume_claim": None}, "Add --volume_claim="),
+        ({"mount_path": "/data"}, "use a --workdir inside /data"),
+        ({**SLICE, "tpu_topology": "1x1"}, "--chips_per_node=4 does not divide"),
+        ({"node_selector": ["spot"]}, "--node_selector=KEY=VALUE"),
+        ({"secret_env": ["KEY=5ecret"]}, "--secret_env=NAME=SECRET/KEY"),
+    ],
+)
+def test_what_the_cluster_would_not_say_is_said_before(changes, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)) as raised:
+        rendered(**changes)
+    assert "5ecret" not in str(raised.value)  # A secret that is typed is not repeated.
 
 
 @pytest.mark.slow
-def test_a_written_file_is_followed_by_the_next_commands(tmp_path):
+def test_the_command_writes_the_file_and_the_next_commands(tmp_path):
     file = tmp_path / "my jobset.yaml"
-    flags = ["--volume_claim=runs", "--queue=gpus", "--namespace=team", f"--output={file}"]
-    ended = k8s(*flags)
-    assert ended.returncode == 0, ended.stderr
-    check(yaml.safe_load(file.read_text()))
-    assert f"kubectl apply --filename='{file}' --namespace=team" in ended.stdout
-    assert "kubectl describe workload jobset-digits --namespace=team" in ended.stdout
-
-
-@pytest.mark.slow
-def test_a_dry_run_writes_nothing(tmp_path):
-    ended = k8s("--volume_claim=runs", f"--output={tmp_path}/jobset.yaml", "--dry_run")
-    assert ended.returncode == 0, ended.stderr
-    check(yaml.safe_load(ended.stdout))
-    assert not list(tmp_path.iterdir())
-    assert "kubectl apply --filename=-  # start it, with the file above as input" in ended.stderr
-
-
-def test_a_workdir_that_would_be_lost_is_refused():
-    ended = k8s()
-    assert ended.returncode == 2
-    assert "Add --volume_claim." in ended.stderr
-    ended = k8s("--volume_claim=runs", "--mount_path=/data")
-    assert ended.returncode == 2
-    assert "is not inside /data" in ended.stderr
-
-
-def test_rows_of_the_mesh_that_lie_on_two_slices_are_refused():
-    two = TpuSlices("tpu-v6e-slice", "4x4", 4, 2)
-    for field, good, bad in [("num_members", 8, 9), ("layout.ensemble_axis", 4, 1)]:
-        make = lambda value, field=field: dataclasses.replace(  # noqa: E731
-            SMALL, hardware=two, arguments=(*TRAIN, f"--config.{field}={value}")
-        )
-        make(good)
-        with pytest.raises(UserError, match="not a multiple of --num_slices=2"):
-            make(bad)
-
-
-def test_a_secret_that_is_typed_is_not_repeated():
-    ended = k8s("--volume_claim=runs", "--secret_env=WANDB_API_KEY=5ecret")
-    assert ended.returncode == 2
-    assert "5ecret" not in ended.stdout + ended.stderr
+    flags = ["--name=digits", "--image=i:1", "--volume_claim=runs", "--queue=gpus"]
+    flags += ["--secret_env=A=s/a,B=s/b", "--namespace=team", f"--output={file}"]
+    printed = dist_ens("k8s", *flags, "--dry_run", "--", *TRAIN)
+    assert printed.returncode == 0, printed.stderr
+    assert not file.exists()
+    assert "kubectl apply --filename=- --namespace=team  # start it, with" in printed.stderr
+    ended = dist_ens("k8s", *flags, "--", *TRAIN)
+    assert file.read_text() == printed.stdout
+    check(yaml.safe_load(printed.stdout))
+    assert f"kubectl apply --filename='{file}' --namespace=team" in ended.stderr
+    assert "kubectl describe workload jobset-digits --namespace=team" in ended.stderr

@@ -10,8 +10,8 @@ from sklearn.datasets import load_digits
 
 import dist_ens as de
 from commands import dist_ens
-from dist_ens.conformal import coverage_of_intervals, coverage_of_sets, jackknife_plus
 from dist_ens.errors import UserError
+from dist_ens.evaluation.conformal import coverage_of_intervals, coverage_of_sets, jackknife_plus
 from dist_ens.experiment import (
     CheckpointConfig,
     DataConfig,
@@ -28,7 +28,7 @@ from dist_ens.experiment.assessment import (
 )
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
-from dist_ens.experiment.members import select
+from dist_ens.experiment.members import copy_members
 from dist_ens.experiment.train import train
 from dist_ens.report import SCORES, read_answers, read_run
 
@@ -161,7 +161,7 @@ def test_answers_of_an_earlier_step_are_marked_and_calibrate_no_later_one(run):
 def test_a_calibration_belongs_to_its_members_and_not_to_others_of_the_same_step(run, tmp_path):
     ask(run, calibration="temperature")
     x = load_digits().images[:9]
-    select(run, [0, 2], tmp_path / "two")
+    copy_members([run], tmp_path / "two", member_ids=[0, 2])
     with pytest.raises(UserError, match="has no calibration of step 30, whose members predict"):
         de.load(tmp_path / "two").predict(x, calibrated=True)
     with pytest.raises(UserError, match=r"member_ids \(0, 1, 2\) in place of \(0, 2\)"):

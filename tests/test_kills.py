@@ -13,10 +13,10 @@ import time
 import pytest
 
 from commands import start
-from dist_ens.checkpoint import CheckpointStore
-from dist_ens.checkpoint.reading import open_arrays
+from dist_ens.checkpoint.arrays import open_arrays
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.checkpoint.writing import STATE
+from saving import steps_in
 from test_cluster import free_port
 from test_local import scores_of
 from test_signals import untimed
@@ -70,7 +70,7 @@ def output(folder, name, attempt):
 
 def saved_bits(workdir):
     """The step of the newest checkpoint, and the bits of all its arrays."""
-    step = CheckpointStore(workdir, read_only=True).latest_step()
+    step = newest_in(workdir)
     arrays = open_arrays(workdir / "checkpoints" / str(step) / STATE)
     return step, {name: array.read().result().tobytes() for name, array in arrays.items()}
 
@@ -84,13 +84,9 @@ def names_in(folder):
     return {path.name for path in folder.iterdir()}
 
 
-def finished_steps(workdir):
-    return CheckpointStore(workdir, read_only=True).steps()
-
-
 def newest_in(workdir):
     """The newest step that is saved; 0 for none."""
-    return max(finished_steps(workdir), default=0)
+    return max(steps_in(workdir), default=0)
 
 
 def is_saving(workdir, after):
@@ -149,7 +145,7 @@ class KilledRun:
             time.sleep(0.001)
         if in_a_save:
             time.sleep(delay_secs)
-        seen, is_of_one = finished_steps(self.workdir), False
+        seen, is_of_one = steps_in(self.workdir), False
         if first is not None and self.num_processes > 1:
             processes.kill([first])
             time.sleep(later_secs)
@@ -159,7 +155,7 @@ class KilledRun:
 
     def check_killed(self, seen, is_of_one):
         """Checks what a kill has left behind, and counts it; returns the newest step."""
-        steps, newest = finished_steps(self.workdir), newest_in(self.workdir)
+        steps, newest = steps_in(self.workdir), newest_in(self.workdir)
         assert newest >= max(seen, default=0)
         for step in steps:
             assert faults_of(self.workdir / "checkpoints" / str(step)) == []

@@ -1,7 +1,5 @@
 """The mesh, and who feeds which part of a batch."""
 
-import re
-
 import jax
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from dist_ens.layout import (
     copied,
     global_shapes,
     read_onto_devices,
-    to_host,
 )
 from dist_ens.layout.placing import check_lengths
 
@@ -44,34 +41,27 @@ def test_the_ensemble_axis_is_the_largest_that_divides_both(num_members, devices
 
 
 @pytest.mark.parametrize(
-    ("num_members", "axis", "sentence"),
+    ("make", "sentence"),
     [
+        (lambda: Layout.make(10, ensemble_axis=4), "got ensemble axis 4 for 8 devices and num_mem"),
+        (lambda: Layout.make(16, ensemble_axis=16), "Use an ensemble axis of 1 or 2 or 4 or 8"),
         (
-            10,
-            4,
-            "got num_members=10, ensemble axis 4. Use an ensemble axis of 1 or 2, "
-            "in a config layout.ensemble_axis, or num_members=12.",
+            lambda: Layout.make(4).check_batch_size("size", 7),
+            "size=7 and a data axis of 2.*6 or 8",
         ),
-        (9, 3, "got ensemble axis 3 for 8 devices. Use an ensemble axis of 1, in"),
         (
-            16,
-            16,
-            "got ensemble axis 16 for 8 devices. Use an ensemble axis of 1, 2, 4 or 8, in",
+            lambda: Layout.make(4).put({"y": np.zeros((1, 8)), "x": np.zeros((1, 7))}, BATCHES),
+            r"Leaf \['x'\] of the batch has the shape \[1, 7\], and its axis 1 is divided over 2",
+        ),
+        (
+            lambda: Layout.make(4).put({"x": np.zeros((3, 2))}, "member_batch"),
+            r"^The array\['x'\] has the shape \[3, 2\], and its axis 0 should hold 4 members",
         ),
     ],
 )
-def test_an_axis_that_does_not_divide_is_refused(num_members, axis, sentence):
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        Layout.make(num_members, ensemble_axis=axis)
-
-
-def test_a_batch_that_does_not_divide_is_refused():
-    layout = Layout.make(4)  # 4 x 2
-    layout.check_batch_size("data.global_batch_size", 6)
-    with pytest.raises(UserError, match=r"size=7 and a data axis of 2.*4 x 2.*Use 6 or 8\."):
-        layout.check_batch_size("data.global_batch_size", 7)
-    with pytest.raises(UserError, match="1 member x 4 examples cannot use that many devices"):
-        Layout.make(1).check_batch_size("data.global_batch_size", 4)
+def test_what_does_not_divide_is_refused(make, sentence):
+    with pytest.raises(UserError, match=sentence):
+        make()
 
 
 @pytest.mark.parametrize("mesh", [(1, 8), (2, 4), (8, 1)], ids=str)
@@ -86,30 +76,6 @@ def test_a_batch_arrives_whole_and_in_order(mesh):
     np.testing.assert_array_equal(layout.put(batch[0], BATCH), batch[0])
 
 
-@pytest.mark.parametrize(
-    ("shape", "sentence"),
-    [
-        (
-            (1, 7),
-            "Leaf ['x'] of the batch has 7 rows, shape [1, 7], and the data axis has 2 columns",
-        ),
-        ((8,), "Leaf ['x'] of the batch has no rows, shape [8], and the data axis has 2 columns, "),
-    ],
-    ids=str,
-)
-def test_a_leaf_that_does_not_divide_over_the_columns_is_refused(shape, sentence):
-    layout = Layout.make(8, ensemble_axis=4)  # 4 x 2
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        layout.put({"labels": np.zeros((1, 8)), "x": np.zeros(shape)}, BATCHES)
-
-
-def test_a_batch_is_placed_under_the_transfer_guard():
-    layout = Layout.make(8)
-    with jax.transfer_guard("disallow"):
-        placed = layout.put({"x": np.ones((1, 8))}, BATCHES)
-    assert placed["x"].tolist() == [[1.0] * 8]
-
-
 def test_a_copy_lies_where_the_first_does_and_outlives_it():
     layout = Layout.make(8, ensemble_axis=4)
     first = layout.put(
@@ -121,23 +87,6 @@ def test_a_copy_lies_where_the_first_does_and_outlives_it():
     assert copy["w"].tolist() == list(range(8))
 
 
-def test_members_arrive_at_their_devices():
-    layout = Layout.make(8, ensemble_axis=4)
-    placed = layout.put(
-        {"w": np.arange(8.0), "key": jax.random.split(jax.random.key(0), 8)}, "members"
-    )
-    assert placed["w"].sharding == layout.sharding(MEMBERS)
-    assert to_host(placed["w"]).tolist() == list(range(8))
-
-
-@pytest.mark.parametrize("spec", ["members", "member_batch"])
-def test_another_number_of_members_is_not_put(spec):
-    layout = Layout.make(4, devices=jax.devices()[:1])
-    message = r"^The array\['x'\] has the shape \[3, 2\], and its axis 0 should hold the 4 members"
-    with pytest.raises(UserError, match=message):
-        layout.put({"x": np.zeros((3, 2))}, spec)
-
-
 def test_a_host_gives_its_own_members_of_a_batch_and_all_members_of_a_state():
     layout = Layout.make(8, ensemble_axis=4)  # 4 x 2, two members on each row
     layout.__dict__["host_mesh_rows"] = (2, 3)  # as on the second of two hosts
@@ -145,9 +94,9 @@ def test_a_host_gives_its_own_members_of_a_batch_and_all_members_of_a_state():
     check_lengths(layout, of_host, MEMBER_BATCH, "x")
     check_lengths(layout, of_all, MEMBERS, "x")
     check_lengths(layout, jax.numpy.asarray(of_all), MEMBER_BATCH, "x")
-    with pytest.raises(UserError, match="axis 0 should hold the 4 members of this host, of 8"):
+    with pytest.raises(UserError, match="axis 0 should hold 4 members"):
         check_lengths(layout, of_all, MEMBER_BATCH, "x")
-    with pytest.raises(UserError, match=r"axis 0 should hold the 8 members\."):
+    with pytest.raises(UserError, match=r"axis 0 should hold 8 members\."):
         check_lengths(layout, of_host, MEMBERS, "x")
 
 

@@ -15,9 +15,9 @@ import pytest
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.checkpoint import CheckpointStore, read_newest
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, UserError
 from launch import local
-from launch.local import device_variables, gpu_ids, process_commands
+from launch.local import device_variables
 from test_hosts import LIMIT_SECS, wait_for, write_config
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -52,6 +52,10 @@ def finished(process, folder, name):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, log.read_text()
+
+
+def wait_for_fault(folder):
+    wait_for((folder / "there").exists, (folder / "log_run").read_text)
 
 
 def scores_of(folder, name):
@@ -117,10 +121,10 @@ def test_an_error_is_not_tried_again(tmp_path):
     assert "Restart" not in log
 
 
-def test_restarts_that_are_used_up_are_told(tmp_path):
+def test_restarts_end(tmp_path):
     write_config(tmp_path, "killed", 1, steps=STEPS)
     process = begin(tmp_path, "run", 2, "--max_restarts=0")
-    wait_for((tmp_path / "there").exists, (tmp_path / "log_run").read_text)
+    wait_for_fault(tmp_path)
     since = time.monotonic()
     code, log = finished(process, tmp_path, "run")
     assert code == 137
@@ -129,29 +133,21 @@ def test_restarts_that_are_used_up_are_told(tmp_path):
     assert "The processes were started again 0 times, which is --max_restarts=0." in log
 
 
-def test_a_signal_is_passed_on_and_the_run_can_be_resumed(tmp_path):
+@pytest.mark.parametrize(("num_processes", "is_alone"), [(1, False), (2, False), (2, True)])
+def test_a_signal_counts_once_and_the_run_is_saved(num_processes, is_alone, tmp_path):
     write_config(tmp_path, "waiting", 0)
-    process = begin(tmp_path, "run", 2)
-    wait_for((tmp_path / "there").exists, (tmp_path / "log_run").read_text)
+    process = begin(tmp_path, "run", num_processes)
+    wait_for_fault(tmp_path)
     children = children_of(process)
-    assert len(children) == 2
-    process.send_signal(signal.SIGTERM)
+    assert len(children) == num_processes
+    # systemd and Slurm send the signal to all processes.
+    for pid in (process.pid,) if is_alone else (process.pid, *children):
+        os.kill(pid, signal.SIGTERM)
     code, log = finished(process, tmp_path, "run")
     assert code == ExitCode.PREEMPTED, log
     assert "it is saved in" in log
     assert "Restart" not in log
     assert not any(map(is_alive, children))
-
-
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_signal_to_the_launcher_and_its_processes_counts_once(num_processes, tmp_path):
-    write_config(tmp_path, "waiting", 0)
-    process = begin(tmp_path, "run", num_processes)
-    wait_for((tmp_path / "there").exists, (tmp_path / "log_run").read_text)
-    for pid in (process.pid, *children_of(process)):  # As systemd and Slurm do.
-        os.kill(pid, signal.SIGTERM)
-    code, log = finished(process, tmp_path, "run")
-    assert code == ExitCode.PREEMPTED, log
     step = int(re.search(r"Stopped at step ([\d,]+)", log)[1].replace(",", ""))
     assert read_newest(tmp_path / "run")[0] == step
 
@@ -170,7 +166,7 @@ def test_a_signal_while_the_processes_start_is_not_lost(number, code, tmp_path):
 def test_processes_that_do_not_end_in_time_are_killed_which_is_no_success(tmp_path):
     write_config(tmp_path, "stuck", 1)
     process = begin(tmp_path, "run", 2, "--grace_secs=1")
-    wait_for((tmp_path / "there").exists, (tmp_path / "log_run").read_text)
+    wait_for_fault(tmp_path)
     children = children_of(process)
     process.send_signal(signal.SIGTERM)
     code, log = finished(process, tmp_path, "run")
@@ -194,28 +190,19 @@ def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
     assert read_newest(tmp_path / "run")[0] >= 4  # What was saved can be read.
 
 
-def test_each_process_is_given_its_number_and_the_address():
-    commands = process_commands(["train", "--workdir=a b"], 2, 4711)
-    assert [command[1:] for command in commands] == [
-        [
-            *("-P", "-m", "launch.train", "--workdir=a b"),
-            *("--coordinator_address=127.0.0.1:4711", "--num_processes=2", f"--process_id={i}"),
-        ]
-        for i in range(2)
-    ]
-    assert process_commands(["train"], 1, 4711)[0][1:] == ["-P", "-m", "launch.train"]
-
-
 def test_gpus_are_dealt_out_in_their_order():
-    assert device_variables({}, ["4", "5", "6", "7"], 2, None) == [
-        {"CUDA_VISIBLE_DEVICES": "4,5"},
-        {"CUDA_VISIBLE_DEVICES": "6,7"},
-    ]
-    assert device_variables({}, [], 2, 4) == [{"JAX_NUM_CPU_DEVICES": "4"}] * 2
+    def visible(listed, num_gpus):
+        return [
+            each["CUDA_VISIBLE_DEVICES"] for each in device_variables(listed, num_gpus, 2, None)
+        ]
+
+    assert visible({}, 4) == ["0,1", "2,3"]
+    assert visible({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, 4) == ["4,5", "6,7"]
+    assert visible({"CUDA_VISIBLE_DEVICES": "2,3,-1,4"}, 2) == ["2", "3"]
+    with pytest.raises(UserError, match="2 processes with 1 GPU each need 2 GPUs"):
+        visible({}, 1)
+    assert device_variables({}, 0, 2, 4) == [{"JAX_NUM_CPU_DEVICES": "4"}] * 2
     of_user = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_dump_to=x"}
-    assert device_variables(of_user, [], 1, 4) == [
+    assert device_variables(of_user, 0, 1, 4) == [
         {"JAX_NUM_CPU_DEVICES": "4", "XLA_FLAGS": "--xla_dump_to=x"}
     ]
-    assert gpu_ids({"CUDA_VISIBLE_DEVICES": "2,3"}, 2) == ["2", "3"]
-    assert gpu_ids({"CUDA_VISIBLE_DEVICES": "2,-1,3"}, 1) == ["2"]
-    assert gpu_ids({}, 2) == ["0", "1"]

@@ -153,49 +153,6 @@ def test_a_convolution_of_few_channels_is_the_same_among_neighbours(case):
     assert_close(jax.jit(rewritten(fn, rules))(lhs, rhs), expected)
 
 
-def canonical(lhs, rhs, **params):
-    """A traced convolution, rewritten."""
-    layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
-    forward = lambda a, b: lax.conv_general_dilated(  # noqa: E731
-        a, b, **{"window_strides": (1, 1), "padding": [(1, 1), (1, 1)]} | layout | params
-    )
-    rules = {lowerings.CONVOLUTION: lowerings.convolution_in_canonical_layout}
-    return jax.make_jaxpr(rewritten(forward, rules))(lhs, rhs)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "convolved"),
-    [
-        ((3, 3, 16, 16), (3, 4, 16, 32)),
-        ((3, 3, 6, 6), (3, 6, 6, 24)),
-        ((3, 3, 1, 1), (3, 10, 1, 8)),
-        ((3, 3, 3, 8), (3, 6, 4, 32)),  # an even number of channels
-        ((3, 3, 3, 63), (3, 3, 4, 63)),
-        ((3, 3, 3, 64), (3, 3, 3, 64)),
-        ((3, 3, 17, 8), (3, 3, 17, 8)),
-        ((3, 3, 16, 17), (3, 3, 16, 17)),
-        ((3, 1, 4, 4), (3, 1, 4, 4)),
-    ],
-)
-def test_convolutions_of_few_channels_have_neighbours_for_features(kernel, convolved):
-    traced = canonical(jnp.ones((2, 8, 8, kernel[2])), jnp.ones(kernel))
-    assert contains(traced, lowerings.CONVOLUTION, lambda a, b, **_: b.shape == convolved)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "params"),
-    [
-        (jnp.bfloat16, {}),
-        (jnp.float32, {"lhs_dilation": (2, 1)}),
-        (jnp.float32, {"rhs_dilation": (1, 2)}),
-    ],
-)
-def test_other_convolutions_have_their_own_features(dtype, params):
-    kernel = (3, 3, 4, 4)
-    traced = canonical(jnp.ones((2, 8, 8, 4), dtype), jnp.ones(kernel, dtype), **params)
-    assert contains(traced, lowerings.CONVOLUTION, lambda a, b, **_: b.shape == kernel)
-
-
 @pytest.mark.parametrize("lowering", CONVOLUTIONS)
 def test_convolutions_of_many_members_are_the_same_and_none_is_grouped(lowering):
     rules = {lowerings.CONVOLUTION: CONVOLUTIONS[lowering]}
@@ -317,29 +274,6 @@ def test_a_product_and_its_gradients_are_the_same_in_whole_vectors(seed):
     assert_close(jax.jit(rewritten(fn, rules))(lhs, rhs), jax.jit(fn)(lhs, rhs))
 
 
-def shapes_of_products(fn, *args):
-    rules = {lowerings.PRODUCT: lowerings.product_in_whole_vectors}
-    eqns = jax.make_jaxpr(rewritten(fn, rules))(*args).jaxpr.eqns
-    return [eqn.outvars[0].aval.shape for eqn in eqns if eqn.primitive is lowerings.PRODUCT]
-
-
-def test_a_product_takes_the_form_that_fills_vectors():
-    of = lambda *shape: jnp.zeros(shape, jnp.float32)  # noqa: E731
-    of_weights = lambda x, g: lax.dot_general(x, g, (((0,), (0,)), ((), ())))  # noqa: E731
-    assert shapes_of_products(jnp.dot, of(9, 4), of(4, 20)) == []  # outer products
-    assert shapes_of_products(of_weights, of(9, 3), of(9, 20)) == []  # weighted sums
-    assert shapes_of_products(of_weights, of(9, 20), of(9, 3)) == []
-    assert shapes_of_products(jnp.dot, of(9, 5), of(5, 20)) == [(9, 32)]
-    assert shapes_of_products(of_weights, of(9, 20), of(9, 13)) == [(13, 32)]
-    assert shapes_of_products(jnp.dot, of(9, 5), of(5, 32)) == [(9, 32)]
-    assert shapes_of_products(jnp.dot, of(9, 20), of(20, 3)) == [(9, 3)]
-    # What has one row, or more than two axes, or fewer bits, stays XLA's.
-    assert shapes_of_products(jnp.dot, of(1, 4), of(4, 20)) == [(1, 20)]
-    assert shapes_of_products(jnp.matmul, of(2, 9, 4), of(2, 4, 20)) == [(2, 9, 20)]
-    half = jnp.zeros((9, 4), jnp.bfloat16)
-    assert shapes_of_products(jnp.dot, half, jnp.zeros((4, 20), jnp.bfloat16)) == [(9, 20)]
-
-
 @pytest.mark.parametrize("members", [None, 3])
 @pytest.mark.parametrize("seed", range(10))
 def test_a_gradient_of_many_terms_is_the_same_made_flat(seed, members):
@@ -367,46 +301,6 @@ def test_a_gradient_of_many_terms_is_the_same_made_flat(seed, members):
     assert contains(traced, lowerings.PRODUCT, lowerings.becomes_flat)
     rules = {lowerings.PRODUCT: lowerings.flat_gradient_of_weights}
     assert_close(over_members(rewritten(fn, rules))(lhs, rhs), over_members(fn)(lhs, rhs))
-
-
-def test_only_gradients_of_weights_with_many_terms_become_flat():
-    of = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
-
-    def products(lhs, rhs, dimension_numbers, **params):
-        rules = {lowerings.PRODUCT: lowerings.flat_gradient_of_weights}
-        fn = lambda a, b: lax.dot_general(a, b, dimension_numbers, **params)  # noqa: E731
-        traced = jax.make_jaxpr(rewritten(fn, rules))(lhs, rhs)
-        becomes = contains(jax.make_jaxpr(fn)(lhs, rhs), lowerings.PRODUCT, lowerings.becomes_flat)
-        kept_apart, multiplied = (
-            [eqn for eqn in traced.jaxpr.eqns if eqn.primitive is primitive]
-            for primitive in (lax.optimization_barrier_p, lowerings.PRODUCT)
-        )
-        assert becomes == bool(kept_apart)
-        if not becomes:
-            return []
-        factors, results = ([var.aval.shape for var in eqn.outvars] for eqn in kept_apart)
-        (product,) = multiplied
-        assert [var.aval.shape for var in product.invars] in (factors, factors[::-1])
-        assert [var.aval.shape for var in product.outvars] == results
-        return results
-
-    leading = (((0,), (0,)), ((), ()))
-    assert products(of(65, 16), of(65, 64), leading) == [(16, 64)]
-    assert products(of(65, 64), of(65, 16), leading) == [(16, 64)]  # the narrower first
-    both = (((0, 1), (0, 1)), ((), ()))
-    assert products(of(5, 13, 4, 5), of(5, 13, 64), both) == [(20, 64)]
-    assert products(of(64, 16), of(64, 64), leading) == []  # as many columns as terms
-    assert products(of(65, 15), of(65, 64), leading) == []  # less than a vector
-    assert products(of(65, 16), of(64, 65), (((0,), (1,)), ((), ()))) == []
-    assert products(of(16, 65), of(65, 64), (((1,), (0,)), ((), ()))) == []
-    assert products(of(5, 13, 16), of(13, 5, 64), (((0, 1), (1, 0)), ((), ()))) == []
-    assert products(of(2, 65, 16), of(2, 65, 64), (((1,), (1,)), ((0,), (0,)))) == []
-    half = jax.ShapeDtypeStruct((65, 16), jnp.bfloat16)
-    assert products(half, half, leading) == []
-    # The factors change places, and so would what is said of one of them.
-    exact, fast = lax.Precision.HIGHEST, lax.Precision.DEFAULT
-    assert products(of(65, 64), of(65, 16), leading, precision=(exact, exact)) != []
-    assert products(of(65, 64), of(65, 16), leading, precision=(exact, fast)) == []
 
 
 def max_pool(window, strides, padding):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.moved_bytes import exchanged_bytes, host_input_bytes, slices_of
+from benchmarks.moved_bytes import exchanged_bytes, host_input_bytes
 from dist_ens.feed import Placement, TrainingSet
 from dist_ens.layout import Layout
 from dist_ens.plan import Collective
@@ -37,11 +37,6 @@ def test_a_collective_leaves_its_slice_if_its_axis_does(slices, inside, between)
     assert exchanged_bytes(ALL, np.array(slices)) == (inside, between)
 
 
-def test_devices_that_have_no_slices_are_in_one():
-    layout = Layout.make(4, ensemble_axis=4, devices=jax.devices()[:8])
-    np.testing.assert_array_equal(slices_of(layout), np.zeros((4, 2)))
-
-
 def test_a_host_reads_the_examples_of_its_columns_or_those_of_each_of_its_members():
     # One host has all four rows and both columns.
     layout = Layout.make(8, ensemble_axis=4, devices=jax.devices()[:8])
@@ -53,8 +48,3 @@ def test_a_host_reads_the_examples_of_its_columns_or_those_of_each_of_its_member
     }
     own = host_input_bytes(TRAINING_SET, layout, 16, per_member=True)
     assert own == {Placement.REPLICATED: 103 * 10, Placement.STREAMED: 8 * 16 * 10}
-
-
-def test_a_mesh_of_one_column_has_no_sharded_set():
-    layout = Layout.make(8, ensemble_axis=8, devices=jax.devices()[:8])
-    assert Placement.SHARDED not in host_input_bytes(TRAINING_SET, layout, 16, per_member=False)

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import dist_ens as de
+from dist_ens.ensemble.initial_state import inputs_of
 from dist_ens.errors import UserError
 
 try:
@@ -133,16 +134,10 @@ def test_networks_whose_model_states_are_missing_are_refused():
     normed = [variables["params"] for variables in GIVEN["linen variables"][1]]
     ensemble = ensemble_of(Linen(has_norm=True))
     state = ensemble.state_of(normed)  # Its shapes depend on the inputs, so nothing is known yet.
-    with pytest.raises(UserError, match="model state lacks a variable of the network: .*batch_st"):
+    with pytest.raises(UserError, match="does not take the inputs .*batch_stats"):
         ensemble.predict(state, X)
     with pytest.raises(UserError, match="does not fit this ensemble: leaf .model_state.'batch_st"):
         de.fit(ensemble, DATA, steps=1, state=state, progress=False)
-
-
-def test_a_state_differs_from_that_of_the_network_in_nodes_without_arrays():
-    ensemble = ensemble_of(Linen())
-    state = ensemble.init(DATA)._replace(model_state=())
-    assert de.fit(ensemble, DATA, steps=1, state=state, progress=False).state.model_state == {}
 
 
 # Networks of ones that sample around their inputs where they predict, and drop in training.
@@ -270,20 +265,13 @@ def test_init_and_apply_of_a_network_are_given_the_same(batch):
         return params.sum(), (model_state, {})
 
     ensemble = ensemble_of((init, apply), loss=loss_fn)
-    inputs = ensemble.inputs_of(batch)
+    inputs = inputs_of(ensemble, batch)
     assert inputs is (X if batch is DATA else batch)
     ensemble.predict(ensemble.init(batch), inputs)
     assert jax.tree.structure(seen[0]) == jax.tree.structure(seen[-1])
     assert [leaf.shape for leaf in jax.tree.leaves(seen[0])] == [
         leaf.shape for leaf in jax.tree.leaves(seen[-1])
     ]
-
-
-def test_a_network_that_does_not_take_a_batch_says_what_it_is_given():
-    ensemble = ensemble_of(Linen(), loss=lambda params, model_state, batch, key: None)
-    sentence = r"\(Linen\) could not be initialised on .image float32\[8, 6\].*the whole batch if"
-    with pytest.raises(UserError, match=sentence):
-        ensemble.init(Batch(X, DATA["labels"]))
 
 
 class Sows(nn.Module):

@@ -116,7 +116,7 @@ WITH_NAN = np.where(np.arange(EXAMPLES)[:, None] == [7, 9], np.nan, X)
     [
         (
             {"x": WITH_NAN, "y": TARGETS},
-            r"inputs has NaN in columns 0, 1, in 2 of 60 examples, the first at index \(7, 0\)",
+            r"has NaN, in 2 of 60 examples, the first at index \(7, 0\)",
         ),
         (
             {"x": X, "y": np.where(np.arange(EXAMPLES) == 7, np.inf, TARGETS)},
@@ -128,7 +128,7 @@ WITH_NAN = np.where(np.arange(EXAMPLES)[:, None] == [7, 9], np.nan, X)
         ),
         (
             {"x_train": X, "y_train": TARGETS, "x_test": X, "y_test": CLASSES},
-            "training labels float64 and test labels int64. Give both as class numbers",
+            "and real targets and test examples of .* and class numbers. Give both the same",
         ),
     ],
 )

@@ -15,7 +15,7 @@ import fast_xla
 import networks
 from benchmarks.peers import compare
 from benchmarks.peers.by_hand import first_states
-from benchmarks.peers.dist_ens_way import DistEns, fixed_ways
+from benchmarks.peers.dist_ens_way import DistEns
 from benchmarks.peers.flax_pmap import FlaxPmap
 from benchmarks.peers.flops import model_flops
 from benchmarks.peers.jax_loop import JaxLoop
@@ -75,19 +75,21 @@ def states_after(make_way, workload, num_steps):
     return jax.device_get(way.states)
 
 
+def assert_close(tree, other, rtol=1e-4):
+    """The leaves of two trees are the same to rounding."""
+    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_jax_ways_end_with_the_same_members(kind):
     workload = KINDS[kind]()
     loop, scan, vmap = (states_after(way, workload, 3) for way in (JaxLoop, JaxScan, JaxVmap))
     first = jax.tree.leaves(first_states(workload)[0].params)
-    moved = [
-        np.abs(end[0] - begin).max()
-        for end, begin in zip(jax.tree.leaves(loop.params), first, strict=True)
-    ]
-    assert max(moved) > 1e-3
-    for other in (scan, vmap):
-        for a, b in zip(jax.tree.leaves(loop), jax.tree.leaves(other), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    ends = zip(jax.tree.leaves(loop.params), first, strict=True)
+    assert max(np.abs(end[0] - begin).max() for end, begin in ends) > 1e-3
+    assert_close(loop, scan)
+    assert_close(loop, vmap)
 
 
 def test_dist_ens_trains_the_members_of_the_loop():
@@ -97,22 +99,13 @@ def test_dist_ens_trains_the_members_of_the_loop():
     for way in (loop, lifted):
         way.run(3)
     for m, state in enumerate(loop.states):
-        for a, b in zip(*map(jax.tree.leaves, (state.params, lifted.state.params)), strict=True):
-            np.testing.assert_allclose(a, b[m], rtol=1e-4, atol=1e-6)
-
-
-def test_auto_is_held_against_every_execution_that_it_may_choose():
-    ways = fixed_ways(small("W2", num_members=16))
-    expected = ["vmap+aligned", "map+aligned", "unroll+aligned", "vmap", "loop+aligned"]
-    assert [*ways] == expected
-    assert [*ways] == [way.execution for way in ways.values()]
+        assert_close(state.params, jax.tree.map(lambda leaf, m=m: leaf[m], lifted.state.params))
 
 
 def test_pmap_puts_a_member_on_each_device():
     workload = tiny(networks.mlp)
     loop, pmap = (states_after(way, workload, 3) for way in (JaxLoop, FlaxPmap))
-    for a, b in zip(jax.tree.leaves(loop), jax.tree.leaves(pmap), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert_close(loop, pmap)
     with pytest.raises(Absent, match="one device for each of 9 members, and there are 8 devices"):
         FlaxPmap(dataclasses.replace(workload, num_members=9))
 
@@ -150,13 +143,8 @@ def test_a_comparison_has_a_figure_for_every_way_that_can_do_the_workload(monkey
     makers = {"dist_ens": lambda _: Sleep(), "asleep": lambda _: Sleep(), "flax_pmap": FlaxPmap}
     result, reasons = compare.compare(workload, makers, num_turns=3)
     assert list(reasons) == ["flax_pmap"]
-    assert set(result) == {
-        *("name", "dist_ens_ms", "peers_ms", "execution", "spread"),
-        *("model_flops_share", "matmul_gflops"),
-    }
     assert result["dist_ens_ms"] == pytest.approx(1)
-    assert set(result["peers_ms"]) == {"asleep"}
-    assert result["execution"] == "asleep"
+    assert result["peers_ms"] == pytest.approx({"asleep": 1})
     assert set(result["spread"]) == {"dist_ens", "asleep", "matmul"}
     # A millisecond each: 2 * 2048^3 operations against 16 members' 4 examples' 2 * 4320, of layers
     # 12-32-32-5: three times 12 * 32 + 32 * 32 + 32 * 5, less once 12 * 32.
@@ -172,21 +160,7 @@ def test_the_command_writes_what_it_has_timed(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "flax_pmap was not timed: it needs one device for each of 5 members" in done.stdout
     (workload,) = json.loads((tmp_path / "peers.json").read_text())["workloads"]
-    assert workload["name"] == "W2"
-    assert workload["dist_ens_ms"] is None
     assert 0 < workload["peers_ms"]["jax_loop"] < 1e3
-
-
-def test_workloads_are_runs_of_the_trainer():
-    # In a process of its own, for the flags that the module defines.
-    code = (
-        "from benchmarks.trainer_pace import of_workload\n"
-        "from benchmarks.workloads import WORKLOADS\n"
-        "for name in ('W1', 'W3'): print(of_workload(WORKLOADS[name]())[0].loss.name)\n"
-    )
-    environment = COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    said = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
-    assert said.split() == ["gaussian_nll", "softmax_cross_entropy"]
 
 
 @pytest.mark.torch

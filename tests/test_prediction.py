@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dist_ens.losses import Categorical, Gaussian, Point, Prediction, Quantiles, predict_leaves
+from dist_ens.losses import Categorical, Gaussian, Point, Quantiles, predict_leaves
 
 pytestmark = pytest.mark.quick
 
@@ -118,14 +118,3 @@ def test_a_prediction_of_standardised_targets_is_scaled_into_their_own_unit():
     assert quantiles.total is None
     classes = Categorical().predict(jnp.zeros((1, 1, 2)))
     assert classes.in_unit(1.0, 3.0) is classes
-
-
-def test_a_prediction_names_the_fields_that_it_has():
-    found = Prediction(jnp.zeros(3), None, None, jnp.zeros(3), jnp.zeros((2, 3)))
-    assert repr(found) == (
-        "Prediction(\n    mean: float32[3],\n    epistemic: float32[3],\n"
-        "    members: float32[2, 3],\n)"
-    )
-    again = jax.tree.map(lambda leaf: leaf + 1, found)
-    assert again.total is None
-    np.testing.assert_array_equal(again.members, np.ones((2, 3)))

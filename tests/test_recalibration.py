@@ -89,13 +89,6 @@ def test_the_temperature_is_that_of_an_ever_finer_grid():
             "The best temperature is above 100, the bound at which the fit stopped: 2 of 2 "
             "validation rows are predicted wrongly.",
         ),
-        (
-            [[0.2] * 5] * 3,
-            [0, 1, 1],
-            1.0,
-            "No temperature changes the predictions: all 3 validation rows give every class the "
-            "same probability.",
-        ),
         # Right in 3 of 4 at odds of 1 : 0, taken for 1 : 1.2e-38 with -ln(1.1755e-38) = 87.34.
         (
             [[1.0, 0.0]] * 4,
@@ -105,7 +98,7 @@ def test_the_temperature_is_that_of_an_ever_finer_grid():
             "takes for 1.2e-38 (87.3 nats).",
         ),
     ],
-    ids=["no error", "no better than chance", "even", "zero"],
+    ids=["no error", "no better than chance", "zero"],
 )
 def test_a_temperature_that_the_rows_do_not_determine_is_told(probs, labels, temperature, warning):
     found = fit_temperature(log(probs), np.array(labels))
@@ -290,16 +283,9 @@ def test_half_precision_is_normalised_and_calibrated_in_double(fit):
     np.testing.assert_allclose(got, fit(normalised, labels)(normalised), atol=1e-6)
 
 
-@every_method
-def test_one_class_is_certain(fit):
-    recalibration = fit(np.zeros((3, 1)), np.zeros(3, int))
-    np.testing.assert_allclose(recalibration(np.zeros((2, 1))), np.zeros((2, 1)), atol=1e-12)
-
-
-def test_one_row_is_enough_for_a_temperature():
-    recalibration = fit_temperature(log([[0.4, 0.6]]), np.array([0]))
-    assert recalibration.parameters["temperature"] == pytest.approx(MAX_TEMPERATURE)
-    assert recalibration(log([[0.4, 0.6]])).shape == (1, 2)
+def test_even_predictions_have_no_best_temperature():
+    found = fit_temperature(log([[0.2] * 5] * 3), np.array([0, 1, 1]))
+    assert found.parameters == {"temperature": 1.0}
 
 
 @every_method
@@ -319,34 +305,6 @@ def test_a_class_without_rows_is_named_unless_nothing_is_fitted_for_it():
     fit_temperature(log_probs, labels)
 
 
-@every_method
-def test_validation_data_that_cannot_be_are_refused(fit):
-    log_probs = log(ONE_PER_CLASS)
-    with pytest.raises(UserError, match=r"int64\[0\] for 0 rows.*at least one row"):
-        fit(np.zeros((0, 3)), np.zeros(0, int))
-    with pytest.raises(UserError, match=r"Label 3 is not in \[0, 3\)"):
-        fit(log_probs, np.array([0, 3, 1]))
-    with pytest.raises(UserError, match=r"Label -1 is not in \[0, 3\)"):
-        fit(log_probs, np.array([0, 2, -1]))
-    with pytest.raises(UserError, match=r"int64\[2\] for 3 rows"):
-        fit(log_probs, np.array([0, 1]))
-    with pytest.raises(UserError, match=r"float64\[3\]"):
-        fit(log_probs, np.array([0.0, 1.0, 2.0]))
-    with pytest.raises(UserError, match=r"the largest is 0\.5\..*at most 0"):
-        fit(ONE_PER_CLASS, np.arange(3))  # probabilities, not their logarithms
-    with pytest.raises(UserError, match="the largest is nan"):
-        fit(np.where(log_probs < -2, np.nan, log_probs), np.arange(3))
-    with pytest.raises(UserError, match=r"shape \[3\]"):
-        fit(log_probs[0], np.arange(3))
-
-
-@pytest.mark.parametrize("fit", [fit_vector, fit_isotonic])
-def test_other_classes_than_in_the_fit_are_refused(fit):
-    recalibration = fit(log(ONE_PER_CLASS), np.arange(3))
-    with pytest.raises(UserError, match=r"2 classes, and the map was fitted on 3\."):
-        recalibration(log([[0.5, 0.5]]))
-
-
 def test_the_variance_scale_is_the_mean_of_the_squared_errors_in_variances():
     # (3 - 0)^2 / 1 = 9, (2 - 0)^2 / 4 = 1, (1 - 1)^2 / 2 = 0: the mean is 10 / 3.
     means, variances, targets = np.array([[0.0, 0, 1], [1, 4, 2], [3, 2, 1]])
@@ -359,21 +317,3 @@ def test_the_variance_scale_is_the_mean_of_the_squared_errors_in_variances():
     assert normal_nll(scale) < min(normal_nll(scale * 1.001), normal_nll(scale / 1.001))
     half = np.float16
     assert fit_variance_scale(half(means), half(variances), half(targets)) == scale
-
-
-def test_a_variance_scale_that_cannot_be_is_refused():
-    one = np.ones(1)
-    with pytest.raises(UserError, match=r"= 0\.0, is not positive and finite"):
-        fit_variance_scale(one, one, one)
-    with pytest.raises(UserError, match="= nan"):
-        fit_variance_scale(one, one, np.array([np.nan]))
-    with pytest.raises(UserError, match="= inf"):
-        fit_variance_scale(one, one, np.array([np.inf]))
-    with pytest.raises(UserError, match="1 of 2 variances are not"):
-        fit_variance_scale(np.ones(2), np.array([1.0, 0.0]), np.zeros(2))
-    with pytest.raises(UserError, match="1 of 1 variances are not"):
-        fit_variance_scale(one, np.array([np.nan]), np.zeros(1))
-    with pytest.raises(UserError, match=r"shapes \[1\], \[1\] and \[2\]"):
-        fit_variance_scale(one, one, np.zeros(2))
-    with pytest.raises(UserError, match="at least one row"):
-        fit_variance_scale(*np.zeros((3, 0)))

@@ -7,8 +7,7 @@ import pytest
 
 import failing
 from commands import dist_ens
-from dist_ens.errors import UserError
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, UserError
 from dist_ens.experiment import Experiment
 from dist_ens.experiment import replay as replaying
 from dist_ens.experiment.replay import Replay, replay
@@ -82,7 +81,7 @@ def test_a_member_that_was_frozen_is_compared_though_its_training_ends_early():
 
 
 def test_a_member_that_is_not_there_is_told(workdir):
-    with pytest.raises(UserError, match="there is no member 8. The run has the ids 0-7"):
+    with pytest.raises(UserError, match="The run has the members 0-7, and \\[8\\] were asked for"):
         replay(workdir, 8)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import fast_xla
 from commands import start
-from dist_ens.checkpoint.reading import open_arrays
+from dist_ens.checkpoint.arrays import open_arrays
 from dist_ens.checkpoint.writing import STATE
 from dist_ens.data.idx import open_idx
 from test_cluster import free_port

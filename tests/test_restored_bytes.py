@@ -8,6 +8,7 @@ import pytest
 
 from dist_ens.checkpoint import CheckpointStore
 from dist_ens.layout import Layout
+from saving import snapshot
 from test_cluster import finish, free_port, start
 from two_readers import MESHES, NUM_BYTES, STATE, read_on
 
@@ -16,7 +17,7 @@ def saved(folder, rows):
     """Saves a state from a mesh, and returns the bytes of all that is not the arrays."""
     layout = Layout.make(64, ensemble_axis=rows, devices=jax.devices()[:rows])
     with CheckpointStore(folder) as store:
-        store.save(1, layout.put(STATE, "members"), {})
+        store.save(snapshot(1, layout.put(STATE, "members")))
     files = (folder / "checkpoints" / "1" / "state").rglob("*")
     return sum(path.stat().st_size for path in files if path.is_file()) - NUM_BYTES
 

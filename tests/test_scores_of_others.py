@@ -7,11 +7,13 @@ import pytest
 
 from dist_ens.losses import pinball
 from dist_ens.metrics import (
-    classification_scores,
+    CLASSIFICATION,
+    REGRESSION,
+    Rows,
     classification_values,
     classwise_sums,
-    regression_scores,
     regression_values,
+    scores_of,
 )
 from dist_ens.metrics.ranking import detection_scores
 
@@ -50,7 +52,8 @@ def test_scores_of_classes_are_those_of_torchmetrics(kind):
     log_probs = jnp.log(probs)
     mask = np.ones(ROWS, bool)
     values = jax.device_get(classification_values(log_probs, labels))
-    got = classification_scores(values, np.asarray(classwise_sums(log_probs, labels, mask)))
+    sums = np.asarray(classwise_sums(log_probs, labels, mask))
+    got = scores_of(CLASSIFICATION, Rows(values, sums))
     # The very probabilities that are scored: exp(log p) is p to rounding, and bins have edges.
     predicted = torch.from_numpy(np.array(jnp.exp(log_probs), np.float64))
     targets = torch.from_numpy(labels)
@@ -112,7 +115,7 @@ def test_scores_of_mixtures_are_those_of_scoringrules(num_members):
         values = regression_values(
             jnp.asarray(mean), jnp.asarray(deviation**2), jnp.asarray(targets), as_one=False
         )
-    got = regression_scores(jax.device_get(values), 1.0)
+    got = scores_of(REGRESSION, Rows(jax.device_get(values)))
     crps = scoringrules.crps_mixnorm(targets, mean.T, deviation.T)
     nll = scoringrules.logs_mixnorm(targets, mean.T, deviation.T)
     assert got["crps"] == pytest.approx(crps.mean(), abs=1e-6)

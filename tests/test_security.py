@@ -12,9 +12,7 @@ import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 
 ROOT = pathlib.Path(__file__).parent.parent
-SOURCES = sorted(
-    path for folder in ("dist_ens", "launch") for path in (ROOT / folder).rglob("*.py")
-)
+SOURCES = [path for folder in ("dist_ens", "launch") for path in (ROOT / folder).rglob("*.py")]
 # The file that runs a config file, and those that import parts of dist_ens when they are used.
 MAY_RUN_CODE = {
     "dist_ens/experiment/config_file.py": ["runpy"],
@@ -22,15 +20,7 @@ MAY_RUN_CODE = {
     "launch/__init__.py": ["import_module"],
 }
 RUN_CODE = {
-    "runpy",
-    "pickle",
-    "cPickle",
-    "dill",
-    "cloudpickle",
-    "marshal",
-    "shelve",
-    "joblib",
-    "code",
+    *("runpy", "pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "code"),
 }
 ATTRIBUTES = {
     *("unsafe_load", "UnsafeLoader", "import_module", "exec_module", "serialize_executable"),
@@ -58,10 +48,9 @@ def ways_to_run_code(text):
             yield node.attr
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_is_read_by_what_could_run_code(path):
-    allowed = MAY_RUN_CODE.get(str(path.relative_to(ROOT)), [])
-    assert list(ways_to_run_code(path.read_text())) == allowed
+def test_no_file_is_read_by_what_could_run_code():
+    found = {str(path.relative_to(ROOT)): [*ways_to_run_code(path.read_text())] for path in SOURCES}
+    assert {path: ways for path, ways in found.items() if ways} == MAY_RUN_CODE
 
 
 @pytest.mark.quick
@@ -97,7 +86,6 @@ def test_a_secret_of_the_environment_is_in_no_file_and_no_output(tmp_path):
         "PYTHONPATH": str(ROOT),
         "WANDB_API_KEY": SECRET,
         "HTTPS_PROXY": f"http://someone:{SECRET}@127.0.0.1:9",
-        "AWS_SECRET_ACCESS_KEY": SECRET,
     }
     for number, command in enumerate(commands):
         with (tmp_path / f"output_{number}").open("w") as output:
@@ -107,7 +95,6 @@ def test_a_secret_of_the_environment_is_in_no_file_and_no_output(tmp_path):
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                check=False,
             )
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     names = {os.path.relpath(path, tmp_path) for path in files}

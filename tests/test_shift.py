@@ -1,16 +1,10 @@
 """Shifted inputs of every type: the shift is that of float inputs, and never that of rounding."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-import networks
 from dist_ens.data import ArraySplit, Spec
-from dist_ens.errors import UserError
-from dist_ens.evaluation import Evaluator
-from dist_ens.evaluation.shift import require_float_inputs, shifted_splits
+from dist_ens.evaluation.shift import shifted_splits
 from dist_ens.experiment import (
     CheckpointConfig,
     DataConfig,
@@ -26,8 +20,6 @@ from dist_ens.experiment.assessment import (
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.layout import Layout
-from dist_ens.members import from_functions
 
 RANDOM = np.random.default_rng(0)
 ON = RANDOM.random((20, 8, 8)) < 0.295
@@ -88,62 +80,6 @@ def test_types_whose_steps_are_small_beside_the_noise_are_kept():
             assert values.max() <= inputs.max()
     of_72 = np.resize([100, 172], (20, 8, 8)).astype(np.int16)
     assert shifted(of_72)["blur", 1].dtype == np.float32
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_inputs_that_even_float32_is_too_coarse_for_are_refused(dtype):
-    # float32 has steps of 8 at 1e8; the least noise of a range of 16 is 1.28.
-    inputs = np.resize([100_000_000, 100_000_016], (4, 3)).astype(dtype)
-    with pytest.raises(UserError, match=r"float32 has steps of 8 there.*deviation of 1\.28\."):
-        shifted(inputs)
-
-
-def evaluator_of(apply, inputs, num_outputs=3):
-    """An evaluator of two members, their state, and a split of booleans, shifted."""
-    member = from_functions(
-        lambda key: {"w": jax.random.normal(key, (inputs.shape[1], num_outputs))}, apply
-    )
-    ensemble = networks.ensemble_of(
-        member, optax.identity(), Layout.make(2, ensemble_axis=1, devices=jax.devices()[:1])
-    )
-    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, *inputs.shape[1:]), inputs.dtype))
-    spec = Spec(inputs.shape[1:], inputs.dtype.name, (), num_outputs)
-    split = ArraySplit(inputs, np.zeros(len(inputs), np.int32))
-    return Evaluator(ensemble, 8, spec), state, shifted_splits(split, spec)["gaussian_noise"][0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("apply", "message"),
-    [
-        (lambda p, x: p["w"][x.astype(x.dtype)].sum(1), "does not take its uint8 inputs as float"),
-        (
-            lambda p, x: (x / 16 if x.dtype == jnp.uint8 else x) @ p["w"],
-            "predicts something else for its uint8 inputs",
-        ),
-        (lambda p, x: x.astype(jnp.int32) @ p["w"], "rounds its inputs: it does not see fractions"),
-        (lambda p, x: p["w"][x.astype(jnp.int32)].sum(1), "rounds its inputs"),
-    ],
-    ids=["embedding", "by type", "truncating", "embedding of floats"],
-)
-def test_a_network_that_takes_no_fractions_is_not_shifted(apply, message):
-    inputs = RANDOM.integers(0, 17, (30, 17)).astype(np.uint8)
-    with pytest.raises(UserError, match=message):
-        require_float_inputs(*evaluator_of(apply, inputs))
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize(
-    "apply",
-    [
-        lambda p, x: x.astype(jnp.float32) @ p["w"],
-        lambda p, x: jnp.zeros((len(x), 1)) @ p["w"][:1],
-    ],
-    ids=["linear", "constant"],
-)
-def test_a_network_that_takes_floats_is_shifted(apply):
-    require_float_inputs(*evaluator_of(apply, ON.reshape(20, 64)))
 
 
 def test_a_run_on_booleans_has_the_scores_of_one_on_floats(tmp_path):

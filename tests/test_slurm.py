@@ -12,10 +12,10 @@ import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment.loaded import open_finished
-from launch.slurm_script import Job, render
-from slurm_cluster import LIMIT_SECS, SlurmCluster
+from slurm_cluster import LIMIT_SECS, SlurmCluster, wait_for
+from stand_ins import executable
+from test_slurm_render import render
 
 pytestmark = pytest.mark.slurm
 ROOT = pathlib.Path(__file__).parent.parent
@@ -50,9 +50,9 @@ def cluster(tmp_path_factory):
         yield cluster
 
 
-def submit(cluster, folder, job):
-    """Submits a job from a folder, and returns its id."""
-    return cluster.run("sbatch", "--parsable", input=render(job), cwd=folder).strip()
+def submit(cluster, folder, script):
+    """Submits a script from a folder, and returns the id of the job."""
+    return cluster.run("sbatch", "--parsable", input=script, cwd=folder).strip()
 
 
 def command(cluster, folder, *words):
@@ -68,25 +68,21 @@ def command(cluster, folder, *words):
 
 
 def training(folder):
-    """A run on two nodes with two processes each."""
-    command = (*TRAIN, f"--workdir={folder}/run")
-    return Job(command, python=sys.executable, nodes=2, tasks_per_node=2, time="20")
+    """The script of a run on two nodes with two processes each."""
+    words = (*TRAIN, f"--workdir={folder}/run")
+    return render(words, sys.executable, nodes=2, tasks_per_node=2, time="20")
 
 
-def of_task(folder, task="", code=0, **fields):
-    """A job on two nodes with two processes each, of which one ends with a code."""
-    (folder / "task").write_text(TASK.format(task=task, code=code))
-    (folder / "task").chmod(0o755)
-    fields = {"nodes": 2, "tasks_per_node": 2, "time": "20"} | fields
-    return Job(("train", "--workdir=run"), python=str(folder / "task"), **fields)
+def of_task(folder, task="", code=0, **options):
+    """The script of a job on two nodes with two processes each, of which one ends with a code."""
+    executable(folder / "task", TASK.format(task=task, code=code))
+    options = {"nodes": 2, "tasks_per_node": 2, "time": "20"} | options
+    return render(("train", "--workdir=run"), str(folder / "task"), **options)
 
 
-def wait_for(path):
+def wait_for_file(path):
     """Waits until a file has content, or a folder exists."""
-    deadline = time.monotonic() + LIMIT_SECS
-    while not (path.is_dir() or (path.exists() and path.stat().st_size)):
-        assert time.monotonic() < deadline, path
-        time.sleep(0.1)
+    wait_for(lambda: path.is_dir() or (path.exists() and path.stat().st_size), path)
 
 
 def log_of(folder, job):
@@ -115,10 +111,10 @@ def assert_ended_as(folder, never_stopped):
 
 def test_sbatch_accepts_the_script(cluster, tmp_path):
     sweep = of_task(tmp_path, configs=("a.py", "b.py"), partition="low", cpus_per_task=2)
-    for job in (training(tmp_path), sweep):
-        cluster.run("sbatch", "--test-only", input=render(job))
+    for script in (training(tmp_path), sweep):
+        cluster.run("sbatch", "--test-only", input=script)
     with pytest.raises(subprocess.CalledProcessError):
-        cluster.run("sbatch", "--test-only", input=render(of_task(tmp_path, partition="none")))
+        cluster.run("sbatch", "--test-only", input=of_task(tmp_path, partition="none"))
 
 
 def test_a_submitted_job_trains_on_two_nodes_and_is_followed_to_its_end(never_stopped):
@@ -133,7 +129,7 @@ def test_a_preempted_job_saves_and_is_requeued_and_ends_as_one_never_stopped(
     cluster, never_stopped, tmp_path
 ):
     job = submit(cluster, tmp_path, training(tmp_path))
-    wait_for(tmp_path / "run/metrics.jsonl")
+    wait_for_file(tmp_path / "run/metrics.jsonl")
     cluster.run("scancel", "--signal=TERM", job)
     assert cluster.wait_for_end(job)["JobState"] == "PENDING"
     stopped = log_of(tmp_path, job)
@@ -149,10 +145,10 @@ def test_a_job_that_slurm_requeues_or_cancels_resumes_from_a_commit(
     cluster, never_stopped, tmp_path
 ):
     job = submit(cluster, tmp_path, training(tmp_path))
-    wait_for(tmp_path / "run/checkpoints/500")
+    wait_for_file(tmp_path / "run/checkpoints/500")
     cluster.run("scontrol", "requeue", job)
     cluster.start_again(job)
-    wait_for(tmp_path / "run/checkpoints/1500")
+    wait_for_file(tmp_path / "run/checkpoints/1500")
     cluster.run("scancel", job)
     assert cluster.wait_for_end(job, restarts=1)["JobState"] == "CANCELLED"
     assert "resuming from step" in log_of(tmp_path, job)
@@ -188,25 +184,25 @@ def test_a_killed_task_requeues_the_job(cluster, tmp_path):
 
 def test_a_cancelled_job_that_leaves_with_42_stays_cancelled(cluster, tmp_path):
     job = submit(cluster, tmp_path, of_task(tmp_path))
-    wait_for_start(tmp_path)
+    wait_for((tmp_path / "started").exists, tmp_path)
     cluster.run("scancel", job)
-    wait_for(tmp_path / f"dist_ens-{job}.log")
+    wait_for_file(tmp_path / f"dist_ens-{job}.log")
     shown = cluster.wait_for_end(job)
-    wait_for_text(tmp_path, job, "so the script does not requeue it")
+    wait_for(lambda: "so the script does not requeue it" in log_of(tmp_path, job), job)
     assert cluster.described(job)["JobState"] == "CANCELLED"
     assert shown["Restarts"] == "0"
 
 
-def test_a_job_is_told_before_its_time_limit_and_continues(cluster, tmp_path):
+def test_a_job_saves_before_its_time_limit_and_continues(cluster, tmp_path):
     job = submit(cluster, tmp_path, of_task(tmp_path, time="1", grace_secs=45))
     assert cluster.wait_for_end(job)["JobState"] == "PENDING"
     assert "Exit code 42. The job is requeued" in log_of(tmp_path, job)
     cluster.run("scancel", job)
 
 
-def test_a_job_that_another_one_preempts_is_told_and_continues(cluster, tmp_path):
+def test_a_job_that_another_one_preempts_saves_and_continues(cluster, tmp_path):
     job = submit(cluster, tmp_path, of_task(tmp_path, partition="low"))
-    wait_for_start(tmp_path)
+    wait_for((tmp_path / "started").exists, tmp_path)
     other = of_task(tmp_path, partition="high", tasks_per_node=4)
     urgent = submit(cluster, tmp_path, other)
     cluster.wait_for(urgent, "RUNNING")
@@ -221,7 +217,7 @@ def test_only_the_preempted_task_of_a_sweep_is_requeued(cluster, tmp_path):
     job = submit(cluster, tmp_path, sweep)
     for task in range(3):
         cluster.wait_for(f"{job}_{task}", "RUNNING")
-    wait_for_start(tmp_path)
+    wait_for((tmp_path / "started").exists, tmp_path)
     time.sleep(1)
     # The last task of an array has the id of the array, too.
     cluster.run("scancel", "--signal=TERM", f"{job}_2")
@@ -232,27 +228,14 @@ def test_only_the_preempted_task_of_a_sweep_is_requeued(cluster, tmp_path):
     cluster.run("scancel", job)
 
 
-def test_a_command_in_an_allocation_without_srun_is_told_what_to_type(cluster, tmp_path):
+def test_a_command_in_an_allocation_without_srun_says_so(cluster, tmp_path):
     # salloc sets the job's variables, and not those of a step: as after ssh into an allocation.
-    words = (*TRAIN, "--config.steps=20", f"--workdir={tmp_path}/run")
-    python = (sys.executable, "-m", f"launch.{words[0]}", *words[1:])
-    with pytest.raises(subprocess.CalledProcessError) as ended:
-        cluster.run("salloc", "--nodes=2", "--ntasks-per-node=2", *python, cwd=tmp_path)
-    assert ended.value.returncode == ExitCode.USAGE
-    assert not (tmp_path / "run").exists()
-
-
-def wait_for_start(folder):
-    """Waits until a task of `of_task` has started."""
-    deadline = time.monotonic() + LIMIT_SECS
-    while not (folder / "started").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def wait_for_text(folder, job, text):
-    """Waits until the log of a job has a text."""
-    deadline = time.monotonic() + LIMIT_SECS
-    while text not in log_of(folder, job):
-        assert time.monotonic() < deadline, log_of(folder, job)
-        time.sleep(0.1)
+    words = ("-m", "launch.train", *TRAIN[1:], "--config.steps=20", f"--workdir={tmp_path}/run")
+    ended = subprocess.run(
+        ["salloc", "--nodes=2", "--ntasks-per-node=2", sys.executable, *words],
+        env=cluster.environment,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "srun" in ended.stderr

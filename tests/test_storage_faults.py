@@ -19,14 +19,13 @@ import pytest
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.callbacks import JsonLines
-from dist_ens.checkpoint import Checkpoints, CheckpointStore, writing
+from dist_ens.checkpoint import Checkpoints, CheckpointStore, Snapshot, writing
 from dist_ens.checkpoint.writing import unfinished_name
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import SaveError, UserError
-from dist_ens.exit_codes import ExitCode
-from dist_ens.layout import Layout
+from dist_ens.errors import ExitCode, SaveError, UserError
 from dist_ens.losses import categorical
 from dist_ens.training import fit
+from saving import reader, shapes_of, snapshot, state_of, steps_in
 from two_savers import RECORD
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -37,19 +36,8 @@ may_mount = pytest.mark.skipif(
 )
 
 
-def state_of(value, length=3):
-    return Layout.make(4).put({"w": np.full((4, length), value, np.float32)}, "members")
-
-
-def shapes_of(state):
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-    )
-
-
 def restored(folder, step):
-    state = CheckpointStore(folder, read_only=True).restore_state(step, shapes_of(state_of(0.0)))
-    return float(state["w"][0, 0])
+    return float(reader(folder, step).state(shapes_of(state_of(0.0)))["w"][0, 0])
 
 
 def test_a_folder_that_is_removed_while_training_is_noticed_and_not_made_anew(tmp_path):
@@ -81,7 +69,7 @@ def train(run, spoil):
 
     def callback(info):
         if info.step == 3:
-            while 2 not in CheckpointStore(run, read_only=True).steps():
+            while 2 not in steps_in(run):
                 time.sleep(0.01)
             spoil()
 
@@ -105,7 +93,7 @@ def test_no_second_error_hides_that_the_last_step_could_not_be_saved(tmp_path):
 
 
 def test_a_run_whose_checkpoints_or_lock_or_metrics_are_removed_saves_its_next_steps(
-    tmp_path, caplog
+    tmp_path,
 ):
     run = tmp_path / "run"
 
@@ -115,45 +103,8 @@ def test_a_run_whose_checkpoints_or_lock_or_metrics_are_removed_saves_its_next_s
         (run / "metrics.jsonl").unlink()
 
     train(run, remove)
-    assert CheckpointStore(run, read_only=True).steps()[-1] == 4
-    assert "was removed. Training continues, and the next save is written there." in caplog.text
+    assert steps_in(run)[-1] == 4
     assert (run / "metrics.jsonl").exists()
-
-
-@pytest.mark.parametrize("kind", ["file", "symbolic link"])
-def test_what_is_no_folder_in_place_of_the_checkpoints_is_told_by_its_kind(tmp_path, kind):
-    run, moved = tmp_path / "run", tmp_path / "moved"
-
-    def replace():
-        (run / "checkpoints").rename(moved)
-        if kind == "file":
-            (run / "checkpoints").touch()
-        else:
-            (run / "checkpoints").symlink_to(moved)
-
-    with pytest.raises(SaveError, match=f"step 4 in .*checkpoints is a {kind}, and nothing is"):
-        train(run, replace)
-    assert not (moved / "4").exists()
-
-
-def test_the_checkpoints_of_another_run_are_not_written_to(tmp_path):
-    run, said = tmp_path / "run", []
-    with Checkpoints(tmp_path / "other").open({**RECORD, "seed": 7}) as opened:
-        opened.save(1, state_of(7.0))
-    with Checkpoints(run).open(RECORD, say=said.append) as opened:
-        opened.save(1, state_of(1.0))
-        opened.wait()
-        (run / "checkpoints").rename(tmp_path / "moved")
-        shutil.copytree(tmp_path / "other" / "checkpoints", run / "checkpoints")
-        opened.save(2, state_of(2.0))
-        with pytest.raises(SaveError, match="its folder checkpoints was replaced by that of anot"):
-            opened.wait()
-        assert [path.name for path in (run / "checkpoints").iterdir()] == ["1"]
-        assert restored(run, 1) == 7.0
-        (run / "checkpoints").rename(tmp_path / "copy")
-        (tmp_path / "moved").rename(run / "checkpoints")
-        opened.save(2, state_of(2.0))
-    assert restored(run, 2) == 2.0
 
 
 def test_a_lock_that_was_removed_is_made_again(tmp_path):
@@ -181,7 +132,7 @@ def test_a_run_that_lost_its_lock_to_another_run_saves_no_more(tmp_path):
         opened.save(1, state_of(1.0))  # The other run has ended.
         with pytest.raises(SaveError, match="another run has locked it since"):
             opened.wait()
-    assert CheckpointStore(tmp_path, read_only=True).steps() == [5]
+    assert steps_in(tmp_path) == [5]
 
 
 def test_a_folder_that_is_replaced_is_not_written_to_and_saving_works_when_it_is_back(tmp_path):
@@ -231,8 +182,7 @@ def test_a_host_that_cannot_look_at_the_folder_waits_for_the_others_before_it_fa
         raise OSError(errno.ESTALE, "Stale file handle")
 
     store = CheckpointStore(tmp_path)
-    monkeypatch.setattr(store, "_require_no_link", refused)
-    store.save(1, state_of(1.0), {})
+    store.save(snapshot(1, state_of(1.0), before=refused))
     with pytest.raises(SaveError, match="stale file handle"):
         store.wait()
     assert len(reached) == 3
@@ -251,7 +201,7 @@ def test_all_hosts_take_the_word_of_process_0_for_whether_a_step_is_complete(
     monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda: lambda **_: None)
 
     def save():
-        writing.write_checkpoint(tmp_path, 1, {}, {}, {}, scores={}, token="0a-1")
+        writing.write_checkpoint(tmp_path, Snapshot(1, {}, {}), "0a-1")
 
     if is_complete:
         save()
@@ -289,16 +239,21 @@ def run_in(script, *words):
     )
 
 
-ON_A_SMALL_DISK = 'mount -t tmpfs -o size=4m disk "$3" && exec "$@"'
+ON_A_SMALL_DISK = (
+    'exec unshare -m bash -c \'mount -t tmpfs -o size=4m disk "$3" && exec "$@"\' bash "$@"'
+)
+
+
+def said_on(disk, fault, script=ON_A_SMALL_DISK):
+    disk.mkdir()
+    ended = run_in(script, disk, fault)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 @may_mount
 def test_a_full_disk_is_said_and_saving_works_again_when_there_is_room(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    ended = run_in(f"exec unshare -m bash -c '{ON_A_SMALL_DISK}' bash \"$@\"", disk, "full")
-    assert ended.returncode == 0, ended.stderr
-    said = json.loads(ended.stdout.splitlines()[-1])
+    said = said_on(tmp_path / "disk", "full")
     assert said["told"][0].endswith(
         "no space left on device. The last saved step is 1. Training continues, and the next save "
         "tries again. Free some space there."
@@ -315,38 +270,20 @@ def test_a_full_disk_is_said_and_saving_works_again_when_there_is_room(tmp_path)
 
 @pytest.mark.faults
 @may_mount
-def test_a_disk_that_is_read_only_is_told_as_such(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    ended = run_in(f"exec unshare -m bash -c '{ON_A_SMALL_DISK}' bash \"$@\"", disk, "read_only")
-    assert ended.returncode == 0, ended.stderr
-    said = json.loads(ended.stdout.splitlines()[-1])
-    assert "read-only file system. The last saved step is 1. Training cont" in said["told"][0]
-    assert said["told"][0].endswith("Mount that disk so that it can be written.")
-    assert said["code"] == ExitCode.FAULT
-    assert said["steps"] == [1]
-
-
-@pytest.mark.faults
-@may_mount
-def test_a_disk_that_vanishes_is_told_and_its_folder_is_not_made_on_another_disk(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    ended = run_in(f"exec unshare -m bash -c '{ON_A_SMALL_DISK}' bash \"$@\"", disk, "vanished")
-    assert ended.returncode == 0, ended.stderr
-    said = json.loads(ended.stdout.splitlines()[-1])
-    assert "that folder was removed or replaced after the run began to use it" in said["told"][0]
-    assert said["steps"] == []
-    assert not [*disk.iterdir()]
-
-
-@pytest.mark.faults
-def test_a_limit_on_the_size_of_files_is_told_as_such(tmp_path):
-    ended = run_in('ulimit -f 100; exec "$@"', tmp_path, "limited")
-    assert ended.returncode == 0, ended.stderr
-    said = json.loads(ended.stdout.splitlines()[-1])
-    assert "file too large. The last saved step is 1. " in said["told"][0]
-    assert said["told"][0].endswith("Raise the limit on the size of a file (ulimit -f).")
+@pytest.mark.parametrize(
+    ("fault", "script", "told", "steps"),
+    [
+        ("read_only", ON_A_SMALL_DISK, "Mount that disk so that it can be written.", [1]),
+        ("vanished", ON_A_SMALL_DISK, "Put the folder of the run back in its place.", []),
+        ("limited", 'ulimit -f 100; exec "$@"', "the size of a file (ulimit -f).", [1]),
+    ],
+)
+def test_a_disk_that_cannot_be_written_is_told_as_such(tmp_path, fault, script, told, steps):
+    said = said_on(tmp_path / "disk", fault, script)
+    assert said["told"][0].endswith(told)
+    assert said["steps"] == steps
+    # No folder is made on another disk.
+    assert fault != "vanished" or not [*(tmp_path / "disk").iterdir()]
 
 
 def save_on(disk, fault):
@@ -381,7 +318,7 @@ def save_on(disk, fault):
             opened.save(3, step_2, is_last=True)
     except SaveError as error:
         said |= {"code": int(error.exit_code), "error": str(error)}
-    steps = CheckpointStore(run, read_only=True).steps()
+    steps = steps_in(run)
     print(json.dumps(said | {"told": told, "steps": steps}))
 
 

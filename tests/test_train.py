@@ -27,8 +27,7 @@ from dist_ens.checkpoint import Checkpoints, CheckpointStore
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.data import source_of_arrays
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.errors import RunError, SaveError, UserError
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, RunError, SaveError, UserError
 from dist_ens.experiment import DataConfig, Experiment, OwnParts, open_source
 from dist_ens.experiment.config_file import NOTHING
 from dist_ens.experiment.loaded import open_finished
@@ -38,12 +37,14 @@ from dist_ens.losses import softmax_cross_entropy
 from dist_ens.members import from_functions
 from dist_ens.sampling import Order
 from dist_ens.state import State, unstack_members
-from dist_ens.training.arguments import FitArguments
+from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.beginning import Begun
 from dist_ens.training.ending import end_run
 from dist_ens.training.held_out import EvalData
 from dist_ens.training.metrics import MetricsReader
+from dist_ens.training.preparing import Job
 from dist_ens.training.services import Run as FitRun
+from saving import snapshot
 
 
 def experiment(**changes):
@@ -198,9 +199,9 @@ def test_a_key_is_restored_as_the_kind_that_it_was(tmp_path, impl):
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
     with CheckpointStore(tmp_path) as checkpoints:
-        checkpoints.save(1, state, {})
+        checkpoints.save(snapshot(1, state))
         checkpoints.wait()
-        restored = checkpoints.restore_state(1, abstract)
+        restored = checkpoints.at(1).state(abstract)
     assert (restored["key"].dtype, restored["key"].sharding) == (
         state["key"].dtype,
         state["key"].sharding,
@@ -375,7 +376,7 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
     def takes_its_time(name):
         now[0] += secs[name].pop(0)
 
-    class Slow:  # as an ensemble, as checkpoints, and as a signal that never comes
+    class Slow:  # as an ensemble, as checkpoints, as a record, and as a signal that never comes
         signal = member_score = None
         ids, num_members, failure_policy, layout = np.arange(1), 1, FailurePolicy(), None
 
@@ -391,6 +392,12 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
 
         def is_best(self, step, scores):
             return False
+
+        def chosen(self, *_):
+            return self
+
+        def to_dict(self):
+            return {}
 
         def save(self, step, state, **_):
             takes_its_time("save")
@@ -414,11 +421,12 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
     begun = Begun(info, State(*[()] * len(State._fields)), 10, batches)
     arguments = FitArguments(ensemble=made, data=None, progress=False)
     eval_data = EvalData("test", evaluate, lambda ensemble, batch: {})
-    run = FitRun(begun, arguments, data, eval_data, Slow(), {}, Slow(), print, print)
+    job = Job(arguments, Door(record=made), data, eval_data, info, (), print, print)
+    run = FitRun(job, begun, made, made)
     run.begin()
     while run.before():
         run.update(run.next_batch())
-    outcome = end_run(run, ())
+    outcome = end_run(run, job)
     assert outcome.steps_per_second == 20 / (3 + 1 + 4)
     assert outcome.seconds == 81
 

@@ -494,7 +494,7 @@ def test_dropout_samples_are_averaged_and_differ(tmp_path):
     trained = train(experiment(data, steps=20, num_members=2, model=model), tmp_path)
     images = open_source(data).test.take(np.arange(5))["inputs"]
     plain = Evaluator(trained.ensemble, 8).predict(trained.state, images)
-    samples = dataclasses.replace(trained.ensemble, dropout_samples=64)
+    samples = trained.ensemble.replace(dropout_samples=64)
     outputs = np.asarray(samples.outputs(trained.state, samples.layout.put(images[:4], BATCH)))
     assert outputs.shape == (2, 4, 64, 10)
     assert (outputs.std(axis=2) > 0).all()

@@ -13,11 +13,10 @@ STACKS_SECS, STUCK_SECS, LATER_SECS = 1.0, 2.0, 1.0
 # `PyDLL` keeps the GIL during a call, as an extension may that forgets to release it.
 STUCK = f"""
 import ctypes, sys, time
-from dist_ens import progress
-from launch import watchdog
+from dist_ens import progress, watchdog
 
 watchdog.LATER_SECS = {LATER_SECS}
-watchdog.begin({STACKS_SECS}, {STUCK_SECS})
+watchdog.begin({STACKS_SECS}, {STUCK_SECS}, print)
 for _ in range(50):  # 5 seconds, longer than all time-outs.
     time.sleep(0.1)
     progress.made()
@@ -46,5 +45,5 @@ def test_a_call_that_holds_the_gil_ends_after_its_stack_is_printed():
     code, told, took = ended()
     assert code == -signal.SIGKILL  # 137, after which a launcher starts the run again.
     assert "Thread 0x" in told
-    assert 'File "<string>", line 12 in <module>' in told
+    assert 'File "<string>", line 11 in <module>' in told
     assert STUCK_SECS < took < STUCK_SECS + LATER_SECS + 3

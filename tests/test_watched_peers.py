@@ -6,9 +6,8 @@ import time
 import pytest
 
 from dist_ens import peers
-from dist_ens.exit_codes import ExitCode
-from dist_ens.meeting import Card
-from dist_ens.peers import Failure, Peers
+from dist_ens.errors import ExitCode
+from dist_ens.peers import Card, Failure, Peers
 
 pytestmark = pytest.mark.quick
 TIMEOUT_SECS = 0.3
@@ -75,14 +74,14 @@ def test_a_process_that_has_done_its_work_ends_with_a_failure_that_comes_later(w
     watching, service, left = watched
     watching.end()
     failure = Failure(1, ExitCode.DISK_FULL, "The disk is full.")
-    service.values[f"{peers._FAILURES}/first"] = json.dumps(vars(failure))
+    service.values[f"{peers._FAILURES}/first"] = json.dumps(failure._asdict())
     wait_for(lambda: left)
     assert left[0] == (46, "error: Process 1 (host n1, pid 101) has failed: The disk is full.")
 
 
 def test_the_first_failure_is_kept(watched):
     watching, service, _ = watched
-    service.values[f"{peers._FAILURES}/first"] = json.dumps(vars(Failure(1, 1, "first")))
+    service.values[f"{peers._FAILURES}/first"] = json.dumps(Failure(1, 1, "first")._asdict())
     watching.fail(2, "second")
     assert json.loads(service.values[f"{peers._FAILURES}/first"])["message"] == "first"
 

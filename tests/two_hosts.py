@@ -113,15 +113,16 @@ def fail_to_save(folder, *, fails):
     from dist_ens.checkpoint import CheckpointStore
     from dist_ens.errors import RunError
     from dist_ens.layout import Layout
+    from saving import snapshot
 
     state = Layout.make(8).put({"w": np.ones((8, 1000), np.float32)}, "members")
     with CheckpointStore(folder) as saves:
-        saves.save(1, state, {})
+        saves.save(snapshot(1, state))
         saves.wait()
         unlimited = resource.RLIM_INFINITY
         if fails:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited))
-        saves.save(2, state, {})
+        saves.save(snapshot(2, state))
         try:
             saves.wait()
         except RunError as error:
@@ -165,7 +166,7 @@ def main(verb, coordinator, process_id, folder):
     train(of_groups(folder), folder / "groups")
     # As process 0 has room; nothing is streamed, whatever the other one sees.
     Layout.free_bytes = lambda layout: FOR_A_DIVIDED_SPLIT if cluster.is_main() else 0
-    feed.call_batches.streamed = None
+    feed.call_batches._streamed = None
     train(experiment(1), folder / "divided")
 
 

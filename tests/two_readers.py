@@ -37,8 +37,8 @@ def read_on(rows, columns, folder):
     """Restores the state on a mesh of the first devices, and returns the bytes that were read."""
     import jax
 
-    from dist_ens.checkpoint import CheckpointStore
     from dist_ens.layout import MEMBERS, Layout
+    from saving import reader
 
     layout = Layout.make(64, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
     shapes = {
@@ -46,7 +46,7 @@ def read_on(rows, columns, folder):
         for name, leaf in STATE.items()
     }
     before = bytes_read()
-    restored = CheckpointStore(folder, read_only=True).restore_state(1, shapes)
+    restored = reader(folder, 1).state(shapes)
     read = bytes_read() - before
     for name, leaf in restored.items():
         for shard in leaf.addressable_shards:

@@ -76,6 +76,7 @@ def main(coordinator, process_id, folder):
     from dist_ens.checkpoint import Checkpoints
     from dist_ens.errors import UserError
     from dist_ens.layout import Layout
+    from saving import flip, shapes_of
 
     cluster.start(coordinator, 2, int(process_id))
     folder, clock = pathlib.Path(folder), cluster.clock
@@ -88,11 +89,6 @@ def main(coordinator, process_id, folder):
     cluster.clock = counted_clock
     values = np.random.default_rng(0).normal(size=(8, 400)).astype(np.float32)
     state = Layout.make(8).put({"w": values}, "members")
-
-    def shapes_of(state):
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-        )
 
     def save(checkpoints, step):
         mine = {"position": f"host {process_id} at step {step}".encode()}
@@ -114,9 +110,7 @@ def main(coordinator, process_id, folder):
         shutil.copytree(folder / "run", folder / "damaged")
         of_host_1 = folder / "damaged" / "checkpoints" / str(CALLS) / "state" / "ocdbt.process_1"
         data = max((of_host_1 / "d").iterdir(), key=lambda path: path.stat().st_size)
-        content = bytearray(data.read_bytes())
-        content[len(content) // 2] ^= 1
-        data.write_bytes(content)
+        flip(data, data.stat().st_size // 2)
     cluster.as_main_sees(True)
     said, restored = [], None
     with Checkpoints(folder / "damaged").open(RECORD, say=said.append) as damaged:

@@ -12,9 +12,9 @@ from benchmarks.peers.flops import MATMUL_FLOPS, Matmul, model_flops
 from benchmarks.peers.jax_loop import JaxLoop
 from benchmarks.peers.jax_scan import JaxScan
 from benchmarks.peers.jax_vmap import JaxVmap
-from benchmarks.peers.way import Absent, MakeWay
+from benchmarks.peers.way import Absent, MakeWay, spread
 from benchmarks.workloads import Workload
-from dist_ens.execution.timing import Way, spread, step_ms_of_turns
+from dist_ens.execution.timing import Way, step_ms_of_turns
 
 _DIST_ENS, _MATMUL = "dist_ens", "matmul"
 

@@ -7,8 +7,8 @@ import torch
 from benchmarks.peers.order import Order
 from benchmarks.peers.torch_common import data_of, first_networks, make_optimizer, thread_counts
 from benchmarks.peers.torch_networks import loss_of
+from benchmarks.peers.way import fastest
 from benchmarks.workloads import Workload
-from dist_ens.execution.timing import fastest
 
 
 class TorchLoop:

@@ -1,7 +1,7 @@
 """Checkpoints of a run: saving and resuming.
 
 `Checkpoints` holds the folder of a run and the times at which it is saved. `CheckpointStore` writes
-and reads the files.
+and reads the files. `Snapshot` is what one save writes.
 
 A checkpoint is the folder `WORKDIR/checkpoints/STEP`. It holds
 
@@ -11,32 +11,33 @@ A checkpoint is the folder `WORKDIR/checkpoints/STEP`. It holds
 - `manifest.json`: what the step is. It has the step, the record of the run that the state belongs
   to, the ids of the members, a digest of each member's part of each leaf, and the size and the
   digest of each file. See `manifest`.
-- `host_files`: bytes that belong to one host each, such as the position of its data iterator.
-  The folder is absent if there are none.
+- `host_files`: bytes that belong to one host each, such as the position of its data iterator. The
+  file of process P is `host_files/NAME.P`. The folder is absent if there are none.
 
 Orbax reads the files of `state`: `StandardCheckpointer().restore` returns NumPy arrays on any
 number of devices. This package uses TensorStore directly, as Orbax itself does. Orbax's own code
 takes 0.1 s of the cores that train, however small the state is. For a hundred small networks that
 is a hundred steps. Each member's part of an array is a separate chunk with a checksum (CRC-32C, a
 codec of Zarr), which every reader compares. So a member can be read alone.
-
-The first format has `run/metadata` with a checksum instead of the manifest, and no digests. Such
-checkpoints are still read.
 """
 
 from dist_ens.checkpoint.checkpoints import Checkpoints
 from dist_ens.checkpoint.lineage import Lineage, ids_text, positions_of
 from dist_ens.checkpoint.members import (
     SavedMembers,
-    lineages_at,
     members_at,
     read_lineages,
     read_members,
     require_new_folder,
-    saved_step,
     write_members,
 )
-from dist_ens.checkpoint.newest import moving_on, read_newest
+from dist_ens.checkpoint.newest import (
+    RESULT_FILE,
+    moving_on,
+    read_newest,
+    saved_step,
+    state_digest,
+)
 from dist_ens.checkpoint.opened import OpenCheckpoints
 from dist_ens.checkpoint.record import (
     StepRecord,
@@ -45,23 +46,24 @@ from dist_ens.checkpoint.record import (
     listed,
     require_config_record,
 )
-from dist_ens.checkpoint.store import FOLDER, RESULT_FILE, CheckpointStore, state_digest
-from dist_ens.checkpoint.writing import Leaf
+from dist_ens.checkpoint.snapshot import Leaf, Snapshot, leaves_off_devices
+from dist_ens.checkpoint.store import FOLDER, CheckpointStore
 
 __all__ = [
     "FOLDER",
     "RESULT_FILE",
     "CheckpointStore",
     "Checkpoints",
-    "Lineage",
     "Leaf",
+    "Lineage",
     "OpenCheckpoints",
     "SavedMembers",
+    "Snapshot",
     "StepRecord",
     "check_resumes",
     "differing_versions",
     "ids_text",
-    "lineages_at",
+    "leaves_off_devices",
     "listed",
     "members_at",
     "moving_on",

@@ -45,7 +45,8 @@ class Cadence:
         previous, self._step = self._step, step
         if step == previous:
             return False
-        is_due = self._crosses_multiple(previous, step)
+        every = self._every_steps
+        is_due = every is not None and step // every > previous // every
         if self._every_secs is not None:
             if self._interval is None or is_due:
                 self._begin_interval(step, cluster.clock())
@@ -53,13 +54,7 @@ class Cadence:
                 is_due = self._has_ended(*self._interval, step, self._every_secs)
         return is_due
 
-    def _crosses_multiple(self, previous: int, step: int) -> bool:
-        """Returns whether a multiple of `every_steps` lies in (previous, step]."""
-        every = self._every_steps
-        return every is not None and step // every > previous // every
-
     def _begin_interval(self, step: int, now: float) -> None:
-        """Begins an interval at a step and a time."""
         self._interval = step, now
         self._next_reading = step + 1
 

@@ -1,8 +1,8 @@
 """The causes of errors of reading and writing, as a person reads them."""
 
-import dataclasses
 import errno
 import os
+from typing import NamedTuple
 
 from dist_ens.errors import first_line
 
@@ -12,22 +12,17 @@ _REMEDIES = {
     errno.EDQUOT: "Free some space there, or ask for a larger quota",
     errno.EFBIG: "Raise the limit on the size of a file (ulimit -f)",
     errno.EROFS: "Mount that disk so that it can be written",
-    errno.EACCES: "Give this user permission",
-    errno.EPERM: "Give this user permission",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "Give this user permission"),
     errno.ELOOP: "Put a file or a folder in the place of the link",
-    errno.ENOENT: "Put the folder of the run back in its place",
-    errno.ENOTDIR: "Put the folder of the run back in its place",
+    **dict.fromkeys(
+        (errno.ENOENT, errno.ENOTDIR, errno.ESTALE), "Put the folder of the run back in its place"
+    ),
     errno.EMFILE: "Raise the limit on open files (ulimit -n)",
     errno.ENFILE: "Close files of other programs",
     errno.ENOMEM: "Free some memory",
-    errno.EIO: "Check that disk",
-    errno.ESTALE: "Put the folder of the run back in its place",
-    errno.ETIMEDOUT: "Check the connection to that disk",
-    errno.ENOTCONN: "Check the connection to that disk",
-    errno.EHOSTDOWN: "Check the connection to that disk",
-    errno.EINTR: "Check that disk",
+    **dict.fromkeys((errno.EIO, errno.EINTR, errno.ETIMEDOUT), "Check that disk"),
+    **dict.fromkeys((errno.ENOTCONN, errno.EHOSTDOWN), "Check the connection to that disk"),
 }
-_OTHER = "Remove the cause"
 # Errors of reading that say nothing about the content of the files.
 NO_DAMAGE = frozenset(
     {
@@ -37,14 +32,10 @@ NO_DAMAGE = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Cause:
-    """The cause of an error.
+class Cause(NamedTuple):
+    """The cause of an error: what it is, what to do, and the number of the system's error, if any.
 
-    Attributes:
-        what: Description of the error, without a full stop, such as `no space left on device`.
-        remedy: Advice as a sentence without a full stop, such as `Free some space`.
-        code: Number of the system's error; None if the system reported none.
+    Neither text has a full stop: `no space left on device`, `Free some space`.
     """
 
     what: str
@@ -74,9 +65,9 @@ def explained(error: BaseException | None) -> Cause:
     if code is None:
         code = next((each for each in _REMEDIES if os.strerror(each) in str(error)), None)
     if code is None:
-        return Cause(first_line(error).rstrip("."), _OTHER, None)
+        return Cause(first_line(error).rstrip("."), "Remove the cause", None)
     what = text or os.strerror(code)
-    return Cause(what[:1].lower() + what[1:], _REMEDIES.get(code, _OTHER), code)
+    return Cause(what[:1].lower() + what[1:], _REMEDIES.get(code, "Remove the cause"), code)
 
 
 def is_of_disk(error: BaseException) -> bool:

@@ -8,18 +8,19 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import jax
 
 from dist_ens.checkpoint.cadence import Cadence
-from dist_ens.checkpoint.kept import Kept
 from dist_ens.checkpoint.opened import OpenCheckpoints
 from dist_ens.checkpoint.record import LOOP_RECORD, RESUMES, check_resumes
+from dist_ens.checkpoint.retention import Retention
 from dist_ens.checkpoint.run_folder import locked, require_writable_folder
 from dist_ens.checkpoint.store import CheckpointStore
 from dist_ens.commands import quoted
-from dist_ens.errors import UserError, value_and_kind
+from dist_ens.errors import UserError
 from dist_ens.ground.numbers import whole_number
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.layout import MEMBERS, Layout, check_lengths
@@ -75,19 +76,18 @@ class Checkpoints:
     resume: str = "same"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, str | os.PathLike):
-            raise UserError(
-                f"folder is {value_and_kind(self.folder)}. Give a path, such as 'runs/digits'."
-            )
-        checked: dict[str, Any] = {
-            "folder": given_path(self.folder, "folder"),
-            "keep": whole_number("keep", self.keep, least=1),
-        }
+        checked: dict[str, Any] = {"folder": given_path(self.folder, "folder")}
+        for name in ("keep", "every_steps", "keep_every_steps"):
+            value = getattr(self, name)
+            if name == "keep" or value is not None:
+                checked[name] = whole_number(name, value, least=1)
         if self.every_secs is not None:
-            checked["every_secs"] = _positive("every_secs", self.every_secs)
-        for name in ("every_steps", "keep_every_steps"):
-            if getattr(self, name) is not None:
-                checked[name] = whole_number(name, getattr(self, name), least=1)
+            if not isinstance(self.every_secs, Real) or not 0 < self.every_secs < math.inf:
+                raise UserError(
+                    f"every_secs is {repr(self.every_secs)[:200]}. Give a positive number of "
+                    "seconds, or None."
+                )
+            checked["every_secs"] = float(self.every_secs)
         if self.resume not in RESUMES:
             raise UserError(
                 f"resume is {repr(self.resume)[:200]}. Give 'same' to resume only a run with "
@@ -193,15 +193,11 @@ class Checkpoints:
         an error of one host alone would make the others wait forever.
 
         Args:
-            record: Description of the run that is about to train, in types that JSON can hold:
-                `StepRecord.to_dict()`, or the record of a config's run.
+            record: Description of the run that is about to train, in types that JSON can hold.
             check: Function of a saved record that raises a `UserError` if the run must not resume
                 it.
             say: Function that reports damaged checkpoints and saves that could not be written.
             directions: "lower" or "higher" for each score of the run, whichever is better, or None.
-
-        Yields:
-            The checkpoints of the folder.
 
         Raises:
             UserError: If the folder cannot be used, another run is using it, or it holds another
@@ -212,7 +208,7 @@ class Checkpoints:
         folder = pathlib.Path(self.folder)
         best = self._higher_is_better(directions or {})
         require_writable_folder(folder)
-        keep = Kept(
+        keep = Retention(
             self.keep, self.keep_every_steps, self.keep_best, self.keep_best_of_members, best
         )
 
@@ -226,7 +222,6 @@ class Checkpoints:
         ):
             yield OpenCheckpoints(
                 store,
-                folder,
                 record,
                 cadence=partial(Cadence, self.every_steps, self.every_secs),
                 check=checked,
@@ -239,39 +234,16 @@ class Checkpoints:
     def _higher_is_better(self, directions: Mapping[str, str | None]) -> frozenset[str]:
         """Returns the scores of `keep_best…` of which a higher value is better.
 
-        Args:
-            directions: Direction of each score of the run, by name.
-
         Raises:
             UserError: If the run has no such score, or its direction is not known.
         """
-        names = {
-            field: getattr(self, field)
-            for field in ("keep_best", "keep_best_of_members")
-            if getattr(self, field) is not None
-        }
-        for field, name in names.items():
+        names = [each for each in (self.keep_best, self.keep_best_of_members) if each is not None]
+        for name in names:
             if directions.get(name) is None:
                 known = sorted(each for each, better in directions.items() if better is not None)
                 raise UserError(
-                    f"{field} is {repr(name)[:200]}, and this run has the scores "
-                    f"{', '.join(known) or '(none)'}. Give one of them, or evaluation data."
+                    f"The best checkpoint is to be kept by {repr(name)[:200]}, and this run has "
+                    f"the scores {', '.join(known) or '(none)'}. Give one of them, or evaluation "
+                    "data."
                 )
-        return frozenset(name for name in names.values() if directions[name] == "higher")
-
-
-def _positive(name: str, value: Any) -> float:
-    """Returns a number as a float.
-
-    Raises:
-        UserError: If the value is not a positive, finite number.
-    """
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise UserError(
-            f"{name} is {repr(value)[:200]}. Give a positive number of seconds, or None."
-        )
-    return number
+        return frozenset(name for name in names if directions[name] == "higher")

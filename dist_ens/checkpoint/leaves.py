@@ -2,19 +2,14 @@
 
 import collections
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import jax
 import numpy as np
-from numpy.typing import DTypeLike
 
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError
 from dist_ens.types import Leaf, PyTree, Tree
-
-if TYPE_CHECKING:
-    from dist_ens.checkpoint.reading import SavedArray
 
 
 def named_leaves(state: PyTree) -> dict[str, Leaf]:
@@ -54,34 +49,22 @@ def state_of(named: dict[str, jax.Array], abstract: Tree) -> Tree:
     return jax.tree.unflatten(structure, restored)
 
 
-def check_leaves(
-    path: pathlib.Path, saved: Mapping[str, "SavedArray"], named: Mapping[str, Leaf]
-) -> None:
-    """Checks that the saved leaves have the names, shapes and types of those asked for.
+def check_leaves(path: pathlib.Path, saved: Mapping[str, Leaf], named: Mapping[str, Leaf]) -> None:
+    """Raises a `RunError` unless saved leaves have the names, shapes and types of those asked for.
 
     Args:
         path: Folder of the checkpoint, for the message.
         saved: Arrays of the checkpoint, by name.
         named: Leaves that are asked for, by name.
-
-    Raises:
-        RunError: If a leaf differs.
     """
-    there = {name: _shape_of(array.dtype, array.shape) for name, array in saved.items()}
-    asked = {name: _shape_of(leaf.dtype, leaf.shape) for name, leaf in named.items()}
+    there, asked = _types_of(saved), _types_of(named)
     for name in sorted(there.keys() | asked.keys()):
         old, new = there.get(name, "absent"), asked.get(name, "absent")
         if old != new:
-            precision = {old.replace("64", "32"), new.replace("64", "32")}
-            remedy = (
-                "JAX_ENABLE_X64 was set in only one of the two runs. Set it as it was set when "
-                "the run was trained."
-                if len(precision) == 1
-                else "The network or the optimizer has changed since. Use those that the run was "
-                "trained with, or choose another folder."
-            )
             raise RunError(
-                f"Leaf {name} of the state is {old} in {quoted(path)} and {new} here. {remedy}"
+                f"Leaf {name} of the state is {old} in {quoted(path)} and {new} here. The network "
+                "or the optimizer has changed since, or JAX_ENABLE_X64 is set in only one of the "
+                "runs. Use those that the run was trained with, or choose another folder."
             )
 
 
@@ -99,6 +82,6 @@ def _integers(leaf: Leaf) -> Leaf:
     return jax.random.key_data(leaf)  # It runs no program, so it does not wait for the devices.
 
 
-def _shape_of(dtype: DTypeLike, shape: Sequence[int]) -> str:
-    """Returns a type and a shape as a text for messages, such as `float32[4, 3]`."""
-    return f"{np.dtype(dtype)}{list(shape)}"
+def _types_of(named: Mapping[str, Leaf]) -> dict[str, str]:
+    """Returns the type and the shape of each leaf as a text, such as `float32[4, 3]`."""
+    return {name: f"{np.dtype(leaf.dtype)}{list(leaf.shape)}" for name, leaf in named.items()}

@@ -15,9 +15,7 @@ FAILED = "failed: "
 class Event:
     """Something that happened to a member apart from its training.
 
-    Attributes:
-        step: Number of updates that the member had seen.
-        what: Clause that says what happened, such as "selected from runs/a".
+    It is a clause such as "copied from runs/a", and the number of updates that the member had seen.
     """
 
     step: int
@@ -30,9 +28,10 @@ class Lineage:
 
     Attributes:
         member_id: Id of the member in this checkpoint.
-        seed: Seed of the run that trained it; None if it is not known.
+        seed: Seed of the run that trained it; None if it was imported, or a loop of your own
+            trained it.
         trained_id: Id that it had in that run. None if it is `member_id`.
-        run: Folder of that run; None if it is not known.
+        run: Folder of that run, or path that it was imported from.
         events: Events in the life of the member, the oldest first.
         dropped_step: Step at which the policy `drop` gave the member up; None if it did not. A run
             that is resumed may leave it out.
@@ -57,14 +56,8 @@ class Lineage:
         return self.member_id if self.trained_id is None else self.trained_id
 
     def is_of_other_run(self, seed: int | None) -> bool:
-        """Returns whether another run trained the member, with another seed or id.
-
-        A member without a known run, which an older version saved, is taken for the run's own.
-
-        Args:
-            seed: Seed of the run that has the member now.
-        """
-        return self.run is not None and (self.seed, self.original_id) != (seed, self.member_id)
+        """Returns whether the member was trained with another seed or id than it has in a run."""
+        return (self.seed, self.original_id) != (seed, self.member_id)
 
     def renamed(self, member_id: int) -> Self:
         """Returns the lineage of the same member with another id."""
@@ -74,42 +67,15 @@ class Lineage:
         """Returns the lineage with one more event."""
         return dataclasses.replace(self, events=(*self.events, event))
 
-    def begun_in(self, run: str, seed: int | None) -> Self:
-        """Returns the lineage of a member of a run, which trained it if nothing else is known.
-
-        A checkpoint of an older version has ids only. Such a member may have been renamed since.
-
-        Args:
-            run: Folder of the run.
-            seed: Seed of the run.
-        """
-        is_renamed = self.original_id != self.member_id
-        if self.run is not None or is_renamed or self.events:
-            return self
-        return dataclasses.replace(self, seed=seed, trained_id=self.member_id, run=run)
-
     def to_dict(self) -> JsonDict:
         """Returns the fields by name, in types that JSON can hold."""
-        return {
-            "member_id": self.member_id,
-            "seed": self.seed,
-            "trained_id": self.original_id,
-            "run": self.run,
-            "events": [{"step": event.step, "what": event.what} for event in self.events],
-            **({} if self.dropped_step is None else {"dropped_step": self.dropped_step}),
-        }
+        return {**dataclasses.asdict(self), "trained_id": self.original_id}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> Self:
-        """Returns the lineage that `to_dict` wrote. Only `member_id` must be there."""
-        return cls(
-            values["member_id"],
-            values.get("seed"),
-            values.get("trained_id"),
-            values.get("run"),
-            tuple(Event(event["step"], event["what"]) for event in values.get("events", ())),
-            values.get("dropped_step"),
-        )
+        """Returns the lineage that `to_dict` wrote, also after a round trip through JSON."""
+        events = tuple(Event(**event) for event in values["events"])
+        return cls(**{**values, "events": events})
 
 
 def positions_of(member_ids: Sequence[int], members: Sequence[Lineage]) -> list[int]:
@@ -123,18 +89,11 @@ def positions_of(member_ids: Sequence[int], members: Sequence[Lineage]) -> list[
         UserError: If an id is not there, is given twice, or none is given.
     """
     known = {member.member_id: position for position, member in enumerate(members)}
-    missing = [member_id for member_id in member_ids if member_id not in known]
-    if missing or not member_ids or len(set(member_ids)) < len(member_ids):
-        why = (
-            f"there is no member {', '.join(map(str, missing))}"
-            if missing
-            else "an id is given twice"
-            if member_ids
-            else "no id is given"
-        )
+    asked = {*member_ids}
+    if not asked or len(asked) < len(member_ids) or not asked <= known.keys():
         raise UserError(
-            f"The members {str(list(member_ids))[:200]} cannot be taken: {why}. The run has the "
-            f"ids {ids_text(known)}. Give some of them, each once."
+            f"The run has the members {ids_text(known)}, and {str(list(member_ids))[:200]} were "
+            "asked for. Give some of its members, each once."
         )
     return [known[member_id] for member_id in member_ids]
 

@@ -14,11 +14,10 @@ from filelock import FileLock, Timeout
 
 from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
-from dist_ens.checkpoint.store import FOLDER
 from dist_ens.commands import quoted
 from dist_ens.errors import UserError
 from dist_ens.file_reading import bytes_in
-from dist_ens.file_writing import opened_in_place, require_regular, require_regular_files
+from dist_ens.file_writing import opened_in_place, require_regular_files
 
 _LOCK = ".lock"
 # Time for a file of process 0 to be seen by all hosts, in seconds.
@@ -26,18 +25,7 @@ _SHARED_SECS = 10.0
 
 
 def require_writable_folder(folder: pathlib.Path) -> None:
-    """Makes a folder and checks that it is writable.
-
-    Raises:
-        UserError: If a file has the path of the folder, or this user may not write to it. Also if
-            the lock in it is no regular file.
-    """
-    for path in (folder / FOLDER, folder, *folder.parents):
-        if path.exists() and not path.is_dir():
-            raise UserError(
-                f"{quoted(folder)} cannot be the folder of a run: {quoted(path)} is a file. Choose "
-                "another folder."
-            )
+    """Makes a folder, and raises a `UserError` if this user may not write to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         require_regular_files(folder, [_LOCK])
@@ -67,33 +55,31 @@ def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
     """
     # The thread that saves may lock it again.
     lock = FileLock(folder / _LOCK, thread_local=False)
-    owner = f"host {socket.gethostname()}, pid {os.getpid()}"
-    is_locked, refused = True, None
+    refused: OSError | None = None  # A `Timeout` is one, too.
     if cluster.is_main():
         try:
             lock.acquire(timeout=0)
-        except Timeout:
-            is_locked = False
         except OSError as error:
             refused = error
+    if cluster.any_host(isinstance(refused, Timeout)):
+        owner = _read_lock(folder).partition(";")[0]
+        raise UserError(
+            f"Another run is training in {quoted(folder)} ({owner or 'another process'}). Wait for "
+            "it, stop it, or choose another folder."
+        )
     if cluster.any_host(refused is not None):
         why = explained(refused)
         raise UserError(
             f"{quoted(folder / _LOCK)} cannot be locked: {why.what}. {why.remedy}, or choose "
             "another folder."
         ) from refused
-    if not cluster.as_main_sees(is_locked):
-        raise UserError(
-            f"Another run is training in {quoted(folder)} ({_owner(folder)}). Wait for it, stop "
-            "it, or choose another folder."
-        )
     token = cluster.bytes_of_main(os.urandom(8)).hex()
-    is_marked, is_lost = False, False
-    place = folder.stat()
+    mark = f"host {socket.gethostname()}, pid {os.getpid()}; {token}"
+    is_marked, is_lost, place = False, False, folder.stat()
 
     def require_same_folder() -> None:
         nonlocal is_lost
-        if not is_marked or _sees(folder, token):
+        if not is_marked or _read_lock(folder).endswith(token):
             return
         # The token tells the folder on any disk. Some disks change the numbers of their files.
         if not folder.is_dir() or not os.path.samestat(folder.stat(), place):
@@ -101,10 +87,6 @@ def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
                 errno.ESTALE, "that folder was removed or replaced after the run began to use it"
             )
         if cluster.is_main():
-            try:
-                require_regular(folder / _LOCK)
-            except OSError as error:
-                raise OSError(error.errno, f"its {_LOCK} was replaced: {error.strerror}") from None
             lock.release()
             with contextlib.suppress(Timeout):
                 lock.acquire(timeout=0)
@@ -115,38 +97,28 @@ def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
                     errno.EBUSY,
                     f"its {_LOCK} was removed or replaced, and another run has locked it since",
                 )
-            _write_lock(folder, f"{owner}; {token}")
+            _write_lock(folder, mark)
 
     try:
-        is_marked = _is_marked(folder, owner, token)
+        is_marked = _is_marked(folder, mark, token)
         yield require_same_folder
     finally:
-        if lock.is_locked and _sees(folder, token):
+        if lock.is_locked and _read_lock(folder).endswith(token):
             with contextlib.suppress(OSError):
                 _write_lock(folder, "")  # No process owns it any more.
         lock.release()
 
 
-def _owner(folder: pathlib.Path) -> str:
-    """Returns the process that has locked a folder, as it wrote it into the lock."""
-    return _read_lock(folder).partition(";")[0] or "another process"
-
-
-def _is_marked(folder: pathlib.Path, owner: str, token: str) -> bool:
-    """Writes a token into the lock of a folder, and returns whether it could be written.
-
-    Args:
-        folder: Folder that process 0 has locked.
-        owner: Process that has locked it. Process 0 writes it into the lock, too.
-        token: Text that only this run has, the same on every host.
+def _is_marked(folder: pathlib.Path, mark: str, token: str) -> bool:
+    """Writes a mark into the lock of a folder on process 0, and returns whether it could.
 
     Raises:
-        UserError: If a host does not see what process 0 has written.
+        UserError: If a host does not see the token in the lock, as process 0 has written it.
     """
     is_written = True
     if cluster.is_main():
         try:
-            _write_lock(folder, f"{owner}; {token}")
+            _write_lock(folder, mark)
         except OSError:  # The disk may be full, which a save will say.
             is_written = False
     is_written = bool(cluster.as_main_sees(is_written))
@@ -154,7 +126,7 @@ def _is_marked(folder: pathlib.Path, owner: str, token: str) -> bool:
         return is_written
     # A shared disk may show a change only after some seconds.
     deadline = time.monotonic() + _SHARED_SECS
-    while not (is_seen := _sees(folder, token)) and time.monotonic() < deadline:
+    while not (is_seen := _read_lock(folder).endswith(token)) and time.monotonic() < deadline:
         time.sleep(0.1)
     blind = cluster.hosts_with(not is_seen)
     if blind:
@@ -166,18 +138,9 @@ def _is_marked(folder: pathlib.Path, owner: str, token: str) -> bool:
 
 
 def _write_lock(folder: pathlib.Path, text: str) -> None:
-    """Writes a text into the lock of a folder, which this process holds.
-
-    Raises:
-        OSError: If the lock cannot be written, or is no regular file any more.
-    """
+    """Writes a text into the lock of a folder, which this process holds."""
     with opened_in_place(folder / _LOCK, "w") as file:
         file.write(text.encode())
-
-
-def _sees(folder: pathlib.Path, token: str) -> bool:
-    """Returns whether the lock of a folder holds a token."""
-    return _read_lock(folder).endswith(token)
 
 
 def _read_lock(folder: pathlib.Path) -> str:

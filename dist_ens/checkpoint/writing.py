@@ -1,31 +1,33 @@
 """Atomic writing of a checkpoint, of which every host writes its own part.
 
-Each host writes the parts of its arrays into its own database (OCDBT of TensorStore), and computes
-their digests from the same memory. Process 0 writes into the database of the whole checkpoint, adds
-references to the other databases when they are complete, and writes the manifest. All of this
-happens in a folder with a temporary name, which process 0 renames at the end. A checkpoint with its
-final name is therefore complete and on disk. If one host fails, all hosts fail, and none waits for
-it. Process 0 says through the coordination service of `jax.distributed` that the checkpoint is
-complete, since a host may see the folders of a network disk later than process 0 does.
+Each host writes the parts of its arrays into its own database, and computes their digests from the
+same memory. Process 0 writes into the database of the whole checkpoint, adds references to the
+other databases when they are complete, and writes the manifest. All of this happens in a folder
+with a temporary name, which process 0 renames at the end. A checkpoint with its final name is
+therefore complete and on disk. If one host fails, all hosts fail, and none waits for it. Process 0
+says through the coordination service of `jax.distributed` that the checkpoint is complete, since a
+host may see the folders of a network disk later than process 0 does.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
-import tensorstore as ts
 
 from dist_ens import cluster
-from dist_ens.checkpoint.digests import ByMember, member_digests
-from dist_ens.checkpoint.host_files import host_file_contents
+from dist_ens.checkpoint.arrays import (
+    add_databases,
+    member_digests,
+    orbax_description,
+    write_arrays,
+)
 from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.checkpoint.manifest import (
     MANIFEST,
@@ -33,49 +35,27 @@ from dist_ens.checkpoint.manifest import (
     LeafEntry,
     Manifest,
     entries_of,
-    files_as_json,
-    files_from_json,
     files_in,
 )
-from dist_ens.json_text import Json, JsonDict
-from dist_ens.layout import Piece
-from dist_ens.paths import utf8_path
+from dist_ens.checkpoint.record import seed_of
+from dist_ens.checkpoint.snapshot import Leaf, Snapshot
+from dist_ens.json_text import Json
 
 # A folder that is not finished, or no checkpoint any more. Orbax ignores a name with this end, too.
 _UNFINISHED = re.compile(r"[0-9]+\.dist_ens-[0-9a-f]+-[0-9]+\.orbax-checkpoint-tmp")
-STATE = "state"
+STATE, HOST_FILES = "state", "host_files"
 _OF_HOST = "ocdbt.process_"
 _WRITTEN_BY = "written_by_host_"
 ID_LEAF = "member_id"  # Leaf that holds the ids of the members.
 _IDS = "ids of members"  # It has spaces, so that no leaf has this name.
 _COMPLETE = "dist_ens/complete"  # Folder of the coordination service; see `_say_complete`.
 _PATIENCE_SECS = 600  # Time limit for a host that writes its part slowly.
-_WITH_A_CHECKSUM = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-# Without a common context, each array would have a separate database and transaction.
-_CONTEXT = ts.Context()
-
-
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-    """An array of a state.
-
-    Attributes:
-        shape: Shape of the whole array.
-        dtype: Type of its elements.
-        pieces: Parts of the array that this host writes.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    pieces: list[Piece]
+# Numbers by name and by position of the member in the state, such as digests by leaf.
+_ByMember = dict[str, dict[int, int]]
 
 
 def unfinished_name(step: int, token: str) -> str:
-    """Returns a name for the folder of a checkpoint that is not finished.
-
-    Args:
-        step: Step of the checkpoint.
-        token: Token of a save; see `write_checkpoint`.
+    """Returns a name for the folder of a checkpoint that is not finished; see `write_checkpoint`.
 
     >>> unfinished_name(500, "0a1b2c3d-4")
     '500.dist_ens-0a1b2c3d-4.orbax-checkpoint-tmp'
@@ -83,81 +63,40 @@ def unfinished_name(step: int, token: str) -> str:
     return f"{step}.dist_ens-{token}.orbax-checkpoint-tmp"
 
 
-def write_checkpoint(
-    folder: pathlib.Path,
-    step: int,
-    state: Mapping[str, Leaf],
-    record: Mapping[str, Json],
-    host_files: Mapping[str, bytes],
-    *,
-    scores: Mapping[str, float],
-    token: str,
-    lineage_of: Callable[[int], Lineage] = Lineage,
-    before: Callable[[], None] = lambda: None,
-) -> None:
-    """Writes the checkpoint of a step and waits until it is on disk. Every host must call this.
+def write_checkpoint(folder: pathlib.Path, snapshot: Snapshot, token: str) -> None:
+    """Writes a checkpoint and waits until it is on disk. Every host must call this.
 
     Args:
-        folder: Folder of the checkpoints, which must exist.
-        step: Number of updates that the state has seen, which names the checkpoint.
-        state: Leaves of the state, by name.
-        record: Description of the run, in types that JSON can hold.
-        host_files: Bytes that belong to this host, by name.
-        scores: Scores of the ensemble at this step, by name.
+        folder: Folder of the checkpoints, in the folder of the run.
+        snapshot: Everything to write.
         token: Hexadecimal digits, a dash and a number, which no other save in this folder has. They
             are the same on every host.
-        lineage_of: Function that returns the lineage of the member with an id.
-        before: Function that is called before anything is written.
 
     Raises:
         OSError: If another host could not write its part. An error of this host is raised
             unchanged.
     """
-    name = unfinished_name(step, token)
-    whole, unfinished = folder / str(step), folder / name
-    arrays, here = unfinished / STATE, jax.process_index()
+    name = unfinished_name(snapshot.step, token)
+    unfinished = folder / name
     with (
         _ended_on_all(f"all hosts know of {name}"),  # Until then, process 0 must not end.
         _complete_on_all(name),
         _ended_on_all(f"{name} is whole"),
     ):
         with _ended_on_all(f"the parts of {name}"):
-            before()
+            host_files = {**snapshot.host_files, **snapshot.before()}
             if cluster.is_main():
                 remove_unfinished(folder, apart_from=name)
             # The fastest host makes them. If the parent is gone, the folder of the run was removed.
-            folder.mkdir(exist_ok=True)
-            unfinished.mkdir(exist_ok=True)
-            arrays.mkdir(exist_ok=True)
-            written = host_file_contents(host_files)
-            for path, content in written.items():
-                (unfinished / path).parent.mkdir(exist_ok=True)
-                _write(unfinished / path, content)
-            digests = _digests_of(state)
-            if cluster.is_main():
-                _write_json(arrays / "_METADATA", _description(state))
-                _write_arrays(arrays, state)
-            else:
-                of_host = f"{STATE}/{_OF_HOST}{here}"
-                _write_arrays(unfinished / of_host, state)
-                # A host that holds the same members as an earlier one writes no arrays.
-                has_arrays = (unfinished / of_host).is_dir()
-                own_arrays = files_in(unfinished, of_host) if has_arrays else ()
-                own = entries_of(unfinished, (*written, *own_arrays))
-                part = {"digests": digests.to_dict(), "files": files_as_json(own)}
-                _write_json(unfinished / f"{_WRITTEN_BY}{here}", part)
+            for made in (folder, unfinished, unfinished / STATE):
+                made.mkdir(exist_ok=True)
+            digests, files = _write_part(unfinished, snapshot.leaves, host_files)
         if cluster.is_main():
-            others = _parts_of_others(unfinished, digests)
-            _take_up_others(arrays)
-            of_others = tuple(f"{STATE}/{_OF_HOST}{host}/" for host in range(jax.process_count()))
-            own_files = [
-                path for path in files_in(unfinished, STATE) if not path.startswith(of_others)
-            ]
-            files = others | entries_of(unfinished, (*written, *own_files))
-            manifest = _manifest_of(step, record, scores, state, digests, files, lineage_of)
+            files |= _take_up_others(unfinished, digests)
+            manifest = _manifest_of(folder, snapshot, digests, files)
             _write(unfinished / MANIFEST, manifest.to_bytes())
-            _sync(arrays)
-            _finish(unfinished, whole)
+            _sync(unfinished / STATE)
+            _finish(unfinished, folder / str(snapshot.step))
             _say_complete(name)
 
 
@@ -166,11 +105,7 @@ def give_up_checkpoint(path: pathlib.Path, token: str) -> None:
 
     The best moment to delete it is just before the next save, whose files then reuse the memory
     that the deletion frees. A virtual machine returns free memory to its host. Requesting it again
-    took twice as long as the rest of a save.
-
-    Args:
-        path: Folder of the checkpoint.
-        token: Token of the save after which it is marked; see `write_checkpoint`.
+    took twice as long as the rest of a save. The token is that of the save which has just ended.
     """
     path.rename(path.with_name(unfinished_name(int(path.name), token)))
     _sync(path.parent)
@@ -179,38 +114,122 @@ def give_up_checkpoint(path: pathlib.Path, token: str) -> None:
 def remove_unfinished(folder: pathlib.Path, *, apart_from: str | None = None) -> None:
     """Deletes the checkpoints that are marked for deletion, or were not written completely.
 
-    Only folders with the names that this package gives them are deleted. A symbolic link is left
-    alone. What cannot be deleted only takes room, so that it is no error.
-
-    Args:
-        folder: Folder of the checkpoints.
-        apart_from: Name of a folder that other hosts may be writing already. None for none.
+    Only folders with the names that this package gives them are deleted, and no symbolic link. What
+    cannot be deleted only takes room, so that it is no error. Other hosts may be writing into the
+    folder `apart_from` already.
     """
     with contextlib.suppress(OSError):  # Somebody may have removed the folder itself.
         for path in folder.iterdir():
-            if is_unfinished(path) and path.name != apart_from:
+            is_ours = _UNFINISHED.fullmatch(path.name) and path.name != apart_from
+            if is_ours and path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def is_unfinished(path: pathlib.Path) -> bool:
-    """Returns whether a path is that of a checkpoint that `remove_unfinished` deletes."""
-    is_ours = _UNFINISHED.fullmatch(path.name) is not None
-    return is_ours and path.is_dir() and not path.is_symlink()
-
-
 def set_aside(path: pathlib.Path) -> pathlib.Path:
-    """Renames a damaged checkpoint, so that it is no checkpoint any more, and returns its new path.
-
-    Args:
-        path: Folder of the checkpoint. Nothing in it is changed.
-    """
-    names = itertools.chain(
-        (f"{path.name}.damaged",), (f"{path.name}.damaged-{n}" for n in itertools.count(2))
-    )
-    free = next(new for new in map(path.with_name, names) if not os.path.lexists(new))
+    """Renames a damaged checkpoint, in which nothing is changed, and returns its new path."""
+    ends = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
+    names = (path.with_name(f"{path.name}.damaged{end}") for end in ends)
+    free = next(new for new in names if not os.path.lexists(new))
     path.rename(free)
     _sync(path.parent)
     return free
+
+
+def _write_part(
+    unfinished: pathlib.Path, leaves: Mapping[str, Leaf], host_files: Mapping[str, bytes]
+) -> tuple[_ByMember, dict[str, FileEntry]]:
+    """Writes this host's part; on process 0 it returns its digests and the entries of its files.
+
+    Another host writes both into a file for process 0.
+    """
+    here = jax.process_index()
+    if host_files:
+        (unfinished / HOST_FILES).mkdir(exist_ok=True)
+    written = {f"{HOST_FILES}/{name}.{here}": host_files[name] for name in host_files}
+    for path, content in written.items():
+        _write(unfinished / path, content)
+    digests = _digests_of(leaves)
+    if cluster.is_main():
+        _write_json(unfinished / STATE / "_METADATA", orbax_description(leaves))
+        write_arrays(unfinished / STATE, leaves)
+        return digests, entries_of(unfinished, written)
+    own = f"{STATE}/{_OF_HOST}{here}"
+    write_arrays(unfinished / own, leaves)
+    # A host that holds the same members as an earlier one writes no arrays.
+    arrays = files_in(unfinished, own) if (unfinished / own).is_dir() else ()
+    entries = entries_of(unfinished, (*written, *arrays))
+    files = {path: entry._asdict() for path, entry in entries.items()}
+    _write_json(unfinished / f"{_WRITTEN_BY}{here}", {"digests": digests, "files": files})
+    return digests, entries
+
+
+def _take_up_others(unfinished: pathlib.Path, digests: _ByMember) -> dict[str, FileEntry]:
+    """Adds the other hosts' arrays to the whole, and their digests to those of process 0.
+
+    It returns the entries of their files, and of those of the whole database.
+    """
+    marks = {host: unfinished / f"{_WRITTEN_BY}{host}" for host in range(1, jax.process_count())}
+    failed = [host for host, mark in marks.items() if not mark.exists()]
+    if failed:
+        raise OSError(
+            f"the part of host {', '.join(map(str, failed))} is missing: that host could not write "
+            "it, or has another folder of the same name"
+        )
+    files: dict[str, FileEntry] = {}
+    for mark in marks.values():
+        part = json.loads(mark.read_bytes())
+        for name, numbers in part["digests"].items():
+            digests.setdefault(name, {}).update({int(place): n for place, n in numbers.items()})
+        files |= {path: FileEntry(**entry) for path, entry in part["files"].items()}
+        mark.unlink()
+    databases = list((unfinished / STATE).glob(f"{_OF_HOST}*"))
+    if databases:
+        add_databases(unfinished / STATE, databases)
+    whole = [path for path in files_in(unfinished, STATE) if path not in files]
+    return files | entries_of(unfinished, whole)
+
+
+def _digests_of(leaves: Mapping[str, Leaf]) -> _ByMember:
+    """Returns the digests of this host's pieces by leaf, and the members' ids as `_IDS`."""
+    found: _ByMember = {}
+    for name, leaf in leaves.items():
+        for piece in leaf.pieces:
+            values, first = np.asarray(piece.array), piece.index[0].start or 0
+            found.setdefault(name, {}).update(enumerate(member_digests(values), start=first))
+            if name == ID_LEAF:
+                found.setdefault(_IDS, {}).update(enumerate(values.tolist(), start=first))
+    return found
+
+
+def _manifest_of(
+    folder: pathlib.Path,
+    snapshot: Snapshot,
+    digests: _ByMember,
+    files: Mapping[str, FileEntry],
+) -> Manifest:
+    """Returns the manifest of a checkpoint, given the digests and files of all hosts."""
+    num_members = next(iter(snapshot.leaves.values())).shape[0]
+    ids = [digests[_IDS][place] for place in range(num_members)] if _IDS in digests else None
+    seed, run = seed_of(snapshot.record), str(folder.parent)
+    return Manifest(
+        snapshot.step,
+        snapshot.record,
+        jax.process_count(),
+        snapshot.scores,
+        tuple(
+            snapshot.lineages.get(each, Lineage(each, seed=seed, run=run))
+            for each in (range(num_members) if ids is None else ids)
+        ),
+        {
+            name: LeafEntry(
+                np.dtype(leaf.dtype).name,
+                leaf.shape,
+                tuple(crc32 for _, crc32 in sorted(digests.get(name, {}).items())),
+            )
+            for name, leaf in snapshot.leaves.items()
+        },
+        files,
+    )
 
 
 def _finish(unfinished: pathlib.Path, whole: pathlib.Path) -> None:
@@ -225,10 +244,9 @@ def _finish(unfinished: pathlib.Path, whole: pathlib.Path) -> None:
 
 
 def _say_complete(name: str) -> None:
-    """Says to the other hosts that a checkpoint is complete. Process 0 calls this.
+    """Says to the other hosts that a checkpoint is complete, by the name of its unfinished folder.
 
-    Args:
-        name: Name of its unfinished folder, which no other save has.
+    Process 0 calls this.
     """
     if jax.process_count() > 1:
         # Every host has read the word on an earlier save when it begins with this one.
@@ -244,205 +262,6 @@ def _complete_on_all(name: str) -> Iterator[None]:
         said = cluster.client().key_value_dir_get(_COMPLETE)
         if f"{_COMPLETE}/{name}" not in [key for key, _ in said]:
             raise OSError("the checkpoint is not complete: another host could not write its part")
-
-
-def _digests_of(state: Mapping[str, Leaf]) -> ByMember:
-    """Returns the digests of this host's pieces by leaf, and the members' ids as `_IDS`."""
-    found = ByMember()
-    for name, leaf in state.items():
-        for piece in leaf.pieces:
-            values, first = np.asarray(piece.array), piece.index[0].start or 0
-            found.add(name, first, member_digests(values))
-            if name == ID_LEAF:
-                found.add(_IDS, first, values.tolist())
-    return found
-
-
-def _manifest_of(
-    step: int,
-    record: Mapping[str, Json],
-    scores: Mapping[str, float],
-    state: Mapping[str, Leaf],
-    found: ByMember,
-    files: Mapping[str, FileEntry],
-    lineage_of: Callable[[int], Lineage],
-) -> Manifest:
-    """Returns the manifest of a checkpoint.
-
-    Args:
-        step: Step of the checkpoint.
-        record: Description of the run.
-        scores: Scores of the ensemble at this step, by name.
-        state: Leaves of the state, by name.
-        found: Digests by leaf, and ids, of all members.
-        files: Entries of all files.
-        lineage_of: Function that returns the lineage of the member with an id.
-    """
-    num_members = next(iter(state.values())).shape[0]
-    return Manifest(
-        step,
-        record,
-        scores,
-        tuple(map(lineage_of, found.of(_IDS) or range(num_members))),
-        {
-            name: LeafEntry(np.dtype(leaf.dtype).name, leaf.shape, found.of(name))
-            for name, leaf in state.items()
-        },
-        files,
-    )
-
-
-def _write_arrays(path: pathlib.Path, state: Mapping[str, Leaf]) -> None:
-    """Writes this host's pieces as Zarr arrays, in one transaction of a database in a folder."""
-    transaction = ts.Transaction()
-    opened = {
-        name: ts.open(
-            {
-                "driver": "zarr3",
-                "kvstore": {**_new_database_spec(path), "path": f"{name}/"},
-                # Compression would save 7 % of trained weights and take half the time of a save.
-                "metadata": {"codecs": [_by_member(leaf.shape)]},
-                "store_data_equal_to_fill_value": True,  # Then a missing chunk is damage.
-            },
-            create=True,
-            dtype=ts.dtype(stored_dtype(leaf.dtype)),
-            shape=leaf.shape,
-            chunk_layout=ts.ChunkLayout(write_chunk_shape=_not_empty(leaf.pieces[0].array.shape)),
-            context=_CONTEXT,
-            transaction=transaction,
-        )
-        for name, leaf in state.items()
-        if leaf.pieces
-    }
-    pieces = [(opened[name], piece) for name, leaf in state.items() for piece in leaf.pieces]
-    for written in [
-        array.result()[piece.index].write(
-            np.asarray(piece.array).view(array.result().dtype.numpy_dtype),
-            can_reference_source_data_indefinitely=True,  # Nothing changes it, so no copy is made.
-        )
-        for array, piece in pieces
-    ]:
-        written.result()
-    transaction.commit_async().result()
-
-
-def stored_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns the type in which values are stored: their own, or bytes if TensorStore lacks it.
-
-    Each type that it lacks, such as uint4, has one byte for an element in NumPy.
-
-    Args:
-        dtype: Type of the values.
-    """
-    try:
-        ts.dtype(dtype)
-    except (TypeError, ValueError):
-        return np.dtype(np.uint8)
-    return np.dtype(dtype)
-
-
-def _not_empty(shape: Iterable[int]) -> list[int]:
-    """Returns a shape in which axes of length 0 have length 1, as Zarr requires of a part."""
-    return [max(length, 1) for length in shape]
-
-
-def _by_member(shape: tuple[int, ...]) -> JsonDict:
-    """Returns the codec of Zarr by which a part of an array is stored member by member.
-
-    Each member's values can then be read alone, with their own checksum.
-    """
-    return {
-        "name": "sharding_indexed",
-        "configuration": {
-            "chunk_shape": [1, *_not_empty(shape[1:])],
-            "codecs": _WITH_A_CHECKSUM,
-            "index_codecs": _WITH_A_CHECKSUM,
-        },
-    }
-
-
-def _parts_of_others(unfinished: pathlib.Path, digests: ByMember) -> dict[str, FileEntry]:
-    """Returns the entries of the other hosts' files, and adds the digests of their pieces.
-
-    Raises:
-        OSError: If a host has not said that its part is complete.
-    """
-    marks = {host: unfinished / f"{_WRITTEN_BY}{host}" for host in range(1, jax.process_count())}
-    failed = [host for host, mark in marks.items() if not mark.exists()]
-    if failed:
-        raise OSError(
-            f"the part of host {', '.join(map(str, failed))} is missing: that host could not write "
-            "it, or has another folder of the same name"
-        )
-    files: dict[str, FileEntry] = {}
-    for mark in marks.values():
-        part = json.loads(mark.read_bytes())
-        digests.merge(part["digests"])
-        files |= files_from_json(part["files"])
-        mark.unlink()
-    return files
-
-
-def _take_up_others(path: pathlib.Path) -> None:
-    """Adds references to the other hosts' databases in a folder to the database of the whole."""
-    others = list(path.glob(f"{_OF_HOST}*"))
-    if not others:
-        return
-    transaction = ts.Transaction(atomic=True)
-
-    def opened(folder: pathlib.Path) -> ts.KvStore:
-        return ts.KvStore.open(_new_database_spec(folder), context=_CONTEXT).result()
-
-    whole = opened(path).with_transaction(transaction)
-    for taken in [opened(other).experimental_copy_range_to(whole) for other in others]:
-        taken.result()
-    transaction.commit_async().result()
-
-
-def database_spec(folder: pathlib.Path) -> JsonDict:
-    """Returns TensorStore's specification of the database in a folder."""
-    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{utf8_path(folder)}/"}}
-
-
-def _new_database_spec(folder: pathlib.Path) -> JsonDict:
-    """Returns TensorStore's specification for writing the database in a folder."""
-    # The index then holds the descriptions of the arrays, and its pages have checksums.
-    return {**database_spec(folder), "config": {"max_inline_value_bytes": 1024}}
-
-
-def _description(names: Iterable[str]) -> JsonDict:
-    """Returns the content of the file that Orbax reads before a flat dict of arrays."""
-    entry = {"value_type": "jax.Array", "skip_deserialize": False}
-    return {
-        "tree_metadata": {
-            str((name,)): {"key_metadata": [{"key": name, "key_type": 2}], "value_metadata": entry}
-            for name in names
-        },
-        "use_ocdbt": True,
-        "use_zarr3": True,
-        "store_array_data_equal_to_fill_value": True,
-        "custom_metadata": None,
-    }
-
-
-def _write_json(path: pathlib.Path, value: Json) -> None:
-    _write(path, json.dumps(value).encode())
-
-
-def _write(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file and waits until it is on disk."""
-    path.write_bytes(content)
-    _sync(path)
-    _sync(path.parent)
-
-
-def _sync(path: pathlib.Path) -> None:
-    """Waits until the content of a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -466,3 +285,23 @@ def _ended_on_all(name: str) -> Iterator[None]:
             wait()
         raise
     wait()
+
+
+def _write_json(path: pathlib.Path, value: Json) -> None:
+    _write(path, json.dumps(value).encode())
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file and waits until it is on disk."""
+    path.write_bytes(content)
+    _sync(path)
+    _sync(path.parent)
+
+
+def _sync(path: pathlib.Path) -> None:
+    """Waits until the content of a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,30 +1,24 @@
 """A source of arrays in memory."""
 
-from collections.abc import Sequence
-
 import numpy as np
+from numpy.typing import ArrayLike
 
-from dist_ens.data.checks import (
-    check_alike,
-    check_finite,
-    check_headers,
-    check_label_forms,
-    check_labels,
-    count_classes,
-)
-from dist_ens.data.class_names import are_names, class_numbers, listed, names_in
-from dist_ens.data.notes import notes_on_digits
-from dist_ens.data.source import ArraySplit, Source
+from dist_ens.data.checks import check_finite, check_labels, check_numbers, count_classes
+from dist_ens.data.class_names import are_names, class_numbers, names_in
+from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
-from dist_ens.errors import UserError, first_line, kind_of
+from dist_ens.data.splits import ArraySplit
+from dist_ens.data.standardize import Examples, standardized_source
+from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype, narrowed
 
 
 def source_of_arrays(
-    train: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
+    train: tuple[ArrayLike, ArrayLike],
+    test: tuple[ArrayLike, ArrayLike],
     *,
     num_classes: int | None = None,
+    standardize: bool = False,
     name: str = "arrays",
 ) -> Source:
     """Returns a source of plain arrays, after a check of their values.
@@ -34,10 +28,12 @@ def source_of_arrays(
 
     Args:
         train: Inputs [examples, ...] and labels [examples] of the training split: class numbers
-            (int), names of classes (text), or real targets (float). Targets are not standardised.
+            (int), names of classes (text), or real targets (float).
         test: Inputs and labels of the test split.
         num_classes: Number of classes. None counts those of the training labels, which must all be
             present. Classes with names are numbered in the order of their sorted names.
+        standardize: Whether real targets, and beside them the features of a table, are standardised
+            by the training examples, as in a run from a config. Default: False.
         name: Name of the source in error messages.
 
     Returns:
@@ -53,107 +49,93 @@ def source_of_arrays(
     >>> source.num_train_examples, source.spec.num_classes, source.spec.input_dtype
     (4, 2, 'float32')
     """
-    pairs = {
-        split: (
-            _array(f"{name}, split {split}, inputs", inputs),
-            _array(f"{name}, split {split}, labels", labels, or_text=True),
-        )
-        for split, (inputs, labels) in (("train", train), ("test", test))
-    }
-    for split, (inputs, labels) in pairs.items():
-        check_headers(f"{name}, split {split}", inputs, labels)
-    check_alike(name, pairs["train"][0], pairs["test"][0])
-    labels = pairs["train"][1]
-    check_label_forms(name, labels, pairs["test"][1])
-    names = names_in(labels, f"{name}, split train, labels") if are_names(labels) else None
-    train_split, test_split = (
-        checked_split(f"{name}, split {split}", *pair, names) for split, pair in pairs.items()
+    where = f"{name}, split train"
+    (inputs, labels), (test_inputs, test_labels) = (
+        checked_arrays(f"{name}, split {split}", *pair)
+        for split, pair in (("train", train), ("test", test))
     )
-    classes = classes_of(f"{name}, split train", train_split.labels, num_classes, names)
-    for split, each in zip(pairs, (train_split, test_split), strict=True):
-        if classes is None:
-            check_finite(f"{name}, split {split}, labels", each.labels)
-        else:
-            check_labels(f"{name}, split {split}", each.labels, classes)
-    inputs = train_split.inputs
-    return Source(
-        Spec(inputs.shape[1:], inputs.dtype.name, (), classes, class_names=names),
-        train=train_split,
-        test=test_split,
-        notes=notes_on_digits(pairs["train"][0]),
-    )
-
-
-def classes_of(
-    where: str, labels: np.ndarray, num_classes: int | None, names: Sequence[str] | None
-) -> int | None:
-    """Returns the number of classes of training labels; None for real targets.
-
-    Args:
-        where: Name of the split in error messages.
-        labels: Class numbers, int[examples], or real targets, float[examples].
-        num_classes: Number of classes that was given. None counts those of the labels.
-        names: Names of the classes; None if they have none.
-
-    Raises:
-        UserError: If the number that was given does not fit the labels, or a class does not occur.
-    """
-    if labels.dtype.kind == "f":
-        if num_classes is not None:
-            raise UserError(
-                f"{where} has real targets, and data.num_classes={num_classes} was given. Leave "
-                "it out, or convert the labels to class numbers with astype(int)."
-            )
-        return None
-    if names is None:
-        return num_classes or count_classes(where, labels)
-    if num_classes not in (None, len(names)):
+    if _form(inputs, labels) != _form(test_inputs, test_labels):
         raise UserError(
-            f"{where} has the {len(names)} classes {listed(names)}, and "
-            f"data.num_classes={num_classes} was given. Leave it out."
+            f"{name} has training examples of {_form(inputs, labels)} and test examples of "
+            f"{_form(test_inputs, test_labels)}. Give both the same: inputs of one shape and type, "
+            "and class numbers (int), names of classes (text), or real targets (float)."
         )
-    return len(names)
+    names = None
+    if are_names(labels):
+        names = names_in(labels, f"{where}, labels")
+        num_classes = len(names)
+    elif labels.dtype.kind != "f":
+        num_classes = num_classes or count_classes(where, labels)
+    elif num_classes is not None:
+        raise UserError(
+            f"{where} has real targets, and data.num_classes={num_classes} was given. Leave it "
+            "out, or convert the labels to class numbers with astype(int)."
+        )
+    elif standardize:
+        return standardized_source(
+            Examples(inputs[None], labels[None]),
+            Examples(test_inputs[None], test_labels[None]),
+            name,
+        )
+    splits = [split_of(where, inputs, labels, names)]
+    splits.append(split_of(f"{name}, split test", test_inputs, test_labels, names))
+    if num_classes is not None:
+        for split, each in zip(("train", "test"), splits, strict=True):
+            check_labels(f"{name}, split {split}", each.labels, num_classes)
+    dtype = held_dtype(inputs.dtype).name
+    return Source(Spec(inputs.shape[1:], dtype, (), num_classes, class_names=names), *splits)
 
 
-def checked_split(
-    where: str, inputs: np.ndarray, labels: np.ndarray, names: Sequence[str] | None = None
-) -> ArraySplit:
-    """Returns a split of plain arrays, in the types in which JAX holds them.
+def checked_arrays(
+    where: str, inputs: ArrayLike, labels: ArrayLike
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns inputs and labels of a split as arrays, with labels [examples].
 
     Args:
         where: Name of the split in error messages.
         inputs: Inputs, [examples, ...].
         labels: Class numbers, names of classes or real targets, [examples] or [examples, 1].
+
+    Raises:
+        UserError: If inputs or real targets are not finite numbers, or an input has no label.
+    """
+    inputs, labels = np.asarray(inputs), np.asarray(labels)
+    check_numbers(where, inputs)
+    if labels.shape not in ((len(inputs),), (len(inputs), 1)) or labels.dtype.kind not in "iufOSTU":
+        raise UserError(
+            f"{where} has {len(inputs)} inputs and labels {labels.dtype}{list(labels.shape)}. Give "
+            "one label for each example: a class number (int), the name of a class (text), or a "
+            "real target (float)."
+        )
+    check_finite(f"{where}, labels", labels)
+    return inputs, labels.reshape(-1)
+
+
+def split_of(
+    where: str, inputs: np.ndarray, labels: np.ndarray, names: tuple[str, ...] | None = None
+) -> ArraySplit:
+    """Returns a split of arrays from `checked_arrays`, in the types in which JAX holds them.
+
+    Args:
+        where: Name of the split in error messages.
+        inputs: Inputs, [examples, ...].
+        labels: Labels, [examples].
         names: Names of the classes of the training split; None if they have none.
 
     Raises:
-        UserError: If the arrays cannot be a split, or a value does not fit in 32 bits.
+        UserError: If a label is not one of the names, or a value does not fit in 32 bits.
     """
-    check_headers(where, inputs, labels)
-    check_finite(where, inputs)
     if names is not None:
         labels = class_numbers(labels, names, f"{where}, labels")
     to = np.float32 if labels.dtype.kind == "f" else np.int32
     return ArraySplit(
         narrowed(inputs, held_dtype(inputs.dtype), f"{where}, inputs"),
-        narrowed(labels.reshape(-1), to, f"{where}, labels"),
+        narrowed(labels, to, f"{where}, labels"),
     )
 
 
-def _array(where: str, values: object, *, or_text: bool = False) -> np.ndarray:
-    """Converts a value that a person gave to an array. Raises a `UserError` if it is none."""
-    try:
-        array = np.asarray(values)
-    except ValueError as error:  # NumPy raises it for lists of unequal length.
-        raise UserError(
-            f"{where} cannot be converted to an array: {first_line(error)} Make its rows equally "
-            "long."
-        ) from error
-    known = "biufU" if or_text else "biuf"
-    if array.dtype.kind not in known and not isinstance(values, np.ndarray):
-        raise UserError(
-            f"{where} is {kind_of(values)}, which NumPy converts to {array.dtype}"
-            f"{list(array.shape)} and not to numbers. Give an array of numbers. Read an iterator "
-            "or a loader into an array first."
-        )
-    return array
+def _form(inputs: np.ndarray, labels: np.ndarray) -> str:
+    """Returns the shape and type of an input, and the kind of the labels, in words."""
+    numbers = "real targets" if labels.dtype.kind == "f" else "class numbers"
+    kind = "names of classes" if are_names(labels) else numbers
+    return f"{held_dtype(inputs.dtype)}{list(inputs.shape[1:])} and {kind}"

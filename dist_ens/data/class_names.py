@@ -8,6 +8,8 @@ from dist_ens.errors import UserError, counted, did_you_mean
 from dist_ens.paths import shortened
 from dist_ens.types import Data
 
+_MOST_NAMED = 10  # Largest number of names that a message lists.
+
 
 def are_names(labels: object) -> bool:
     """Returns whether labels are an array of text or of Python objects, and so not of numbers."""
@@ -22,26 +24,9 @@ def names_in(labels: np.ndarray, where: str) -> tuple[str, ...]:
         where: Name of the labels in error messages.
 
     Raises:
-        UserError: If a label is no text, or is empty or not printable. Also if all are equal.
+        UserError: If a label is no text.
     """
-    names = np.unique(_as_text(labels, where)).tolist()
-    require_printable(names, where)
-    if len(names) == 1:
-        raise UserError(
-            f"{where} has one class: all labels are {shortened(names[0])}. Check that they are the "
-            "labels."
-        )
-    return tuple(names)
-
-
-def require_printable(names: Sequence[str], where: str) -> None:
-    """Raises a `UserError` if a name is empty, or has characters that a terminal does not print."""
-    wrong = [name for name in names if not name or not name.isprintable()]
-    if wrong:
-        raise UserError(
-            f"{where} has the name {shortened(wrong[0])} of a class, which is empty or cannot be "
-            "printed. Correct the name."
-        )
+    return tuple(np.unique(_as_text(labels, where)).tolist())
 
 
 def class_numbers(labels: np.ndarray, names: Sequence[str], where: str) -> np.ndarray:
@@ -105,22 +90,13 @@ def listed(names: Sequence[str]) -> str:
     return f"{shown} and {counted(more, 'other')}" if more > 0 else shown
 
 
-_MOST_NAMED = 10  # Largest number of names that a message lists.
-
-
 def _as_text(labels: np.ndarray, where: str) -> np.ndarray:
     """Returns labels as an array of text; raises a `UserError` if one of them is no text."""
-    if labels.dtype.kind == "O":
-        no_text = [label for label in labels.ravel() if not isinstance(label, str)]
-        if no_text:
-            raise UserError(
-                f"{where} has {shortened(repr(no_text[0]))} among its names of classes, which is "
-                f"no text ({counted(len(no_text), 'such label')} in all). Remove these examples, "
-                "or give text or numbers alone."
-            )
-    try:
-        return labels.astype(str)
-    except UnicodeDecodeError as error:
+    no_text = [each for each in labels.ravel() if not isinstance(each, str | bytes)]
+    if no_text:
         raise UserError(
-            f"{where} has bytes that are not ASCII. Give text, such as names.astype(str)."
-        ) from error
+            f"{where} has {shortened(repr(no_text[0]))} among its names of classes, which is no "
+            f"text ({counted(len(no_text), 'such label')} in all). Remove these examples, or give "
+            "text or numbers alone."
+        )
+    return labels.astype(str)

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from dist_ens.data.checks import check_finite, check_numbers
+from dist_ens.data.checks import check_labels, check_numbers
 from dist_ens.data.spec import Spec
 from dist_ens.errors import UserError
-from dist_ens.narrowing import first_index, narrowed
+from dist_ens.narrowing import narrowed
 
 
 def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
@@ -28,8 +28,6 @@ def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
         UserError: If the inputs have another shape, are not finite numbers, or have a value that
             does not fit. The message names the first such value and its index.
     """
-    is_scaled = spec.standardization is not None and spec.standardization.has_inputs
-    to = np.dtype("float64" if is_scaled else spec.input_dtype)
     if not inputs.ndim or inputs.shape[1:] != spec.input_shape:
         wanted = ", ".join(map(str, ("examples", *spec.input_shape)))
         raise UserError(
@@ -37,20 +35,9 @@ def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
             "the array; a single example is an array of length 1."
         )
     check_numbers(where, inputs)
-    check_finite(where, inputs)
+    is_scaled = spec.standardization is not None and spec.standardization.has_inputs
+    to = np.dtype("float64" if is_scaled else spec.input_dtype)
     converted = narrowed(inputs, to, where, exact=is_scaled)
-    if spec.label_shape and spec.num_classes and to.kind in "iu":
-        _check_tokens(where, converted, spec.num_classes)
+    if spec.label_shape and spec.num_classes and to.kind in "iu":  # Text: tokens, like the labels.
+        check_labels(where, converted, spec.num_classes)
     return converted
-
-
-def _check_tokens(where: str, tokens: np.ndarray, num_tokens: int) -> None:
-    """Raises a `UserError` unless every token lies in [0, num_tokens)."""
-    bad = (tokens < 0) | (tokens >= num_tokens)
-    if bad.any():
-        index = first_index(bad)
-        raise UserError(
-            f"{where} has the token {tokens[index]} at index {index}, outside [0, {num_tokens}), "
-            f"the vocabulary of the training text; {np.count_nonzero(bad):,} in all. Use the "
-            "tokens of that text."
-        )

@@ -7,7 +7,6 @@ import numpy as np
 
 from dist_ens.data.arrays import source_of_arrays
 from dist_ens.data.source import Source
-from dist_ens.errors import RunError
 
 
 def open_digits(num_classes: int | None) -> Source:
@@ -21,20 +20,12 @@ def open_digits(num_classes: int | None) -> Source:
     Returns:
         The source.
 
-    Raises:
-        RunError: If the data file of scikit-learn is not installed.
-
     Source: UCI, Optical Recognition of Handwritten Digits.
     """
     # The file is read without scikit-learn, whose import takes longer than training on the digits.
     package = importlib.util.find_spec("sklearn")
-    path = pathlib.Path((package and package.origin) or "").parent / "datasets/data/digits.csv.gz"
-    if not path.is_file():
-        raise RunError(
-            f"The digits of scikit-learn are missing: there is no file {path}. Install "
-            "scikit-learn again."
-        )
-    rows = np.loadtxt(path, delimiter=",", dtype=np.float32)
+    folder = pathlib.Path(package.origin if package and package.origin else "").parent
+    rows = np.loadtxt(folder / "datasets/data/digits.csv.gz", delimiter=",", dtype=np.float32)
     images, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int32)
     # The shuffled examples are sorted by class, so that each class gives a fifth to the test split.
     shuffled = np.random.RandomState(0).permutation(len(rows))

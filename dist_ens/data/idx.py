@@ -1,31 +1,20 @@
 """Folders of IDX files, the format of MNIST and similar data sets."""
 
-import contextlib
-import functools
 import gzip
+import math
 import pathlib
-import struct
-from collections.abc import Iterator
+import zlib
 
 import numpy as np
 
-from dist_ens.array_files import (
-    LARGEST_PACKING,
-    Readable,
-    StoredArray,
-    damage_told,
-    is_there,
-    opened_file,
-)
-from dist_ens.data.source import Source, Split
-from dist_ens.data.spec import Spec
-from dist_ens.data.stored import StoredSplit, describe_stored, source_of_stored
-from dist_ens.errors import UserError
+from dist_ens.data.arrays import checked_arrays, source_of_arrays, split_of
+from dist_ens.data.source import Source
+from dist_ens.data.splits import Split
+from dist_ens.errors import UserError, first_line
+from dist_ens.file_reading import opened_to_read
 from dist_ens.paths import given_path, shortened
 
-_NAME = "idx:DIR"
-_TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
-_TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_BYTES = b"\0\0\x08"  # A file of uint8 begins with this.
 
 
 def open_idx(folder: str, num_classes: int | None) -> Source:
@@ -40,10 +29,11 @@ def open_idx(folder: str, num_classes: int | None) -> Source:
         The source. Its inputs are uint8[rows, columns].
 
     Raises:
-        UserError: If a file is missing, is in another format, or has another length than its header
-            declares, or if the arrays do not match.
+        UserError: If a file is missing, damaged or in another format, or if the arrays do not
+            match.
     """
-    return source_of_stored(_stored(folder, _TRAIN), _stored(folder, _TEST), num_classes)
+    train, test = _read_split(folder, "train"), _read_split(folder, "t10k")
+    return source_of_arrays(train, test, num_classes=num_classes, name=f"idx:{shortened(folder)}")
 
 
 def open_idx_test(folder: str) -> Split:
@@ -53,81 +43,42 @@ def open_idx_test(folder: str) -> Split:
         folder: Path of the folder, which holds the two files `t10k-…`, gzipped or not.
 
     Raises:
-        UserError: If a file is missing or damaged, or its values cannot be used.
+        UserError: If a file is missing, damaged or in another format, or if the arrays do not
+            match.
     """
-    return _stored(folder, _TEST).read()
+    where = f"idx:{shortened(folder)}, split test"
+    return split_of(where, *checked_arrays(where, *_read_split(folder, "t10k")))
 
 
-def describe_idx(folder: str, num_classes: int | None) -> tuple[Spec, int]:
-    """Describes the source that `open_idx` returns, from the headers of the four files.
-
-    Args:
-        folder: Path of the folder.
-        num_classes: Number of classes. None reads the training labels and counts them.
-
-    Returns:
-        Description of the examples, and the number of training examples.
-
-    Raises:
-        UserError: If a header or the training labels cannot be used.
-    """
-    return describe_stored(_stored(folder, _TRAIN), _stored(folder, _TEST), num_classes)
-
-
-def _stored(folder: str, names: tuple[str, str]) -> StoredSplit:
-    """Reads the headers of a split."""
-    directory = given_path(folder, _NAME)
-    split = "train" if names is _TRAIN else "test"
-    inputs, labels = (_stored_array(_path(directory, name)) for name in names)
-    return StoredSplit(f"idx:{shortened(str(directory))}", split, inputs, labels)
-
-
-def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
-    for path in (directory / f"{name}.gz", directory / name):
-        if is_there(path, _NAME):
-            return path
-    has = "has neither" if directory.is_dir() else "is not a folder"
-    raise UserError(
-        f"{_NAME} lacks the file {name}.gz or {name}: {shortened(str(directory))} {has}. Correct "
-        "the path, or put the file there."
+def _read_split(folder: str, prefix: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the images and the labels of a split."""
+    directory = given_path(folder, "idx:DIR")
+    return (
+        _read(directory, f"{prefix}-images-idx3-ubyte"),
+        _read(directory, f"{prefix}-labels-idx1-ubyte"),
     )
 
 
-def _stored_array(path: pathlib.Path) -> StoredArray:
-    """Reads the header of a file, and compares it with the file's length.
-
-    The header is two zero bytes, the type (8 for uint8), the number of axes, and the length of each
-    axis as a big-endian uint32.
-    """
-    where = f"{_NAME} {shortened(str(path))}"
-    with _opened(path) as file, damage_told(where):
-        start = file.read(4)
-        axes = start[3] if len(start) == 4 else 0
-        lengths = file.read(4 * axes)
-    if start[:3] != b"\0\0\x08" or not axes or len(lengths) < 4 * axes:
+def _read(directory: pathlib.Path, name: str) -> np.ndarray:
+    """Reads a file: two zero bytes, the type, the number of axes, their lengths, and the values."""
+    packed = directory / f"{name}.gz"
+    path = packed if packed.exists() else directory / name
+    where = f"idx:DIR {shortened(str(path))}"
+    try:
+        with opened_to_read(path) as file:
+            content = (gzip.GzipFile(fileobj=file) if path == packed else file).read()
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(
-            f"{where} is not an IDX file of bytes: it begins with {start.hex(' ') or 'nothing'}, "
-            "not with 00 00 08, its number of axes and their lengths. Fetch the file again."
-        )
-    header = 4 + 4 * axes
-    shape = struct.unpack(f">{axes}I", lengths)
-    body = functools.partial(_opened, path, header)
-    stored = StoredArray(where, shape, np.dtype(np.uint8), body)
-    there = path.stat().st_size
-    packed = path.suffix == ".gz"
-    if stored.num_bytes > there * LARGEST_PACKING if packed else stored.num_bytes != there - header:
+            f"{where} cannot be read: {first_line(error)} Correct the path of the folder, or fetch "
+            f"{name}.gz again."
+        ) from error
+    axes = content[3] if content[:3] == _BYTES else 0
+    begin = 4 + 4 * axes
+    shape = np.frombuffer(content[4:begin], ">u4").tolist() if len(content) >= begin else []
+    if not axes or math.prod(shape) != len(content) - begin:
         raise UserError(
-            f"{where} declares {stored.num_bytes:,} bytes for the shape {list(shape)}, and the "
-            f"file has {there:,}{' compressed' if packed else f', {header} of them its header'}. "
-            "It is truncated or damaged: fetch it again."
+            f"{where} is not an IDX file of bytes, or is cut off: it begins with "
+            f"{content[:4].hex(' ')}, declares the shape {shortened(str(shape))} and has "
+            f"{len(content):,} bytes. Fetch it again."
         )
-    return stored
-
-
-@contextlib.contextmanager
-def _opened(path: pathlib.Path, begin: int = 0) -> Iterator[Readable]:
-    """Opens a file at a byte. The file is decompressed if its name ends in `.gz`."""
-    with opened_file(path, _NAME) as file:
-        unpacked: Readable = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
-        unpacked.read(begin)
-        yield unpacked
+    return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)

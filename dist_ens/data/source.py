@@ -3,44 +3,18 @@
 import dataclasses
 import hashlib
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 from dist_ens.data.spec import Spec
-from dist_ens.errors import UserError, kind_of
-from dist_ens.narrowing import held_dtype, narrowed
+from dist_ens.data.splits import PartOfSplit, Split
+from dist_ens.errors import UserError
 
 _AT_A_TIME = 10_000  # Number of examples that are taken at once to read a whole split.
 # The fingerprint of a source covers all examples of a split in memory of up to the first number of
 # bytes. It covers the second number of examples of any other split.
 _MOST_READ, _SAMPLED = 2**30, 100
-
-
-@runtime_checkable
-class Split(Protocol):
-    """Examples with random access."""
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the examples are in memory already, so that taking all of them is cheap."""
-        ...
-
-    def __len__(self) -> int:
-        """Returns the number of examples."""
-        ...
-
-    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the examples at some positions.
-
-        Args:
-            indices: Positions in the split, int64[...].
-
-        Returns:
-            Dict of `inputs`, [..., *input], and `labels`, [..., *label].
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,28 +28,12 @@ class Source:
         test: Test split, with the groups in the same order.
         valid: Validation split, with the groups in the same order. None if no examples are held
             out.
-        notes: Sentences about the data that are printed once when training starts.
     """
 
     spec: Spec
     train: Split
     test: Split
     valid: Split | None = None
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, split in (("train", self.train), ("test", self.test)):
-            if not hasattr(split, "take") or not hasattr(split, "__len__"):
-                raise UserError(
-                    f"The {name} split is {kind_of(split)}, which lacks the method take or "
-                    "__len__. Use dist_ens.data.ArraySplit for arrays, or write a class like "
-                    "dist_ens.data.Split."
-                )
-            if len(split) % self.spec.num_groups:
-                raise UserError(
-                    f"The {name} split has {len(split):,} examples, which cannot be divided evenly "
-                    f"among {self.spec.num_groups} groups. Give all groups equally many examples."
-                )
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -85,14 +43,10 @@ class Source:
         spread examples are read. A split that changes an example each time, as augmentation does,
         has no fingerprint.
         """
+        size = self.spec.example_bytes
         found = {
-            name: fingerprint_of(
-                getattr(self, name),
-                self.spec.example_bytes,
-                most_bytes=_MOST_READ,
-                sampled=_SAMPLED,
-            )
-            for name in ("train", "test")
+            name: fingerprint_of(split, size, most_bytes=_MOST_READ, sampled=_SAMPLED)
+            for name, split in (("train", self.train), ("test", self.test))
         }
         return {name: digits for name, digits in found.items() if digits is not None}
 
@@ -107,8 +61,9 @@ class Source:
 
         int64[examples].
         """
-        whole = np.arange(len(self.train))
-        return self.train.positions if isinstance(self.train, PartOfSplit) else whole
+        if isinstance(self.train, PartOfSplit):
+            return self.train.positions
+        return np.arange(len(self.train))
 
     def input_ranges(self) -> np.ndarray:
         """Computes the range of each input, maximum minus minimum, in each group's training set.
@@ -116,23 +71,16 @@ class Source:
         Returns:
             Ranges, float32[groups, *input].
         """
-
-        def of_group(group: int) -> np.ndarray:
-            start, stop = (at * self.num_train_examples for at in (group, group + 1))
-            low: Any = None
-            for first in range(start, stop, _AT_A_TIME):
-                rows = np.arange(first, min(first + _AT_A_TIME, stop))
-                inputs = self.train.take(rows)["inputs"]
-                if low is None:
-                    low, high = inputs.min(axis=0), inputs.max(axis=0)
-                low, high = (
-                    np.minimum(low, inputs.min(axis=0)),
-                    np.maximum(high, inputs.max(axis=0)),
-                )
-            # The difference is computed in float64, because float32 rounds large integers.
-            return (high.astype(np.float64) - low.astype(np.float64)).astype(np.float32)
-
-        return np.stack([of_group(group) for group in range(self.spec.num_groups)])
+        ranges = []
+        for rows in np.split(np.arange(len(self.train)), self.spec.num_groups):
+            low, high = np.array(np.inf), np.array(-np.inf)
+            for first in range(0, len(rows), _AT_A_TIME):
+                # The ends are float64, because float32 rounds large integers.
+                inputs = self.train.take(rows[first : first + _AT_A_TIME])["inputs"]
+                low = np.minimum(low, inputs.min(axis=0).astype(np.float64))
+                high = np.maximum(high, inputs.max(axis=0).astype(np.float64))
+            ranges.append((high - low).astype(np.float32))
+        return np.stack(ranges)
 
     def with_validation(self, share: float) -> "Source":
         """Returns this source with a part of each group's training set held out for validation.
@@ -177,68 +125,6 @@ def num_held_out(share: float, num_examples: int) -> int:
             "Choose a share that holds out at least one and leaves at least one."
         )
     return count
-
-
-@dataclasses.dataclass(frozen=True)
-class PartOfSplit:
-    """A subset of the examples of a split.
-
-    Attributes:
-        whole: Split that holds the examples.
-        positions: Positions of the examples in that split, int64[examples].
-    """
-
-    whole: Split
-    positions: np.ndarray
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the examples are in memory already."""
-        return self.whole.in_memory
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the examples at some positions in the subset, int64[...]."""
-        return self.whole.take(self.positions[indices])
-
-
-@dataclasses.dataclass(frozen=True)
-class ArraySplit:
-    """A split in memory, in the types in which JAX holds its arrays.
-
-    Attributes:
-        inputs: Inputs, [examples, ...]. A type wider than 32 bits is narrowed.
-        labels: Labels, [examples, ...]. Floats are converted to float32, and other numbers to
-            int32.
-
-    Raises:
-        UserError: If a value does not fit in the type to which it is converted.
-
-    >>> split = ArraySplit(np.array([[1.5], [2.5]]), np.array([0, 1]))
-    >>> split.take(np.array([1]))
-    {'inputs': array([[2.5]], dtype=float32), 'labels': array([1], dtype=int32)}
-    """
-
-    in_memory: ClassVar[bool] = True
-    inputs: np.ndarray
-    labels: np.ndarray
-
-    def __post_init__(self) -> None:
-        inputs, labels = self.inputs, self.labels
-        if held_dtype(inputs.dtype) != inputs.dtype:
-            held = held_dtype(inputs.dtype)
-            object.__setattr__(self, "inputs", narrowed(inputs, held, "inputs"))
-        label_dtype = np.float32 if labels.dtype.kind == "f" else np.int32
-        object.__setattr__(self, "labels", narrowed(labels, label_dtype, "labels"))
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the examples at some positions, int64[...]."""
-        return {"inputs": self.inputs[indices], "labels": self.labels[indices]}
 
 
 def fingerprint_of(

@@ -1,13 +1,12 @@
 """Standardisation of inputs and real targets by the mean and deviation of the training rows."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from dist_ens.data.notes import notes_on_columns, notes_on_digits
-from dist_ens.data.source import ArraySplit, Source
+from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec, Standardization
+from dist_ens.data.splits import ArraySplit
 from dist_ens.errors import UserError
 from dist_ens.narrowing import held_dtype, narrowed
 
@@ -16,19 +15,15 @@ class Examples(NamedTuple):
     """The examples of one part of each division of a data set, in their own units.
 
     Attributes:
-        inputs: Inputs, float64[splits, rows, features] of a table, or [splits, rows, ...].
-        targets: Real targets, float64[splits, rows].
-        name: Name of the part in error messages, such as `train`.
+        inputs: Inputs, [splits, rows, features] of a table, or [splits, rows, ...].
+        targets: Real targets, [splits, rows].
     """
 
     inputs: np.ndarray
     targets: np.ndarray
-    name: str
 
 
-def standardized_source(
-    where: str, train: Examples, test: Examples, columns: Sequence[int]
-) -> Source:
+def standardized_source(train: Examples, test: Examples, name: str) -> Source:
     """Returns a source of standardised real targets. Each split is a group.
 
     Targets have mean 0 and standard deviation 1 in the training rows of their split, and so have
@@ -36,101 +31,81 @@ def standardized_source(
     `StandardScaler` does. Inputs of other shapes are not changed.
 
     Args:
-        where: Name of the source in error messages.
-        train: Training examples.
+        train: Training examples, finite numbers.
         test: Test examples.
-        columns: Column of each feature of a table.
+        name: Name of the source in error messages.
 
     Returns:
-        The source, with means and standard deviations in `Spec.standardization`. Its notes name the
-        features that are constant or almost constant in training, and those with test rows far from
-        the mean.
+        The source, with means and standard deviations in `Spec.standardization`.
 
     Raises:
-        UserError: If the targets are constant, or a mean or deviation does not fit in float64.
+        UserError: If the targets are constant, or a number is too large to be standardised.
+
+    >>> table = Examples(np.array([[[1.0], [3.0]]]), np.array([[10.0, 20.0]]))
+    >>> source = standardized_source(table, table, "table")
+    >>> source.train.inputs.tolist(), source.spec.standardization.target_mean
+    ([[-1.0], [1.0]], (15.0,))
     """
-    names = (train.name, test.name)
     num_splits, _, *shape = train.inputs.shape
-    if len(shape) == 1:
-        scaled = _scaled(where, train.inputs, test.inputs, "input", names)
-        inputs, means, stds = (scaled.train, scaled.test), scaled.mean.tolist(), scaled.std.tolist()
-        notes = notes_on_columns(
-            train.inputs, test.inputs, scaled.mean, scaled.std, scaled.varies, columns
-        )
-    else:
-        means = stds = [[]] * num_splits
-        held = held_dtype(train.inputs.dtype)
-        inputs = (
-            narrowed(train.inputs.reshape(-1, *shape), held, f"{where}, inputs"),
-            narrowed(test.inputs.reshape(-1, *shape), held, f"{where}, inputs"),
-        )
-        notes = notes_on_digits(train.inputs.reshape(-1, *shape))
-    targets = _scaled(where, train.targets[..., None], test.targets[..., None], "target", names)
-    constant = np.flatnonzero(~targets.varies)
-    if len(constant):
+    targets = _scaled(f"{name}, targets", train.targets[..., None], test.targets[..., None])
+    if not targets.varies.all():
         raise UserError(
-            f"{where}: the target is constant in the training rows of split {constant[0]}. Check "
-            "that it is the target, or leave the split out."
+            f"{name}: the target is constant in the training rows of split "
+            f"{np.argmin(targets.varies)}. Check that it is the target, or leave the split out."
         )
+    if len(shape) == 1:
+        features = _scaled(f"{name}, inputs", train.inputs, test.inputs)
+        inputs, mean, std = features.parts, features.mean.tolist(), features.std.tolist()
+    else:
+        held = held_dtype(train.inputs.dtype)
+        inputs = [
+            narrowed(part.inputs.reshape(-1, *shape), held, f"{name}, inputs")
+            for part in (train, test)
+        ]
+        mean = std = [[]] * num_splits
     standardization = Standardization(
-        input_mean=tuple(map(tuple, means)),
-        input_std=tuple(map(tuple, stds)),
+        input_mean=tuple(map(tuple, mean)),
+        input_std=tuple(map(tuple, std)),
         target_mean=tuple(targets.mean[:, 0].tolist()),
         target_std=tuple(targets.std[:, 0].tolist()),
     )
-    return Source(
-        Spec(tuple(shape), inputs[0].dtype.name, (), None, num_splits, standardization),
-        train=ArraySplit(inputs[0], targets.train[:, 0]),
-        test=ArraySplit(inputs[1], targets.test[:, 0]),
-        notes=notes,
+    spec = Spec(tuple(shape), inputs[0].dtype.name, (), None, num_splits, standardization)
+    train_split, test_split = (
+        ArraySplit(x, y[:, 0]) for x, y in zip(inputs, targets.parts, strict=True)
     )
+    return Source(spec, train=train_split, test=test_split)
 
 
 class _Scaled(NamedTuple):
     """Columns, standardised on each split's training rows.
 
     Attributes:
-        train: Standardised training rows, float32[splits * training rows, columns].
-        test: Standardised test rows, float32[splits * test rows, columns].
+        parts: Standardised training rows and test rows, float32[splits * rows, columns] each.
         mean: Training means, [splits, columns].
         std: Training standard deviations, [splits, columns]. A constant column has 1.
-        varies: Whether a column is not constant, bool[splits, columns].
+        varies: Whether each column varies, bool[splits, columns].
     """
 
-    train: np.ndarray
-    test: np.ndarray
+    parts: list[np.ndarray]
     mean: np.ndarray
     std: np.ndarray
     varies: np.ndarray
 
 
-def _scaled(
-    where: str, train: np.ndarray, test: np.ndarray, name: str, parts: tuple[str, str]
-) -> _Scaled:
+def _scaled(where: str, train: np.ndarray, test: np.ndarray) -> _Scaled:
     """Standardises columns [splits, rows, columns] as scikit-learn's `StandardScaler` does."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean, variance = train.mean(axis=1), train.var(axis=1)
-        # The deviation of a constant column is a rounding error, which must not be a divisor.
-        num_rows, eps = train.shape[1], np.finfo(np.float64).eps
-        varies = variance > num_rows * eps * variance + (num_rows * mean * eps) ** 2
-        std = np.where(varies, np.sqrt(variance), 1.0)
-    finite = np.isfinite(mean) & np.isfinite(variance)
-    if not finite.all():
-        split, column = np.argwhere(~finite)[0]
-        raise UserError(
-            f"{where}: the mean or deviation of {name} {column} in split {split} is too large for "
-            "float64. Divide the column by a large number."
-        )
-
-    def standardised(rows: np.ndarray, part: str) -> np.ndarray:
-        standard = (rows - mean[:, None]) / std[:, None]
-        told = f"{where}, standardised {name}s of {part}, [split, row, column]"
-        return narrowed(standard, np.float32, told).reshape(-1, train.shape[2])
-
-    return _Scaled(
-        standardised(train, parts[0]),
-        standardised(test, parts[1]),
-        mean,
-        std,
-        varies,
-    )
+    train, test = train.astype(np.float64, copy=False), test.astype(np.float64, copy=False)
+    mean, variance = train.mean(axis=1), train.var(axis=1)
+    # The deviation of a constant column is a rounding error, which must not be a divisor.
+    num_rows, eps = train.shape[1], np.finfo(np.float64).eps
+    varies = variance > num_rows * eps * variance + (num_rows * mean * eps) ** 2
+    std = np.where(varies, np.sqrt(variance), 1.0)
+    parts = [
+        narrowed(
+            (rows - mean[:, None]) / std[:, None],
+            np.float32,
+            f"{where}, standardised, [split, row, column]",
+        ).reshape(-1, train.shape[2])
+        for rows in (train, test)
+    ]
+    return _Scaled(parts, mean, std, varies)

@@ -2,24 +2,18 @@
 
 import dataclasses
 import gzip
-import os
-import pathlib
+import zlib
 from typing import ClassVar
 
 import numpy as np
-import psutil
 
-from dist_ens.array_files import Readable, damage_told, opened_file
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, first_line
+from dist_ens.file_reading import opened_to_read
 from dist_ens.paths import given_path, shortened
 
-_NAME = "text:FILE"
 _TEST_SHARE = 0.1
-# The text, its code points and their numbers take up to four bytes each. Four more are a reserve.
-_MEMORY_PER_BYTE = 16
-_CHUNK_BYTES = 2**20
 _CODE_POINTS = 0x110000  # Number of code points of Unicode.
 
 
@@ -56,15 +50,20 @@ def open_text(file: str, context_length: int) -> Source:
         The source. Its vocabulary is the distinct characters of the file, in code point order.
 
     Raises:
-        UserError: If the file cannot be read, does not fit in the free memory, or is not UTF-8.
-            Also if it is too short for one example in each split.
+        UserError: If the file cannot be read or is not UTF-8, or is too short for one example in
+            each split.
     """
-    path = given_path(file, _NAME)
-    where = f"{_NAME} {shortened(str(path))}"
+    path = given_path(file, "text:FILE")
+    where = f"text:FILE {shortened(str(path))}"
     try:
-        text = _content(path, where).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where} is not UTF-8: {error}. Convert it to UTF-8.") from error
+        with opened_to_read(path) as opened:
+            content = (gzip.GzipFile(fileobj=opened) if path.suffix == ".gz" else opened).read()
+        text = content.decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise UserError(
+            f"{where} cannot be read: {first_line(error)} Correct the path, or convert the text to "
+            "UTF-8."
+        ) from error
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     present = np.zeros(_CODE_POINTS, bool)
     present[codes] = True
@@ -79,22 +78,3 @@ def open_text(file: str, context_length: int) -> Source:
         )
     shape = (context_length,)
     return Source(Spec(shape, "int32", shape, int(present.sum())), train=train, test=test)
-
-
-def _content(path: pathlib.Path, where: str) -> bytes:
-    """Returns the content of a file, decompressed if its name ends in `.gz`."""
-    most = psutil.virtual_memory().available // _MEMORY_PER_BYTE
-    with opened_file(path, _NAME) as file, damage_told(where):
-        packed = path.suffix == ".gz"
-        length = 0 if packed else os.fstat(file.fileno()).st_size
-        unpacked: Readable = gzip.GzipFile(fileobj=file) if packed else file
-        parts, read = list[bytes](), 0
-        while max(length, read) <= most and (part := unpacked.read(_CHUNK_BYTES)):
-            parts.append(part)
-            read += len(part)
-    if max(length, read) > most:
-        raise UserError(
-            f"{where} is longer than the {most:,} bytes for which memory is free, at "
-            f"{_MEMORY_PER_BYTE} bytes each. Use a shorter text, or a machine with more memory."
-        )
-    return b"".join(parts)

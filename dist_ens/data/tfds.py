@@ -2,8 +2,7 @@
 
 import dataclasses
 import importlib.util
-from types import ModuleType
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -22,14 +21,6 @@ _LONGEST_REASON = 500  # Largest number of characters of a message of TFDS that 
 _Builder: TypeAlias = Any
 
 
-class _Records(Protocol):
-    """Records with random access, from `tfds.data_source`."""
-
-    def __len__(self) -> int: ...
-
-    def __getitems__(self, indices: list[int], /) -> list[dict[str, np.ndarray]]: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class TfdsSplit:
     """A prepared split of TFDS, whose records are read on demand.
@@ -38,14 +29,14 @@ class TfdsSplit:
         records: Records with random access, each a dict of arrays, from `tfds.data_source`.
         keys: Names of the input feature and of the label feature.
         where: Name of the split in error messages.
-        num_classes: Number of classes. Labels must lie in [0, num_classes).
+        spec: Description of the examples. Labels must lie in [0, spec.num_classes).
     """
 
     in_memory: ClassVar[bool] = False
-    records: _Records
+    records: Any
     keys: tuple[str, str]
     where: str
-    num_classes: int
+    spec: Spec
 
     def __len__(self) -> int:
         return len(self.records)
@@ -54,12 +45,12 @@ class TfdsSplit:
         """Reads the examples at some positions, int64[...].
 
         Raises:
-            UserError: If a record cannot be read, or its values cannot be used.
+            UserError: If an input is not finite, or a label is not a class.
         """
-        records = _read(self.records, indices.ravel().tolist(), self.keys, self.where)
+        records = self.records.__getitems__(indices.ravel().tolist())
         inputs, labels = (np.stack([record[key] for record in records]) for key in self.keys)
         check_finite(self.where, inputs)
-        check_labels(self.where, labels, self.num_classes)
+        check_labels(self.where, labels, self.spec.num_classes or 0)
         inputs = narrowed(inputs, held_dtype(inputs.dtype), f"{self.where}, {self.keys[0]}")
         labels = narrowed(labels, np.int32, f"{self.where}, {self.keys[1]}")
         return {
@@ -83,29 +74,24 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
         The source.
 
     Raises:
-        UserError: If the data set is unknown, cannot be prepared here, or lacks a split. Also if it
-            does not have numeric inputs of one shape and class numbers as labels.
+        UserError: If the data set is unknown or cannot be prepared here, or does not have numeric
+            inputs of one shape and class numbers as labels.
     """
-    import tensorflow_datasets as tfds
-
-    builder = _prepared_builder(tfds, name, data_dir)
+    builder = _builder(name, data_dir)
+    if not builder.is_prepared():
+        if importlib.util.find_spec("tensorflow") is None:
+            raise UserError(
+                f"tfds:{name} is not prepared in {builder.data_dir}, and preparing it needs "
+                "TensorFlow, which is not installed. Install it, pip install "
+                "'dist-ens[tfds-prepare]', and run the same command again, or set "
+                "--config.data.data_dir to a folder where the data set is prepared."
+            )
+        builder.download_and_prepare(file_format="array_record")
     where = f"tfds:{name} in {builder.data_dir}"
-    absent = {"train", "test"} - set(builder.info.splits)
-    if absent:
-        raise UserError(
-            f"{where} has no split {' and no split '.join(sorted(absent))}. Its splits are: "
-            f"{', '.join(builder.info.splits) or 'none'}. Choose another data set, or write its "
-            "arrays to an npz source."
-        )
-    input_key, label_key = _supervised_keys(builder, where)
-    spec, num_classes = _spec(tfds, builder, (input_key, label_key), num_classes, where)
-    splits = {split: builder.as_data_source(split=split) for split in ("train", "test")}
-    for split, records in splits.items():
-        if len(records) == 0:
-            raise UserError(f"{where}, split {split} has no examples. Prepare the data set again.")
+    keys, spec = _described(builder, num_classes, where)
     train, test = (
-        TfdsSplit(records, (input_key, label_key), f"{where}, split {split}", num_classes)
-        for split, records in splits.items()
+        TfdsSplit(builder.as_data_source(split=split), keys, f"{where}, split {split}", spec)
+        for split in ("train", "test")
     )
     return Source(spec, train=train, test=test)
 
@@ -127,132 +113,66 @@ def describe_tfds(
 
     Raises:
         UserError: If the data set is unknown, or does not have numeric inputs of one shape and
-            class numbers as labels. Also if it is not prepared and nothing states the number of
-            classes.
+            class numbers as labels.
     """
+    builder = _builder(name, data_dir)
+    _, spec = _described(builder, num_classes, f"tfds:{name} in {builder.data_dir}")
+    return spec, builder.info.splits["train"].num_examples if builder.is_prepared() else None
+
+
+def _builder(name: str, data_dir: str | None) -> _Builder:
     import tensorflow_datasets as tfds
-
-    builder = _builder(tfds, name, data_dir)
-    where = f"tfds:{name} in {builder.data_dir}"
-    spec, _ = _spec(tfds, builder, _supervised_keys(builder, where), num_classes, where)
-    is_prepared = builder.is_prepared()
-    return spec, builder.info.splits["train"].num_examples if is_prepared else None
-
-
-def _spec(
-    tfds: ModuleType, builder: _Builder, keys: tuple[str, str], num_classes: int | None, where: str
-) -> tuple[Spec, int]:
-    """Returns the description of the two features in TFDS, and the number of classes."""
-    inputs, labels = (builder.info.features[key] for key in keys)
-    shape, kinds = inputs.shape, [np.dtype(each.np_dtype).kind for each in (inputs, labels)]
-    if (
-        shape is None
-        or None in shape
-        or kinds[0] not in "biuf"
-        or labels.shape != ()
-        or kinds[1] not in "iu"
-    ):
-        raise UserError(
-            f"{where} does not have numbers of one shape as inputs and class numbers as labels: "
-            f"feature {keys[0]} is {inputs!r}, and feature {keys[1]} is {labels!r}. Choose another "
-            "data set, or write its arrays to an npz source."
-        )
-    classes = num_classes or getattr(labels, "num_classes", None)
-    if classes is None and not builder.is_prepared():
-        raise UserError(
-            f"{where} does not state its number of classes. Prepare the data set, or set "
-            "--config.data.num_classes."
-        )
-    classes = classes or _num_classes(tfds, builder, keys[1], where)
-    return Spec(tuple(shape), np.dtype(inputs.np_dtype).name, (), classes), classes
-
-
-def _supervised_keys(builder: _Builder, where: str) -> tuple[str, str]:
-    """Returns the names of the input feature and of the label feature."""
-    features = builder.info.features
-    keys = builder.info.supervised_keys or ("image", "label")
-    if len(keys) != 2 or not all(isinstance(key, str) and key in features for key in keys):
-        raise UserError(
-            f"{where} does not have one input feature and one label feature: its features are "
-            f"{', '.join(features)}. Choose another data set, or write its arrays to an npz source."
-        )
-    return keys
-
-
-def _num_classes(tfds: ModuleType, builder: _Builder, label_key: str, where: str) -> int:
-    """Counts the classes of the training labels of a prepared data set."""
-    undecoded = {
-        key: tfds.decode.SkipDecoding() for key in builder.info.features if key != label_key
-    }
-    where = f"{where}, split train"
-    label_only = builder.as_data_source(split="train", decoders=undecoded)
-    labels = [
-        record[label_key]
-        for first in range(0, len(label_only), _RECORDS)
-        for record in _read(
-            label_only,
-            list(range(first, min(first + _RECORDS, len(label_only)))),
-            (label_key,),
-            where,
-        )
-    ]
-    return count_classes(where, np.array(labels))
-
-
-def _read(
-    records: _Records, indices: list[int], keys: tuple[str, ...], where: str
-) -> list[dict[str, np.ndarray]]:
-    """Reads records, each of which must have values for some keys."""
-    try:
-        read = records.__getitems__(indices)
-    except (OSError, RuntimeError, ValueError) as error:  # The reader has no error class.
-        raise UserError(f"{where} cannot be read: {first_line(error)} Prepare it again.") from error
-    for index, record in zip(indices, read, strict=True):
-        # The reader takes a file that ends early for one of empty records.
-        if any(record[key] is None for key in keys):
-            raise UserError(
-                f"{where} cannot be read: record {index} is empty, as in a file that is cut off. "
-                "Prepare it again."
-            )
-    return read
-
-
-def _builder(tfds: ModuleType, name: str, data_dir: str | None) -> _Builder:
-    from google.protobuf.json_format import ParseError  # TFDS raises it for damaged metadata.
 
     if data_dir is not None and "://" not in data_dir:  # A bucket has an address, not a path.
         data_dir = str(given_path(data_dir, "--config.data.data_dir"))
     try:
         return tfds.builder(name, data_dir=data_dir, try_gcs=False)
     # TFDS raises the other errors for a version or a variant that it does not have.
-    except (
-        tfds.core.DatasetNotFoundError,
-        AssertionError,
-        OSError,
-        ParseError,
-        ValueError,
-    ) as error:
+    except (tfds.core.DatasetNotFoundError, AssertionError, OSError, ValueError) as error:
         raise UserError(
             f"TFDS cannot open {shortened(f'tfds:{name}')} with data_dir={data_dir}: "
             f"{first_line(error)[:_LONGEST_REASON]} Correct the name, or --config.data.data_dir."
         ) from error
 
 
-def _prepared_builder(tfds: ModuleType, name: str, data_dir: str | None) -> _Builder:
-    builder = _builder(tfds, name, data_dir)
-    if not builder.is_prepared():
-        if importlib.util.find_spec("tensorflow") is None:
-            raise UserError(
-                f"tfds:{name} is not prepared in {builder.data_dir}, and preparing it needs "
-                "TensorFlow, which is not installed. Install it, pip install "
-                "'dist-ens[tfds-prepare]', and run the same command again, or set "
-                "--config.data.data_dir to a folder where the data set is prepared."
-            )
-        builder.download_and_prepare(file_format="array_record")
-    if builder.info.file_format.value != "array_record":
+def _described(
+    builder: _Builder, num_classes: int | None, where: str
+) -> tuple[tuple[str, str], Spec]:
+    """Returns the names of the input feature and of the label feature, and their description."""
+    features = builder.info.features
+    keys = builder.info.supervised_keys or ("image", "label")
+    given = [features[key] for key in keys if isinstance(key, str) and key in features]
+    shapes = [each.shape for each in given]
+    kinds = [np.dtype(each.np_dtype).kind for each in given if each.shape is not None]
+    if (
+        len(kinds) != 2
+        or None in shapes[0]
+        or kinds[0] not in "biuf"
+        or shapes[1] != ()
+        or kinds[1] not in "iu"
+    ):
         raise UserError(
-            f"tfds:{name} is prepared as {builder.info.file_format.value} in {builder.data_dir}, "
-            "and only array_record is read without TensorFlow. Prepare it again with "
-            "file_format='array_record', in another data folder."
+            f"{where} does not have numbers of one shape as inputs and class numbers as labels: "
+            f"its features are {dict(features.items())}, of which {keys} are used. Choose another "
+            "data set, or write its arrays to an npz source."
         )
-    return builder
+    inputs, labels = given
+    classes = num_classes or getattr(labels, "num_classes", None)
+    classes = classes or _num_classes(builder, keys[1], f"{where}, split train")
+    return keys, Spec(tuple(inputs.shape), np.dtype(inputs.np_dtype).name, (), classes)
+
+
+def _num_classes(builder: _Builder, label_key: str, where: str) -> int:
+    """Counts the classes of the training labels of a prepared data set."""
+    import tensorflow_datasets as tfds
+
+    undecoded = {
+        key: tfds.decode.SkipDecoding() for key in builder.info.features if key != label_key
+    }
+    records = builder.as_data_source(split="train", decoders=undecoded)
+    labels = [
+        record[label_key]
+        for part in np.split(np.arange(len(records)), range(_RECORDS, len(records), _RECORDS))
+        for record in records.__getitems__(part.tolist())
+    ]
+    return count_classes(where, np.array(labels))

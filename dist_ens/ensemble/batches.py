@@ -59,12 +59,7 @@ class Batches:
 
     @classmethod
     def shapes_of_step(cls, batch: Shapes, index: Shapes = None) -> "Batches":
-        """Returns the shapes of the batches of one step.
-
-        Args:
-            batch: Shapes and types of a batch.
-            index: Shape and type of the positions of its examples. Default: no positions.
-        """
+        """Returns the shapes of the batches of one step, from those of a batch and positions."""
         examples, index = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), (batch, index)
         )
@@ -109,6 +104,12 @@ CallBatches: TypeAlias = Batches | MemberBatches | Drawn
 def as_batches(batches: CallBatches | PyTree) -> CallBatches:
     """Returns the batches of a call. A bare pytree [steps, batch, ...] becomes `Batches`."""
     return batches if isinstance(batches, Batches | MemberBatches | Drawn) else Batches(batches)
+
+
+def rows_of(batch: Shapes) -> int | None:
+    """Returns the number of rows that every leaf of a batch has; None if they do not agree."""
+    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    return lengths.pop()[0] if len(lengths) == 1 and lengths != {()} else None
 
 
 def steps_in(batches: CallBatches | PyTree) -> int:

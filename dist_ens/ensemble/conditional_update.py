@@ -25,13 +25,13 @@ class Updated(NamedTuple):
         """Returns these parts of a state."""
         return cls(state.params, state.model_state, state.opt_state)
 
-    def put_in(self, state: State) -> State:
+    def merged_into(self, state: State) -> State:
         """Returns a state with these parts."""
         return state._replace(**self._asdict())
 
 
-def taken_if(take: Callable[..., Tree]) -> Callable[..., Tree]:
-    """Returns a function that takes an update of one member if a condition holds.
+def apply_update(update: Callable[..., Tree], holds: jax.Array, old: Tree, *args: PyTree) -> Tree:
+    """Returns the new values of an update of one member, or the old ones.
 
     On an accelerator the update is always computed, and then the new or the old values are
     selected. XLA joins the selection with the update, which reads the old values anyway. A
@@ -39,27 +39,21 @@ def taken_if(take: Callable[..., Tree]) -> Callable[..., Tree]:
     update is conditional.
 
     Args:
-        take: Function that returns the new values, `take(old, *args)`. Both have the same structure
-            and the same types.
-
-    Returns:
-        A function `update(takes, old, *args)` of a condition, bool[], the old values and the other
-        arguments of `take`. It returns the old values if the condition does not hold.
+        update: Function that returns the new values, `update(old, *args)`. Both have the same
+            structure and the same types.
+        holds: Whether the member takes the update, bool[].
+        old: Old values.
+        *args: Further arguments of `update`.
     """
 
-    def selected(takes: jax.Array, old: Tree, *args: PyTree) -> Tree:
-        return jax.tree.map(partial(jax.lax.select, takes), take(old, *args), old)
+    def selected(holds: jax.Array, old: Tree, *args: PyTree) -> Tree:
+        return jax.tree.map(partial(jax.lax.select, holds), update(old, *args), old)
 
-    conditional = _taken_if_by_a_conditional(take)
-
-    def update(takes: jax.Array, old: Tree, *args: PyTree) -> Tree:
-        return jax.lax.platform_dependent(takes, old, *args, cpu=conditional, default=selected)
-
-    return update
+    return jax.lax.platform_dependent(holds, old, *args, cpu=_conditional(update), default=selected)
 
 
-def _taken_if_by_a_conditional(take: Callable[..., Tree]) -> Callable[..., Tree]:
-    """Returns the same function as `taken_if`, for CPUs.
+def _conditional(update: Callable[..., Tree]) -> Callable[..., Tree]:
+    """Returns the function `of_one(holds, old, *args)` for CPUs; see `apply_update`.
 
     `jax.vmap` turns a conditional of one member into a selection between the old and the new
     arrays of all members. The selection costs several times as much as the update, since the arrays
@@ -71,30 +65,30 @@ def _taken_if_by_a_conditional(take: Callable[..., Tree]) -> Callable[..., Tree]
         return old
 
     @custom_vmap
-    def of_one(takes: jax.Array, old: Tree, *args: PyTree) -> Tree:
-        return jax.lax.cond(takes, take, keep, old, *args)
+    def of_one(holds: jax.Array, old: Tree, *args: PyTree) -> Tree:
+        return jax.lax.cond(holds, update, keep, old, *args)
 
     @of_one.def_vmap
     def of_several(
-        count: int, are_batched: list[PyTree], takes: jax.Array, old: Tree, *args: PyTree
+        count: int, are_batched: list[PyTree], holds: jax.Array, old: Tree, *args: PyTree
     ) -> tuple[Tree, PyTree]:
         args = jax.tree.map(_in_row_major_layout, args)
         axes = tuple(jax.tree.map(lambda batched: 0 if batched else None, are_batched))[1:]
-        take_all = jax.vmap(take, in_axes=axes, axis_size=count)
+        update_all = jax.vmap(update, in_axes=axes, axis_size=count)
         keep_all = jax.vmap(keep, in_axes=axes, axis_size=count)
 
-        def taken(old: Tree) -> Tree:
-            return take_all(old, *args)
+        def of_all(old: Tree) -> Tree:
+            return update_all(old, *args)
 
-        def taken_by_some(old: Tree) -> Tree:
+        def of_some(old: Tree) -> Tree:
             # The members that take the update must have the bits that they have where all members
             # do. So it is compiled as it is there: as the body of a loop.
-            new = _once_if(takes.any(), taken, old)
-            return jax.tree.map(partial(jax.vmap(jax.lax.select), takes), new, old)
+            new = _once_if(holds.any(), of_all, old)
+            return jax.tree.map(partial(jax.vmap(jax.lax.select), holds), new, old)
 
         old = keep_all(old, *args)
-        new = _once_if(takes.all(), taken, old)
-        new = _once_if(~takes.all(), taken_by_some, new)
+        new = _once_if(holds.all(), of_all, old)
+        new = _once_if(~holds.all(), of_some, new)
         return new, jax.tree.map(lambda _: True, new)
 
     return of_one
@@ -112,15 +106,10 @@ def _in_row_major_layout(leaf: jax.Array) -> jax.Array:
 
 
 def _once_if(holds: jax.Array, change: Callable[[Tree], Tree], values: Tree) -> Tree:
-    """Returns changed values if a condition holds, and the same values if not.
+    """Returns changed values if a condition holds, bool[], and the same values if not.
 
     It is a loop of one step or none. A loop changes its values in place. XLA compiles a conditional
     with two results such that its results have other memory, from which they are copied back.
-
-    Args:
-        holds: Condition, bool[].
-        change: Function that returns the changed values.
-        values: Values, a pytree of arrays.
     """
 
     def step(carry: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.ensemble.conditional_update import Updated, taken_if
+from dist_ens.ensemble.conditional_update import Updated, apply_update
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.errors import UserError
 from dist_ens.layout import to_host
 from dist_ens.state import State
-from dist_ens.types import Gradients, Key, Metrics, ModelState, PyTree
+from dist_ens.types import Gradients, Metrics, PyTree
 
 # Names of the metrics of an ensemble whose updates are checked.
 FAILED_UPDATES, IS_FROZEN = "failed_updates", "is_frozen"
@@ -25,7 +25,7 @@ CAUSES = (
     "the loss is far above its running mean",
     "the new state is not finite",
 )
-_LOSS, _GRADIENT, _THRESHOLD, NEW_STATE = range(1, 5)
+_LOSS, GRADIENT, _THRESHOLD, NEW_STATE = range(1, 5)
 # Failed updates in a row after which the policy `skip` freezes a member.
 MOST_SKIPPED_IN_A_ROW = 100
 # Losses before which the threshold is not used, and after which older losses count less.
@@ -116,39 +116,9 @@ def saved_structures(abstract: State) -> tuple[State, State]:
     return abstract, abstract._replace(failures=like)
 
 
-def checked_update(
-    policy: FailurePolicy,
-    take: Callable[..., Updated],
-    state: State,
-    grads: Gradients,
-    model_state: ModelState,
-    metrics: Metrics,
-    key: Key,
-    again: PyTree,
-) -> tuple[State, Metrics]:
-    """Returns the state after an update that is taken only if it has not failed.
-
-    Args:
-        policy: Policy that checks updates.
-        take: Function that takes an update, given what it changes, the gradients, the model state,
-            the loss, the key and `again`.
-        state: State of one member before the update.
-        grads: Gradients of the update.
-        model_state: Model state after the update.
-        metrics: Metrics of the update by name, float32[].
-        key: Key of the optimizer for this update.
-        again: Values with which the optimizer computes the loss again; None if it does not.
-
-    Returns:
-        The state and the metrics; see `taken_unless_failed`.
-    """
-    args = grads, model_state, metrics["loss"], key, again
-    return taken_unless_failed(policy, take, state, metrics, _are_finite(grads), _GRADIENT, *args)
-
-
 def taken_unless_failed(
     policy: FailurePolicy,
-    take: Callable[..., Updated],
+    update: Callable[..., Updated],
     state: State,
     metrics: Metrics,
     is_finite: jax.Array,
@@ -159,12 +129,12 @@ def taken_unless_failed(
 
     Args:
         policy: Policy that checks updates.
-        take: Function that takes an update, given what it changes and `args`.
+        update: Function that makes an update, given what it changes and `args`.
         state: State of one member before the update.
         metrics: Metrics of the update by name, float32[]. Their "loss" is checked, if there is one.
         is_finite: Whether the numbers of the update are finite, bool[].
         cause_otherwise: Index in `CAUSES` of an update that is not.
-        *args: Further arguments of `take`.
+        *args: Further arguments of `update`.
 
     Returns:
         The state of the same step, and the metrics with `failed_updates` and `is_frozen`. If the
@@ -182,11 +152,11 @@ def taken_unless_failed(
     record, loss = state.failures, metrics.get("loss", jnp.float32(0))
     cause = _cause_of(policy, record, loss, jnp.where(is_finite, 0, cause_otherwise))
     takes = (cause == 0) & ~record.is_frozen
-    new = taken_if(take)(takes, Updated.of(state), *args)
+    new = apply_update(update, takes, Updated.of(state), *args)
     record = _recorded(policy, record, state.step + 1, jnp.where(record.is_frozen, 0, cause))
     if policy.loss_threshold is not None:
         record = _with_loss(record, loss, takes)
-    state = new.put_in(state)._replace(failures=record)
+    state = new.merged_into(state)._replace(failures=record)
     counts = {FAILED_UPDATES: record.num_failures, IS_FROZEN: record.is_frozen}
     return state, {**metrics, **{n: leaf.astype(jnp.float32) for n, leaf in counts.items()}}
 
@@ -209,7 +179,7 @@ def _cause_of(
     return jnp.where(jnp.isfinite(loss), cause, _LOSS).astype(jnp.int32)
 
 
-def _are_finite(grads: Gradients) -> jax.Array:
+def are_finite(grads: Gradients) -> jax.Array:
     """Returns whether all gradients are finite, bool[].
 
     On a CPU and a TPU every leaf is summed, and on a GPU all leaves are tested in one kernel.
@@ -251,14 +221,7 @@ def _are_finite_in_one(leaves: list[jax.Array]) -> jax.Array:
 def _recorded(
     policy: FailurePolicy, record: FailureRecord, step: jax.Array, cause: jax.Array
 ) -> FailureRecord:
-    """Returns a record with one more update.
-
-    Args:
-        policy: Policy that checks updates.
-        record: Record before the update.
-        step: Step of the update, int32[].
-        cause: Why the update failed, as an index of `CAUSES`; 0 if it did not fail.
-    """
+    """Returns a record with the update of a step, int32[], and its cause as in `_cause_of`."""
     failed = cause > 0
     num_in_a_row = jnp.where(failed, record.num_in_a_row + 1, 0)
     freezes = failed
@@ -281,12 +244,8 @@ def _with_loss(record: FailureRecord, loss: jax.Array, takes: jax.Array) -> Fail
 
         mean' = mean + a (loss - mean),   variance' = (1 - a) (variance + a (loss - mean)^2)
 
-    So the first losses are weighted equally, and the weight of older losses decays.
-
-    Args:
-        record: Record before the update.
-        loss: Loss of the update, float32[].
-        takes: Whether the update was taken, bool[]. The loss of another update is not included.
+    So the first losses are weighted equally, and the weight of older losses decays. The loss of an
+    update that was not taken is not included.
     """
     count = jnp.minimum(record.num_losses, HISTORY - 1) + 1  # Without end it would overflow.
     share = jnp.maximum(1 / count.astype(jnp.float32), 1 / HISTORY)
@@ -310,22 +269,14 @@ def step_of(recorded: np.integer | jax.Array) -> int:
 
 
 def frozen_positions(state: State) -> list[int]:
-    """Returns the positions of the members that take no more updates.
-
-    Args:
-        state: State of an ensemble, with or without a policy. Every host must call this.
-    """
+    """Returns the positions of the members that take no more updates; every host calls it."""
     if not isinstance(state.failures, FailureRecord):
         return []
     return np.flatnonzero(to_host(state.failures.is_frozen)).tolist()
 
 
 def failed_members(state: State) -> list[FailedMember]:
-    """Returns what happened to each member with a failed update.
-
-    Args:
-        state: State of an ensemble, with or without a policy. Every host must call this.
-    """
+    """Returns what happened to each member with a failed update; every host calls it."""
     if not isinstance(state.failures, FailureRecord):
         return []
     record, member_ids = to_host((state.failures, state.member_id))
@@ -336,13 +287,7 @@ def failed_members(state: State) -> list[FailedMember]:
 
 
 def member_of(record: FailureRecord, position: int, member_id: int) -> FailedMember:
-    """Returns what happened to a member.
-
-    Args:
-        record: Record of all members, in NumPy.
-        position: Position of the member.
-        member_id: Id of the member.
-    """
+    """Returns what happened to a member at a position in the record of all, in NumPy."""
     return FailedMember(
         member_id,
         CAUSES[record.cause[position]],

@@ -14,8 +14,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 import dist_ens
-from dist_ens.ensemble.argument_checks import rows_of
+from dist_ens.ensemble.batches import rows_of
 from dist_ens.ensemble.ensemble import Ensemble
+from dist_ens.ensemble.programs import step_of_one
 from dist_ens.types import Shapes
 
 # Version of the operations that dist_ens itself adds to a step. Raise it when they change.
@@ -47,9 +48,6 @@ def fingerprint_of_step(ensemble: Ensemble, batch: Shapes) -> str:
     Args:
         ensemble: Ensemble of any layout.
         batch: Shapes and types of a global batch, leaves [batch, ...].
-
-    Returns:
-        64 hexadecimal digits.
     """
     member = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
@@ -59,7 +57,7 @@ def fingerprint_of_step(ensemble: Ensemble, batch: Shapes) -> str:
     index = None if rows is None else jax.ShapeDtypeStruct((rows,), "int32")
     # The precision may differ between starts of a run, so the fingerprint does not depend on it.
     with jax.default_matmul_precision("default"), jax.enable_x64(False):
-        traced = jax.make_jaxpr(ensemble.step_of_one)(member, batch, index)
+        traced = jax.make_jaxpr(step_of_one(ensemble))(member, batch, index)
     digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
     for array in _captured(traced):
         digest.update(np.ascontiguousarray(array).tobytes())

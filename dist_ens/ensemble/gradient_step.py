@@ -7,13 +7,16 @@ from typing import TypeAlias
 import jax
 import optax
 
+from dist_ens.ensemble.checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.conditional_update import Updated
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.ensemble.failures import checked_update
-from dist_ens.ensemble.gradients import gradients_of
+from dist_ens.ensemble.failures import GRADIENT, are_finite, taken_unless_failed
+from dist_ens.ensemble.microbatches import Loss, gradients_in_parts
 from dist_ens.ensemble.optimizer import calls_loss, loss_functions, update_of
 from dist_ens.losses import Objective
-from dist_ens.methods import MemberLoss
+from dist_ens.losses.averaging import averaged
+from dist_ens.methods import LossInfo, MemberLoss
+from dist_ens.methods.loss import LossResults
 from dist_ens.randomness import OPTIMIZER, UPDATE, pinned_generator
 from dist_ens.state import State, without_weak_types
 from dist_ens.types import Batch, Gradients, Key, Metrics, ModelState, Optimizer, Params, PyTree
@@ -52,10 +55,6 @@ class GradientStep:
             batch: Batch, leaves [batch, ...].
             index: Positions of the batch's examples in the training split, int32[batch]. Default:
                 the positions are unknown.
-
-        Returns:
-            The new state, and metrics by name, float32[]: `loss` and the auxiliary values of the
-            loss.
         """
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         of_step = jax.random.fold_in(jax.random.fold_in(state.key, OPTIMIZER), state.step)
@@ -66,25 +65,53 @@ class GradientStep:
         if self.failures.is_checked:
             extra = {"value": loss, "grad": grads, "key": of_step}
             calls = calls_loss(self.optimizer, grads, state.opt_state, state.params, **extra)
-            state, metrics = checked_update(
+            state, metrics = taken_unless_failed(
                 self.failures,
-                self._taken,
+                self._apply_update,
                 state,
+                metrics,
+                are_finite(grads),
+                GRADIENT,
                 grads,
                 model_state,
-                metrics,
+                loss,
                 of_step,
                 again if calls else None,
             )
         else:
-            new = self._taken(Updated.of(state), grads, model_state, loss, of_step, again)
-            state = new.put_in(state)
+            old = Updated.of(state)
+            new = self._apply_update(old, grads, model_state, loss, of_step, again)
+            state = new.merged_into(state)
         return without_weak_types(state._replace(step=state.step + 1)), metrics
 
-    def _gradients(self, params: Params, again: Again) -> tuple[Gradients, ModelState, Metrics]:
-        return gradients_of(self.loss, self.objective, self.microbatches, params, *again)
+    def loss_of(self, state: State) -> Loss:
+        """Returns the loss of a member with a key and an id.
 
-    def _taken(
+        It is `loss(params, model_state, (batch, index), key)`.
+        """
+
+        def loss(
+            params: Params, model_state: ModelState, examples: PyTree, key: Key
+        ) -> LossResults:
+            batch, index = examples
+            info = LossInfo(key, state.key, state.member_id, index, self.objective)
+            with explained_errors():
+                results = self.loss(params, model_state, batch, info)
+                value, new_state, metrics = check_loss_outputs(results, model_state)
+            return value, (new_state, metrics)
+
+        return loss
+
+    def _gradients(self, params: Params, again: Again) -> tuple[Gradients, ModelState, Metrics]:
+        state, examples, key = again
+        loss, args = self.loss_of(state), (params, state.model_state, examples, key)
+        if self.microbatches > 1:
+            return gradients_in_parts(loss, self.microbatches, *args)
+        gradient = jax.grad(lambda *args: averaged(loss(*args)), has_aux=True)
+        grads, (model_state, metrics) = gradient(*args)
+        return grads, model_state, metrics
+
+    def _apply_update(
         self,
         old: Updated,
         grads: Gradients,
@@ -93,7 +120,7 @@ class GradientStep:
         key: Key,
         again: Again | None,
     ) -> Updated:
-        """Returns what an update changes, after the update; see `checked_update`."""
+        """Returns what an update changes, after the update."""
         extra = {"value": loss, "grad": grads, "key": key}
         if again is not None:
             extra |= loss_functions(partial(self._gradients, again=again))

@@ -1,8 +1,10 @@
 """The state of an ensemble before its first step, created on the devices that hold it."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +15,38 @@ from dist_ens.ensemble.optimizer import optimizer_state
 from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.host_keys import dtype_in_jax
 from dist_ens.layout import MEMBERS, Layout, Waves
-from dist_ens.members import Member
+from dist_ens.losses import Objective
+from dist_ens.members import Member, with_compute_dtype
+from dist_ens.members.label_scale import with_label_scale
 from dist_ens.members.member import INPUTS_RULE
 from dist_ens.randomness import INIT, member_key, pinned_generator
 from dist_ens.state import (
     State,
     described,
-    differing,
-    leaf_types,
     stack_members,
     without_weak_types,
 )
-from dist_ens.types import Leaf, ModelState, Optimizer, Params, PyTree, Shapes
+from dist_ens.types import (
+    Batch,
+    Inputs,
+    Leaf,
+    ModelState,
+    Optimizer,
+    Params,
+    PyTree,
+    Shapes,
+)
+
+if TYPE_CHECKING:
+    from dist_ens.ensemble.ensemble import Ensemble
+
+
+def network_for(member: Member, objective: Objective | None, dtype: str | None) -> Member:
+    """Returns the member that is trained: with its compute type, and the scale of its labels."""
+    if objective is None:
+        return member
+    network = with_compute_dtype(member, dtype or "float32")
+    return with_label_scale(network) if objective.standardize else network
 
 
 def state_of_one(
@@ -32,28 +54,16 @@ def state_of_one(
 ) -> Callable[..., State]:
     """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
 
-    Args:
-        member: Network of one member.
-        optimizer: Optimizer of one member.
-        shapes: Shapes and types of the inputs of the network's `init`, a pytree.
-        is_checked: Whether the state has a record of failed updates.
+    `shapes` are those of the inputs of the network's `init`. The state has a record of failed
+    updates if `is_checked`.
     """
 
     @pinned_generator()
     def make(member_id: jax.Array, seed: jax.Array) -> State:
         key = member_key(seed, member_id)
         inputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        try:
+        with _explained(member, shapes):
             params, model_state = member.init(jax.random.fold_in(key, INIT), inputs)
-        except (UserError, RuntimeError):  # A device may be full.
-            raise
-        except Exception as error:  # The network of a user may raise anything.
-            raise UserError(
-                f"The network ({member.name}) could not be initialised on {described(shapes)}: "
-                f"{type(error).__name__}: {first_line(error)} It is given {INPUTS_RULE}. Correct "
-                "the network or the data, or take the inputs out of the batch in two functions: "
-                "as_member(init=..., apply=...)."
-            ) from error
         params = without_weak_types(params)
         return without_weak_types(
             State(
@@ -70,6 +80,22 @@ def state_of_one(
     return make
 
 
+@contextlib.contextmanager
+def _explained(member: Member, shapes: Shapes) -> Iterator[None]:
+    """Turns any error that a network raises when it is initialised into a `UserError`."""
+    try:
+        yield
+    except (UserError, RuntimeError):  # A device may be full.
+        raise
+    except Exception as error:
+        raise UserError(
+            f"The network ({member.name}) could not be initialised on {described(shapes)}: "
+            f"{type(error).__name__}: {first_line(error)} It is given {INPUTS_RULE}. Correct "
+            "the network or the data, or take the inputs out of the batch in two functions: "
+            "as_member(init=..., apply=...)."
+        ) from error
+
+
 class Initializer:
     """The program that makes the state of all members, each on the device that will hold it.
 
@@ -82,7 +108,7 @@ class Initializer:
     def __init__(self, make: Callable[..., State], layout: Layout, waves: int) -> None:
         self._layout, self._waves = layout, Waves(layout, waves)
         self._of_wave = layout if waves == 1 else self._waves.layout_of_one
-        self._program = self._of_wave.born_by(make)
+        self._program = self._of_wave.init_program(make)
 
     @cached_property
     def compiled(self) -> Future[jax.stages.Compiled]:
@@ -106,12 +132,7 @@ class Initializer:
         return ids, jax.ShapeDtypeStruct((), np.uint32)
 
     def __call__(self, ids: np.ndarray, seed: int) -> State:
-        """Returns the state at step 0, leaves [members, ...].
-
-        Args:
-            ids: Ids of the members, int32[members].
-            seed: Seed, in [0, 2**32).
-        """
+        """Returns the state at step 0 of the members with some ids, int32[members]."""
         count, program = self._waves.count, self.compiled.result()
         by_wave = ids.reshape(self._layout.ensemble_axis, count, -1).swapaxes(0, 1)
         states = (
@@ -136,109 +157,77 @@ class Initializer:
 
 
 def state_from(
+    ensemble: "Ensemble",
     params: Sequence[Params],
     model_states: Sequence[ModelState] | None,
-    *,
     member: Member,
-    optimizer: Optimizer,
-    layout: Layout,
-    ids: np.ndarray,
-    seed: int,
-    waves: int,
-    is_checked: bool = False,
 ) -> State:
     """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`.
 
-    Args:
-        params: Parameters, or networks that hold them, one for each member.
-        model_states: Model states, one for each member; None if the networks have or hold none.
-        member: Network of one member.
-        optimizer: Optimizer of one member.
-        layout: Layout of the members.
-        ids: Ids of the members, int32[members].
-        seed: Seed, in [0, 2**32).
-        waves: Number of waves. If it is above 1, the state is in the hosts' memory.
-        is_checked: Whether the state has a record of failed updates.
-
-    Raises:
-        UserError: If the members cannot be stacked, their number is not that of the ids, or they do
-            not fit the network.
+    `member` is the network of one member, with or without the scale of the labels.
     """
     if not isinstance(params, list | tuple):
         raise UserError(
             f"params is {kind_of(params)}, not a list. Give a list with one pytree of "
             "parameters for each member. unstack_members makes the list from stacked parameters."
         )
-    if len(params) != len(ids):
-        raise UserError(
-            f"params has {counted(len(params), 'member')}, and the ensemble has {len(ids)}. Make "
-            f"the ensemble with num_members={len(params)}."
-        )
-    if model_states is not None and len(model_states) != len(params):
-        raise UserError(
-            f"params has {counted(len(params), 'member')}, and model_states has "
-            f"{len(model_states)}. Give one model state for each member."
-        )
+    for name, given in (("params", params), ("model_states", model_states or params)):
+        if len(given) != ensemble.num_members:
+            raise UserError(
+                f"{name} has {counted(len(given), 'member')}, and the ensemble has "
+                f"{ensemble.num_members}. Make the ensemble with num_members={len(given)}."
+            )
     parts = list(map(member.parts_of, params, model_states or [None] * len(params)))
     stacked, model_state = without_weak_types(
         (stack_members([own for own, _ in parts]), stack_members([own for _, own in parts]))
     )
-    check_parts(member, *parts[0])
-    keys = jax.vmap(partial(member_key, seed))(jnp.asarray(ids))
+    ids, optimizer = jnp.asarray(ensemble.ids), ensemble.optimizer
+    keys = jax.vmap(partial(member_key, ensemble.seed))(ids)
     with pinned_generator():
         opt_state = jax.vmap(partial(optimizer_state, optimizer))(stacked, keys)
-    state = layout.put(
-        without_weak_types(
-            State(
-                step=jnp.zeros(len(ids), jnp.int32),
-                member_id=jnp.asarray(ids),
-                key=keys,
-                params=stacked,
-                model_state=model_state,
-                opt_state=opt_state,
-                failures=no_failures((len(ids),)) if is_checked else (),
-            )
-        ),
-        MEMBERS,
+    is_checked = ensemble.failures.is_checked
+    state = State(
+        step=jnp.zeros(ids.shape, jnp.int32),
+        member_id=ids,
+        key=keys,
+        params=stacked,
+        model_state=model_state,
+        opt_state=opt_state,
+        failures=no_failures(ids.shape) if is_checked else (),
     )
-    return state if waves == 1 else Waves(layout, waves).off_devices(state)
+    state = ensemble.layout.put(without_weak_types(state), MEMBERS)
+    waves = Waves(ensemble.layout, ensemble.waves)
+    return state if waves.count == 1 else waves.off_devices(state)
 
 
-def check_parts(member: Member, params: Params, model_state: ModelState) -> None:
-    """Checks that parameters and a model state are those of a network, as far as that is known.
+def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:
+    """Returns what the network of an ensemble is initialised with: `batch["inputs"]`.
 
-    Nothing is checked if the shapes of the network depend on its inputs, as those of flax.linen do.
-
-    Args:
-        member: Network of one member.
-        params: Parameters of one member.
-        model_state: Model state of one member; `()` if it has none.
+    With a loss function, a batch that is no dict with this key is the inputs itself. With a step of
+    the user's own, it is the batch.
 
     Raises:
-        UserError: If a leaf is absent, or has another type or shape than in the network.
+        UserError: If the batch has no inputs under the objective's key.
     """
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    try:
-        expected = jax.eval_shape(lambda key: member.init(key, None), key)
-    except Exception:  # The network needs its inputs, and may raise anything without them.
-        return
-    for name, found, of_network in zip(
-        ("params", "model_states"), (params, model_state), expected, strict=True
-    ):
-        there, here = leaf_types(found), leaf_types(of_network)
-        for leaf in differing(here, there):
-            raise UserError(
-                f"{name} does not fit the network {member.name}: leaf {leaf} is "
-                f"{there.get(leaf, 'absent')} in {name}[0] and {here.get(leaf, 'absent')} in the "
-                f"network. Give the {name} of networks like this one."
-            )
+    if ensemble.own_step is not None:
+        return batch
+    objective = ensemble.objective
+    key = Objective.INPUTS if objective is None else objective.INPUTS
+    if isinstance(batch, dict) and key in batch:
+        return batch[key]
+    if objective is None:
+        return batch
+    keys = ", ".join(map(repr, batch)) if isinstance(batch, dict) else type(batch).__name__
+    raise UserError(
+        f"The objective {objective.name} takes batches with the key {key!r}: got {keys}. Give a "
+        f"dict with {key!r} and {objective.LABELS!r}, or use a loss function for other batches."
+    )
 
 
 def shapes_of(tree: PyTree) -> Shapes:
     """Returns the shapes and types that a pytree has in JAX, which holds numbers in 32 bits.
 
-    Args:
-        tree: Pytree of arrays, numbers, or shapes and types (`jax.ShapeDtypeStruct`).
+    Its leaves are arrays, numbers, or shapes and types (`jax.ShapeDtypeStruct`).
     """
 
     def shape_of(leaf: Leaf) -> jax.ShapeDtypeStruct:

@@ -1,21 +1,26 @@
 """Comparison of the loss of a whole batch with that of its microbatches, before training."""
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dist_ens import cluster
-from dist_ens.ensemble.batches import CallBatches, one_step
-from dist_ens.ensemble.gradient_step import GradientStep
-from dist_ens.ensemble.gradients import loss_of_member
-from dist_ens.ensemble.microbatches import loss_in_parts
+from dist_ens.ensemble.batches import CallBatches, as_batches, one_step
+from dist_ens.ensemble.microbatches import parts_of
+from dist_ens.ensemble.own_step import OwnStep
 from dist_ens.ensemble.update_steps import steps_of_all
+from dist_ens.ensemble.waves import batches_of_wave
 from dist_ens.execution.spec import Execution
-from dist_ens.layout import Layout, to_host
-from dist_ens.losses.averaging import averaged
+from dist_ens.layout import Waves, to_host
+from dist_ens.losses.averaging import Ratio, averaged
 from dist_ens.randomness import UPDATE, pinned_generator
 from dist_ens.state import State
-from dist_ens.types import Batch, Metrics
+from dist_ens.types import Batch, Metrics, ModelState, PyTree
+
+if TYPE_CHECKING:
+    from dist_ens.ensemble.ensemble import Ensemble
 
 # Number of draws of each loss, since dropout and other noise are drawn for each part anew.
 _DRAWS = 8
@@ -24,30 +29,43 @@ _ROUNDING, _NOISE = 1e-3, 8.0
 
 
 def microbatch_warning(
-    step: GradientStep, layout: Layout, state: State, batches: CallBatches
+    ensemble: "Ensemble", state: State, batches: CallBatches | PyTree
 ) -> str | None:
     """Returns a warning if the loss of a batch is not the mean over its microbatches.
 
     Args:
-        step: Step of one member, with several microbatches.
-        layout: Layout of the members and the data.
-        state: State of the members. It is not donated.
-        batches: Batches of a call, of which the first is compared.
+        ensemble: Ensemble of any number of waves and microbatches.
+        state: State of the ensemble. It is not donated.
+        batches: Batches of a call on the layout, of which the first is compared.
 
     Returns:
-        The warning, with both losses. None if they are equal up to rounding and noise, or if the
-        whole batch would need more than half of the free memory of a device.
+        The warning. None if both losses are equal up to rounding and noise, or if the whole batch
+        would need more than half of the free memory of a device.
     """
+    step, count, layout = ensemble.programs.gradient_step, ensemble.microbatches, ensemble.layout
+    if count == 1 or isinstance(step, OwnStep):
+        return None
+    if ensemble.waves > 1:
+        waves = Waves(layout, ensemble.waves)
+        of_first = batches_of_wave(waves, batches, 0)
+        return microbatch_warning(ensemble.of_wave, waves.take(state, 0), of_first)
 
     @pinned_generator()
     def losses(state: State, batch: Batch, index: jax.Array | None) -> tuple[State, Metrics]:
-        loss = loss_of_member(step.loss, step.objective, state)
-        args = state.params, state.model_state, (batch, index)
+        loss, examples = step.loss_of(state), (batch, index)
+
+        def of_part(
+            model_state: ModelState, part: tuple[PyTree, jax.Array]
+        ) -> tuple[ModelState, Ratio]:
+            value, (model_state, _) = loss(state.params, model_state, *part)
+            return model_state, value if isinstance(value, Ratio) else Ratio(value, jnp.float32(1))
 
         def draw(key: jax.Array) -> Metrics:
-            value, _ = loss(*args, key)
-            parts = loss_in_parts(loss, step.microbatches, *args, key)
-            return {"whole": averaged(value), "parts": parts}
+            whole, _ = loss(state.params, state.model_state, examples, key)
+            parts = parts_of(count, examples, key)
+            _, values = jax.lax.scan(of_part, state.model_state, parts)
+            of_parts = Ratio(values.total.sum(), values.weight.sum())
+            return {"whole": averaged(whole), "parts": averaged(of_parts)}
 
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         # A program has no use for the state that a step returns.
@@ -56,7 +74,9 @@ def microbatch_warning(
 
     # The members of a device run one after another, so that it needs the memory of one member only.
     of_all = steps_of_all(losses, layout, Execution(members="map"))
-    first = jax.jit(lambda state, batches: of_all(state, one_step(batches, jnp.int32(0)))[1])
+    first = jax.jit(
+        lambda state, batches: of_all(state, one_step(as_batches(batches), jnp.int32(0)))[1]
+    )
     needed = np.inf
     try:
         program = first.lower(state, batches).compile()
@@ -68,10 +88,9 @@ def microbatch_warning(
             raise
     if cluster.any_host(needed > layout.free_bytes() / 2):
         return None
-    found = {
-        name: each[0].astype(np.float64) for name, each in to_host(program(state, batches)).items()
-    }
-    return _warning(found["whole"], found["parts"], step.microbatches)
+    found = to_host(program(state, batches))
+    whole, parts = (found[name][0].astype(np.float64) for name in ("whole", "parts"))
+    return _warning(whole, parts, count)
 
 
 def _warning(whole: np.ndarray, parts: np.ndarray, count: int) -> str | None:

@@ -1,11 +1,11 @@
-"""The loss of a batch that is taken in equal parts, one after another, and its gradient."""
+"""The loss of a batch in equal parts, one after another, and its gradient."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from dist_ens.ensemble.argument_checks import check_microbatches, rows_for_microbatches
+from dist_ens.ensemble.checks import check_microbatches
 from dist_ens.losses.averaging import Ratio, averaged
 from dist_ens.types import Gradients, Metrics, ModelState, Params, PyTree
 
@@ -31,19 +31,10 @@ def gradients_in_parts(
     The differentiated value is a part's share of the value of the batch. So a backward pass that
     changes the gradient of each example, for example to clip it, is given that of the batch.
 
-    Args:
-        loss: Loss of one member.
-        count: Number of parts. Part k holds the examples k, k + count, …, so that each part is
-            spread over all columns of the mesh, and is the same on every mesh.
-        params: Parameters of the member.
-        model_state: Model state of the member.
-        examples: Batch and positions of its examples, leaves [batch, ...].
-        key: Key of the member and step, []. Each part has a key of its own.
-
-    Raises:
-        UserError: If the batch does not divide into the parts.
+    Part k of `count` holds the examples k, k + count, …, so that each part is spread over all
+    columns of the mesh, and is the same on every mesh. Each part has a key of its own.
     """
-    numbered = _parts(count, examples, key)
+    numbered = parts_of(count, examples, key)
 
     def weight_of(part: tuple[PyTree, jax.Array]) -> jax.Array:
         value, _ = loss(params, model_state, *part)
@@ -78,29 +69,9 @@ def gradients_in_parts(
     return grads, model_state, metrics
 
 
-def loss_in_parts(
-    loss: Loss,
-    count: int,
-    params: Params,
-    model_state: ModelState,
-    examples: PyTree,
-    key: jax.Array,
-) -> jax.Array:
-    """Returns the loss of which `gradients_in_parts` computes the gradient, float32[]."""
-
-    def of_part(
-        model_state: ModelState, part: tuple[PyTree, jax.Array]
-    ) -> tuple[ModelState, Ratio]:
-        value, (model_state, _) = loss(params, model_state, *part)
-        return model_state, value if isinstance(value, Ratio) else Ratio(value, jnp.float32(1))
-
-    _, values = jax.lax.scan(of_part, model_state, _parts(count, examples, key))
-    return averaged(Ratio(values.total.sum(), values.weight.sum()))
-
-
-def _parts(count: int, examples: PyTree, key: jax.Array) -> tuple[PyTree, jax.Array]:
+def parts_of(count: int, examples: PyTree, key: jax.Array) -> tuple[PyTree, jax.Array]:
     """Returns the parts of a batch, leaves [parts, batch / parts, ...], and a key of each."""
-    check_microbatches("microbatches", count, rows_for_microbatches(count, examples))
+    check_microbatches("microbatches", count, examples)
     parts = jax.tree.map(
         lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), examples
     )

@@ -1,6 +1,5 @@
 """The optimizer of one member: its state, its update, and the parameters for evaluation."""
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 
@@ -9,15 +8,14 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import Jaxpr, Literal, Var
 
-from dist_ens.errors import UserError, first_line, kind_of
+from dist_ens.errors import UserError
 from dist_ens.execution.rewrite import equations, nested
 from dist_ens.members.modes import named_arguments
 from dist_ens.randomness import key_of_optimizer
-from dist_ens.state import described
+from dist_ens.signatures import name_of
 from dist_ens.types import (
     Gradients,
     Key,
-    KeyPath,
     Leaf,
     Metrics,
     Optimizer,
@@ -31,22 +29,15 @@ _DRAWS = {"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "r
 _TAKE_KEYS = _DRAWS | {"random_wrap", "random_split", "random_fold_in", "random_clone"}
 
 
-def require_optimizer(optimizer: object) -> None:
+def check_optimizer(optimizer: object) -> None:
     """Raises a `UserError` unless an object has `init` and `update`, like Optax's optimizers."""
     has_both = all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
-    if has_both and not isinstance(optimizer, type):
-        return
-    made_by = optimizer.func if isinstance(optimizer, partial) else optimizer
-    name = getattr(made_by, "__name__", repr(optimizer)[:80])
-    if isinstance(made_by, type) or inspect.isroutine(made_by):
-        kind = "class" if isinstance(made_by, type) else "function"
+    if not has_both or isinstance(optimizer, type):
+        shown = name_of(optimizer) if callable(optimizer) else repr(optimizer)[:80]
         raise UserError(
-            f"The optimizer is the {kind} {name}, not an optimizer. Call it: {name}(learning_rate)."
+            f"The optimizer is {shown}, which lacks init and update. Give one of Optax's that was "
+            "called, such as optax.adam(1e-3)."
         )
-    raise UserError(
-        f"The optimizer is {kind_of(optimizer)}, which lacks init and update. Give one of "
-        "Optax's, such as optax.adam(1e-3)."
-    )
 
 
 def update_of(
@@ -54,30 +45,13 @@ def update_of(
 ) -> tuple[Gradients, OptState]:
     """Returns an optimizer's updates and its new state.
 
-    Args:
-        optimizer: Any object with `init` and `update`.
-        grads: Gradients, a pytree with the structure of the parameters.
-        state: State of the optimizer.
-        params: Parameters of the member.
-        **extra: Extra arguments. The optimizer is given those that it accepts.
-
-    Raises:
-        UserError: If the optimizer raises an error.
+    The optimizer is any object with `init` and `update`. It is given those of the extra arguments
+    that it accepts.
     """
     with_extra = isinstance(optimizer, optax.GradientTransformationExtraArgs)
     if isinstance(optimizer, optax.GradientTransformation) and not with_extra:
         extra = {}
-    try:
-        return optimizer.update(grads, state, params, **named_arguments(optimizer.update, **extra))
-    except (UserError, RuntimeError):  # A device may be full.
-        raise
-    except Exception as error:  # An optimizer may raise anything.
-        given = f" and {', '.join(extra)}" if extra else ""
-        raise UserError(
-            f"The update of the optimizer raised {type(error).__name__}: {first_line(error)} It is "
-            f"given the gradients, its state, the parameters{given}. Use another optimizer, or "
-            "train with a step of your own, dist_ens.lift."
-        ) from error
+    return optimizer.update(grads, state, params, **named_arguments(optimizer.update, **extra))
 
 
 def loss_functions(
@@ -88,9 +62,8 @@ def loss_functions(
     They are `value_fn` of line searches, `obj_fn` of `optax.contrib.sophia`, and `grad_fn` of
     `optax.contrib.sam`.
 
-    Args:
-        gradients: Function of parameters that returns the gradients of the batch's loss, the new
-            model state, and metrics with the `loss`, float32[].
+    They are made of a function of parameters that returns the gradients of the batch's loss, the
+    new model state, and metrics with the `loss`, float32[].
     """
 
     def value_and_grad(params: Params) -> tuple[jax.Array, Gradients]:
@@ -129,15 +102,10 @@ def calls_loss(
         calls.append(params)
         return params, (), {"loss": jnp.float32(0)}
 
-    functions = loss_functions(gradients)
-    jax.eval_shape(
-        lambda grads, state, params: update_of(
-            optimizer, grads, state, params, **extra, **functions
-        ),
-        grads,
-        state,
-        params,
-    )
+    def update(grads: Gradients, state: OptState, params: Params) -> PyTree:
+        return update_of(optimizer, grads, state, params, **extra, **loss_functions(gradients))
+
+    jax.eval_shape(update, grads, state, params)
     return bool(calls)
 
 
@@ -151,39 +119,21 @@ def evaluation_params(params: Params, opt_state: OptState) -> Params:
     - `optax.contrib.sam` trains perturbed parameters between two updates of its outer optimizer.
       Its state holds the outer parameters.
 
-    Args:
-        params: Trained parameters of one member.
-        opt_state: State of the member's optimizer.
-
-    Raises:
-        UserError: If the parameters in such a state are not a part of `params`, or two of these
-            optimizers train the same parameter.
-
     Source: Defazio et al. (2024), https://arxiv.org/abs/2405.15682. Foret et al. (2021),
     https://arxiv.org/abs/2010.01412.
     """
-    found, seen = params, set[KeyPath]()
     for node in filter(_evaluates_others, jax.tree.leaves(opt_state, is_leaf=_evaluates_others)):
         held = node.cache if isinstance(node, optax.contrib.SAMState) else node.z
-        paths = {path for path, _ in jax.tree_util.tree_leaves_with_path(held)}
-        if seen & paths or not _is_part(held, params):
-            raise UserError(
-                f"The parameters for evaluation cannot be computed: the optimizer holds a "
-                f"{type(node).__name__} of {described(held)}, and the parameters are "
-                f"{described(params)}. Use one such optimizer for each group of parameters, "
-                "without optax.flatten or another change of their shapes."
-            )
-        seen |= paths
         group = jax.tree.map(
-            lambda own, leaf: own if _is_masked(own) else leaf, held, found, is_leaf=_is_masked
+            lambda own, leaf: own if _is_masked(own) else leaf, held, params, is_leaf=_is_masked
         )
-        found = jax.tree.map(
+        params = jax.tree.map(
             lambda new, old: old if _is_masked(new) else new,
             _evaluated(node, group),
-            found,
+            params,
             is_leaf=_is_masked,
         )
-    return found
+    return params
 
 
 def evaluates_others(opt_state: OptState) -> bool:
@@ -209,20 +159,6 @@ def _is_masked(node: object) -> bool:
     return isinstance(node, optax.MaskedNode)
 
 
-def _is_part(held: Params, params: Params) -> bool:
-    """Returns whether a pytree has the structure and shapes of `params`, some parts masked."""
-    try:
-        shapes = jax.tree.map(
-            lambda own, leaf: _is_masked(own) or jnp.shape(own) == getattr(leaf, "shape", None),
-            held,
-            params,
-            is_leaf=_is_masked,
-        )
-    except (TypeError, ValueError):  # The structures differ.
-        return False
-    return all(jax.tree.leaves(shapes))
-
-
 def optimizer_state(optimizer: Optimizer, params: Params, member_key: Key) -> OptState:
     """Returns the initial state of a member's optimizer.
 
@@ -230,36 +166,22 @@ def optimizer_state(optimizer: Optimizer, params: Params, member_key: Key) -> Op
     members. Each key in its state is replaced by a key that also depends on the member. A key is a
     typed key, or a plain `uint32[..., 2]` from which the update draws.
 
-    Args:
-        optimizer: Optimizer of one member.
-        params: Parameters of the member.
-        member_key: Key of the member, [].
-
-    Returns:
-        The optimizer's state.
-
     Raises:
         UserError: If the update draws random numbers from a key that is neither its argument `key`
-            nor in the state. All members would draw the same numbers. Also if the parameters for
-            evaluation are not known; see `evaluation_params`.
+            nor in the state. All members would draw the same numbers.
     """
     state = optimizer.init(params)
-    evaluation_params(params, state)  # This raises an error before training begins.
+    evaluation_params(params, state)  # An error in it should not come after training.
     leaves, structure = jax.tree.flatten(state)
-    is_key = [_is_typed_key(leaf) for leaf in leaves]
+    is_key = list(map(_is_typed_key, leaves))
+
+    def update(grads: Gradients, state: OptState, params: Params, key: Key) -> PyTree:
+        functions = loss_functions(lambda params: (params, (), {"loss": jnp.float32(0)}))
+        extra = {"value": jnp.float32(0), "grad": grads, "key": key, **functions}
+        return update_of(optimizer, grads, state, params, **extra)
+
     try:
-        traced = jax.make_jaxpr(
-            lambda grads, state, params, key: update_of(
-                optimizer,
-                grads,
-                state,
-                params,
-                value=jnp.float32(0),
-                grad=grads,
-                key=key,
-                **loss_functions(lambda params: (params, (), {"loss": jnp.float32(0)})),
-            )
-        )(params, state, params, member_key).jaxpr
+        traced = jax.make_jaxpr(update)(params, state, params, member_key).jaxpr
     except Exception:  # The error is raised again where the update is traced for training.
         traced = None
     if traced is not None:

@@ -1,32 +1,22 @@
 """The step that a user wrote for one member, in place of a loss and an optimizer."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 
+from dist_ens.ensemble.checks import explained_errors, parts_text
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import NEW_STATE, taken_unless_failed
-from dist_ens.ensemble.loss_checks import explained_errors
-from dist_ens.errors import UserError, first_line, kind_of
+from dist_ens.errors import UserError
 from dist_ens.losses import Objective
 from dist_ens.members import Member
 from dist_ens.methods import LossFunction
 from dist_ens.methods.loss import LossResults
 from dist_ens.randomness import UPDATE, pinned_generator
-from dist_ens.signatures import call_error, name_of
-from dist_ens.state import (
-    State,
-    described,
-    differing,
-    leaf_type,
-    leaf_types,
-    require_arrays,
-    structure_text,
-    without_weak_types,
-)
+from dist_ens.signatures import name_of
+from dist_ens.state import State, described, leaf_types, require_arrays, without_weak_types
 from dist_ens.types import (
     Batch,
     Inputs,
@@ -37,15 +27,9 @@ from dist_ens.types import (
     Params,
     PyTree,
     Structure,
-    Tree,
 )
 
-_SIGNATURES = {
-    "init": "init(key, batch) -> state",
-    "step": "step(state, batch, key) -> (state, metrics)",
-    "apply": "apply(state, inputs) -> outputs",
-    "eval_loss": "eval_loss(state, batch, key) -> (loss, metrics)",
-}
+_SIGNATURE = "step(state, batch, key) -> (state, metrics)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +44,6 @@ class OwnStep:
         step: Step, `step(state, batch, key) -> (state, metrics)`.
         apply: Forward pass, `apply(state, inputs) -> outputs`. None for none.
         failures: Policy for failed steps.
-
-    Raises:
-        UserError: If a function cannot be called with these arguments.
     """
 
     init: Callable[[Key, Batch], PyTree]
@@ -70,27 +51,12 @@ class OwnStep:
     apply: Callable[[PyTree, Inputs], Outputs] | None = None
     failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
 
-    def __post_init__(self) -> None:
-        _require_call("init", self.init)
-        _require_call("step", self.step)
-        if self.apply is not None:
-            _require_call("apply", self.apply)
-
     @property
     def member(self) -> Member:
         """The member with the initialiser and the forward pass."""
 
         def init(key: Key, batch: Batch) -> tuple[Params, ModelState]:
-            try:
-                state = self.init(key, batch)
-            except (UserError, RuntimeError):  # A device may be full.
-                raise
-            except Exception as error:  # A user's function may raise anything.
-                raise UserError(
-                    f"The function {name_of(self.init)} raised {type(error).__name__} for the "
-                    f"batch {described(batch)}: {first_line(error)} It must be "
-                    f"{_SIGNATURES['init']}."
-                ) from error
+            state = self.init(key, batch)
             require_arrays(state)
             return state, ()
 
@@ -107,22 +73,11 @@ class OwnStep:
     ) -> tuple[State, Metrics]:
         """Returns the state after one step, and the metrics of the step by name, float32[].
 
-        Args:
-            state: State of the member.
-            batch: Batch of the step, any pytree.
-            index: Positions of the batch's examples in the training split, which are not used.
-
-        Raises:
-            UserError: If the step returns something else than a state like the given one and a dict
-                of numbers.
+        The step is given any pytree as a batch, and not the positions of its examples.
         """
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         with explained_errors("step"):
-            results = self.step(state.params, batch, key)
-        if not isinstance(results, tuple) or len(results) != 2:
-            found = f"a tuple of {len(results)}" if isinstance(results, tuple) else _kind(results)
-            raise UserError(f"The step returned {found}. A step is {_SIGNATURES['step']}.")
-        new, metrics = _like(state.params, results[0]), _numbers(results[1])
+            new, metrics = _checked_results(self.step(state.params, batch, key), state.params)
         if not self.failures.is_checked:
             state = state._replace(params=new)
         elif self.failures.loss_threshold is not None and "loss" not in metrics:
@@ -148,23 +103,10 @@ def loss_of_scoring(
 ) -> Objective | LossFunction | None:
     """Returns the loss by which a user's own step is scored; None without one.
 
-    Args:
-        objective: Objective that reads the outputs of `apply`.
-        eval_loss: Function `eval_loss(state, batch, key) -> (loss, metrics)`.
-        has_apply: Whether the members have a forward pass `apply`.
-
-    Raises:
-        UserError: If both are given, the objective standardises labels or has no outputs to read,
-            or one is something else.
+    An objective reads the outputs of `apply`; `eval_loss(state, batch, key) -> (loss, metrics)`
+    replaces it.
     """
-    if objective is not None and eval_loss is not None:
-        raise UserError("Both objective and eval_loss are given. Leave one of them out.")
     if eval_loss is None:
-        if objective is not None and not isinstance(objective, Objective):
-            raise UserError(
-                f"objective is {kind_of(objective)}. Give one such as "
-                f"dist_ens.losses.categorical(10), or a function as {_SIGNATURES['eval_loss']}."
-            )
         if objective is not None and objective.standardize:
             raise UserError(
                 f"{objective.name}(standardize=True) needs labels that fit standardises, and a "
@@ -172,74 +114,45 @@ def loss_of_scoring(
             )
         if objective is not None and not has_apply:
             raise UserError(
-                f"The objective {objective.name} scores the outputs of apply, and the ensemble "
-                f"has none. Give from_step a function {_SIGNATURES['apply']}, or use eval_loss."
+                f"The objective {objective.name} scores the outputs of apply, and the ensemble has "
+                "none. Give from_step a function apply(state, inputs) -> outputs, or use eval_loss."
             )
         return objective
-    _require_call("eval_loss", eval_loss)
+    if objective is not None:
+        raise UserError("Both objective and eval_loss are given. Leave one of them out.")
 
     # The argument `train` says that the function knows that it is called in evaluation.
     def loss(
         state: Params, model_state: ModelState, batch: Batch, key: Key, train: bool
     ) -> LossResults:
-        results = eval_loss(state, batch, key)
-        if not isinstance(results, tuple) or len(results) != 2:
-            raise UserError(
-                f"eval_loss returned {_kind(results)}. It must be {_SIGNATURES['eval_loss']}."
-            )
-        value, metrics = results
+        value, metrics = eval_loss(state, batch, key)
         return value, (model_state, metrics)
 
     return loss
 
 
-def _require_call(name: str, fn: object) -> None:
-    """Raises a `UserError` unless a function can be called as `_SIGNATURES` says."""
-    signature = _SIGNATURES[name]
-    if not callable(fn) or isinstance(fn, type):
-        raise UserError(f"{name} is {kind_of(fn)}. Give a function {signature}.")
-    error = call_error(fn, signature.partition(")")[0].count(",") + 1)
-    if error is not None:
-        raise UserError(
-            f"The function {name_of(fn)}{inspect.signature(fn)} cannot be called as {name}: "
-            f"{error}. It must be {signature}."
-        )
-
-
-def _like(old: Tree, new: PyTree) -> Tree:
-    """Returns a new state without weak types, after a check that it is like the old one."""
-    before, after = leaf_types(old), leaf_types(new)
-    for leaf in differing(before, after):
-        raise UserError(
-            f"The step returned a state whose leaf {leaf} is {after.get(leaf, 'absent')}, and it "
-            f"was given {before.get(leaf, 'no such leaf')}. Return the state with the structure, "
-            "shapes and types that it has after init."
-        )
+def _checked_results(results: object, old: PyTree) -> tuple[PyTree, Metrics]:
+    """Returns the new state of a step, and its metrics, float32[]."""
+    match results:
+        case (new, Mapping() as metrics):
+            pass
+        case _:
+            raise UserError(f"The step returned {parts_text(results)}. It must be {_SIGNATURE}.")
     structures: list[Structure] = [jax.tree.structure(tree) for tree in (new, old)]
-    if structures[0] != structures[1]:
+    if leaf_types(new) != leaf_types(old) or structures[0] != structures[1]:
         raise UserError(
-            f"The step returned a state of the structure {structure_text(structures[0])}, and it "
-            f"was given {structure_text(structures[1])}. Return the structure that it has after "
-            "init."
-        )
-    return without_weak_types(new)
-
-
-def _numbers(metrics: object) -> Metrics:
-    """Returns the metrics of a step as float32[]; raises a `UserError` if they are no numbers."""
-    if not isinstance(metrics, Mapping):
-        raise UserError(
-            f"The metrics of the step are {_kind(metrics)}, not a dict of numbers by name. A step "
-            f"is {_SIGNATURES['step']}. Return {{}} as metrics if there are none."
+            f"The step returned a state of {described(new)}, and it was given one of "
+            f"{described(old)}. Return the state with the structure, shapes and types that it has "
+            "after init."
         )
     for name, value in metrics.items():
-        is_number = isinstance(value, bool | int | float) or hasattr(value, "dtype")
-        if not is_number or jnp.shape(value) != () or jnp.iscomplexobj(value):
+        if jnp.shape(value) != () or jnp.iscomplexobj(value):
             raise UserError(
-                f"The metric {name!r} of the step is {_kind(value)}, and it must be one real "
+                f"The metric {name!r} of the step is {parts_text(value)}, and it must be one real "
                 "number. Average it, or leave it out."
             )
-    return {name: jnp.asarray(value).astype(jnp.float32) for name, value in metrics.items()}
+    in_float32 = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+    return without_weak_types(new), in_float32
 
 
 def _stays_finite(old: PyTree, new: PyTree) -> jax.Array:
@@ -253,7 +166,3 @@ def _stays_finite(old: PyTree, new: PyTree) -> jax.Array:
         if jnp.issubdtype(after.dtype, jnp.inexact)
     ]
     return jnp.stack(stay).all() if stay else jnp.bool_(True)
-
-
-def _kind(value: object) -> str:
-    return f"an array {leaf_type(value)}" if hasattr(value, "shape") else kind_of(value)

@@ -1,46 +1,69 @@
-"""Padding of inputs to a few batch sizes, so that few programs are compiled."""
+"""Inputs of predictions, padded to a few batch sizes so that few programs are compiled."""
 
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.errors import UserError
-from dist_ens.layout import BATCH, Layout
-from dist_ens.state import refuse_lists
+from dist_ens.data.checks import check_finite_inputs
+from dist_ens.ensemble.batches import rows_of
+from dist_ens.ensemble.checks import check_alive
+from dist_ens.errors import UserError, kind_of
+from dist_ens.layout import BATCH, REPLICATED, Layout
+from dist_ens.state import State, described, refuse_lists
 from dist_ens.types import Array, Inputs, Leaf, Outputs
+
+if TYPE_CHECKING:
+    from dist_ens.ensemble.ensemble import Ensemble
+
+
+def placed_inputs(
+    ensemble: "Ensemble", state: State, inputs: Inputs
+) -> tuple["Ensemble", State, Inputs, int | None]:
+    """Returns ensemble, needed state and inputs on one layout, and the number of examples.
+
+    The number is None if the inputs hold no rows, and are therefore not padded.
+    """
+    if not ensemble.member.has_apply:
+        raise UserError(
+            "This ensemble cannot predict: its member has no apply. Give one to "
+            "as_member(init=..., apply=...) or Ensemble.from_step(..., apply=...), or call the "
+            "network yourself with state.params."
+        )
+    if not isinstance(state, State):
+        raise UserError(f"The state is {kind_of(state)}. Give a State, such as result.state.")
+    check_alive(state.step)
+    if ensemble.objective is not None:  # A loss function may take inputs that are missing.
+        check_finite_inputs("The argument inputs", inputs)
+    here, state = ensemble.at(state)
+    size: int | None = None
+    has_rows = ensemble.batch_specs == "batch" and rows_of(inputs) is not None
+    if ensemble.objective is None and not has_rows:
+        refuse_lists(inputs, "the argument inputs", and_numbers=False)
+        placed = here.layout.placed(inputs, REPLICATED, "The inputs")
+    else:
+        placed, size = padded_inputs(here.layout, inputs)
+    return here, here.programs.needed(state), placed, size
 
 
 def padded_inputs(layout: Layout, inputs: Inputs) -> tuple[Inputs, int]:
     """Puts inputs on the layout, padded to the next power of two times the data axis.
 
-    Args:
-        layout: Layout with the mesh.
-        inputs: Pytree of arrays, leaves [batch, ...].
-
-    Returns:
-        The inputs on the layout, padded with copies of the last example, and the number of examples
-        before padding.
-
-    Raises:
-        UserError: If there are no examples, or the leaves have different lengths.
+    They are padded with copies of the last example. The number of examples before padding is
+    returned too.
     """
     # A call for one example takes as long as 30 calls of Python here, so the usual case is short.
     if layout.holds(inputs) and inputs.ndim and _is_whole(inputs.shape[0], layout):
         return inputs, inputs.shape[0]
     refuse_lists(inputs, "the argument inputs")
-    leaves = jax.tree.leaves(inputs)
-    lengths = {np.shape(leaf)[:1] for leaf in leaves}
-    if len(lengths) != 1 or lengths == {()}:
-        shapes = ", ".join(str(list(np.shape(leaf))) for leaf in leaves) or "none"
-        raise UserError(
-            f"The inputs have leaves of shapes {shapes}. Give arrays [batch, ...] with one row for "
-            "each example."
-        )
-    size = lengths.pop()[0]
+    size = rows_of(inputs)
     if not size:
-        raise UserError("The inputs have no examples. Give at least one.")
+        raise UserError(
+            f"The inputs are {described(inputs)}. Give arrays [batch, ...] with one row for each "
+            "example, and at least one."
+        )
     padded_size = layout.data_axis
     while padded_size < size:
         padded_size *= 2
@@ -62,12 +85,7 @@ def _filled_up(leaf: Leaf, size: int) -> Array:
 
 
 def unpadded(outputs: Outputs, size: int | None) -> Outputs:
-    """Returns outputs without those of the padding.
-
-    Args:
-        outputs: Pytree of arrays, leaves [members, batch, ...].
-        size: Number of examples before padding. None if nothing was padded.
-    """
+    """Returns outputs [members, batch, ...] of `size` examples; None if nothing was padded."""
     if size is None:
         return outputs
 

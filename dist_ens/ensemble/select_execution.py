@@ -28,8 +28,7 @@ class Choice:
     """An execution, and the reason why it was chosen.
 
     Attributes:
-        option: Execution as `WAY[+LOWERING][+STEPS]`, followed by ` on one device` if it uses only
-            one.
+        option: Name of the execution, followed by ` on one device` if it uses only one.
         why: Reason for the choice, as text.
         step_secs: Seconds per step of each execution that was timed, by its name.
         num_turns: Number of rounds of each candidate that was timed again, by its name.
@@ -51,9 +50,9 @@ class Choice:
             + ", ".join(alike[count])
             for count in sorted(alike, reverse=True)
         )
-        told = f"Execution {self.option}: {self.why}" + (f" ({tried} ms a step)." if tried else ".")
+        text = f"Execution {self.option}: {self.why}" + (f" ({tried} ms a step)." if tried else ".")
         raised = "; ".join(f"{name} raised {error}" for name, error in self.failed.items())
-        return f"{told} Not used: {raised}" if raised else told
+        return f"{text} Not used: {raised}" if raised else text
 
 
 def choose(
@@ -102,25 +101,28 @@ def choose(
     options = {name: ensemble.on(layout, name) for name in names}
     if may_move and cluster.cores_are_devices() and layout.mesh.size > 1:
         alone = layout.on_one_device()
-        options |= {
-            f"{name} on one device": ensemble.on(alone, name)
-            for name in candidates(alone, traced, steps_in(batches))
-        }
-    rule = names[0]
+        for name in candidates(alone, traced, steps_in(batches)):
+            options[f"{name} on one device"] = ensemble.on(alone, name)
     if len(options) == 1:
-        return options[rule], Choice(rule, "nothing else is worth trying for this network")
+        return options[names[0]], Choice(names[0], "nothing else is worth trying for this network")
     program = _program(ensemble, traced, [*options], state, batches)
     # If every other execution raises an error, the reference is used.
     known = {REFERENCE: ensemble.on(layout, REFERENCE)} | options
     # A choice for which time was short holds for runs of the same length only: a longer run has
     # more time to try candidates.
     of_this_length = f"{program} {num_steps}"
+    call = autotune.Call(state, batches, specs_of(batches), steps_in(batches))
+    earlier = _earlier(program, of_this_length, [*known], workdir)
+    choice = earlier or _timed(known, names, call, num_steps, program)
+    if workdir is not None and cluster.is_main():
+        keep_execution(of_this_length, choice.option, workdir)
+    return known[choice.option], choice
 
-    def taken(name: str, choice: Choice) -> tuple[Ensemble, Choice]:
-        if cluster.is_main() and workdir is not None:
-            keep_execution(of_this_length, name, workdir)
-        return known[name], choice
 
+def _earlier(
+    program: str, of_this_length: str, known: Sequence[str], workdir: pathlib.Path | None
+) -> Choice | None:
+    """Returns the choice of an earlier run of a program; None if there is none."""
     for kept, why in (
         (kept_execution(of_this_length, workdir) if workdir else None, "as when this run began"),
         (kept_execution(program), "the fastest in an earlier run of this program"),
@@ -129,18 +131,28 @@ def choose(
             "taken from the cache of an earlier run with the same number of steps",
         ),
     ):
-        position = cluster.as_main_sees([*known].index(kept) if kept in known else -1)
+        position = cluster.as_main_sees(known.index(kept) if kept in known else -1)
         if position >= 0:
-            name = [*known][position]
-            return taken(name, Choice(name, why))
-    # Timing needs memory for a copy of the state, and for the results of a step.
-    if not cluster.as_main_sees(layout.free_bytes() >= 2 * device_bytes(state)):
-        name, failed = _first_that_traces(known, [*names, REFERENCE], state, batches)
-        why = "the rule, because memory is too small to time candidates"
-        return taken(name, Choice(name, why, failed=failed))
+            return Choice(known[position], why)
+    return None
 
-    call = autotune.Call(state, batches, specs_of(batches), steps_in(batches))
+
+def _timed(
+    known: Mapping[str, Ensemble],
+    names: list[str],
+    call: autotune.Call,
+    num_steps: int,
+    program: str,
+) -> Choice:
+    """Returns the fastest execution of a program, and keeps it in the user's cache."""
+    # Timing needs memory for a copy of the state, and for the results of a step.
+    free = known[names[0]].layout.free_bytes()
+    if not cluster.as_main_sees(free >= 2 * device_bytes(call.state)):
+        name, failed = _first_that_traces(known, [*names, REFERENCE], call.state, call.batches)
+        why = "the rule, because memory is too small to time candidates"
+        return Choice(name, why, failed=failed)
     timing = autotune.timed(known, names, call, num_steps)
+    why = "the fastest of those tried"
     if len(timing.step_secs) == 1 and len(timing.failed) >= len(names) - 1:
         why = "the only one that raised no error"
     elif len(timing.step_secs) == 1:
@@ -148,14 +160,10 @@ def choose(
         part = f", {autotune.PART_OF_THE_RUN:.0%} of the run" if is_part else ""
         most = f"{timing.budget_secs:.2g} s{part}"
         why = f"the rule, because timing others would take more than {most}, or too much memory"
-    else:
-        why = "the fastest of those tried"
     if cluster.is_main():
+        of_this_length = f"{program} {num_steps}"
         keep_execution(program if timing.settled else of_this_length, timing.fastest)
-    return taken(
-        timing.fastest,
-        Choice(timing.fastest, why, timing.step_secs, timing.num_turns, timing.failed),
-    )
+    return Choice(timing.fastest, why, timing.step_secs, timing.num_turns, timing.failed)
 
 
 def _first_that_traces(
@@ -163,23 +171,16 @@ def _first_that_traces(
 ) -> tuple[str, dict[str, str]]:
     """Returns the first execution whose update can be traced, and the errors of earlier ones.
 
-    Args:
-        known: Ensembles by the names of their executions.
-        names: Names of the executions to try, in this order.
-        state: State of the ensemble.
-        batches: Batches of one call.
-
-    Raises:
-        Exception: The error of the last execution, if none can be traced.
+    If none can be traced, the error of the last one is raised.
     """
     failed: dict[str, str] = {}
     for name in names:
         try:
-            known[name].trace_update(state, batches)
+            known[name].programs.trace_update(state, batches)
         except Exception as error:
             if name == names[-1]:
                 raise
-            failed[name] = autotune.told(error)
+            failed[name] = autotune.error_text(error)
         else:
             break
     return name, failed

@@ -46,14 +46,7 @@ Update = Callable[[State, CallBatches | PyTree], tuple[State, Metrics]]
 def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Update:
     """Returns the update of several steps, not yet jitted: `update(state, batches)`.
 
-    Args:
-        step: Step of one member.
-        layout: Layout of the members and the data.
-        execution: Execution of members, operations and steps.
-
-    Returns:
-        A function of the members' state and the batches of a call. It returns the new state and
-        metrics by name, float32[steps, members].
+    It returns the new state and metrics by name, float32[steps, members].
     """
 
     def update(state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
@@ -114,11 +107,6 @@ def dispatched(step: Step, layout: Layout, execution: Execution) -> Update:
 
     For most executions it is one jitted program. `loop` dispatches one program for each member,
     and `single` dispatches one program for each step.
-
-    Args:
-        step: Step of one member.
-        layout: Layout of the members and the data.
-        execution: Execution of members, operations and steps.
     """
     if execution.members == "loop":
         return _each_member(step, layout, execution)
@@ -192,6 +180,6 @@ def _scans(
     """
     if count == 1 or execution.steps is not None:
         return count > 1 and execution.steps == "scanned"
-    if layout.platform != "cpu" or execution.convolutions == "canonical":
+    if layout.platform != "cpu" or "canonical" in execution.lowerings:
         return True
     return not contains(jax.make_jaxpr(update_one)(state, at), CONVOLUTION)

@@ -18,12 +18,7 @@ from dist_ens.types import Inputs, Metrics, PyTree, Specs, Tree
 
 
 def update_in_waves(waves: Waves, update: Update) -> Update:
-    """Returns an update of members that wait in the hosts' memory; see `Ensemble.update_steps`.
-
-    Args:
-        waves: Division of the members into waves.
-        update: Update of the members of one wave.
-    """
+    """Returns the update of members that wait in the hosts' memory, from that of one wave."""
 
     def update_all(state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
         states, metrics = [], []
@@ -46,10 +41,8 @@ def results_in_waves(
 ) -> Callable[[State, Inputs], Tree]:
     """Returns a function of members that wait in the hosts' memory, such as `Ensemble.outputs`.
 
-    Args:
-        waves: Division of the members into waves.
-        fn: Function of the state of one wave's members, and of inputs that all members share.
-        spec: Spec of the results of `fn`, `MEMBERS` or `MEMBER_BATCH`.
+    `fn` takes the state of one wave's members, and inputs that all members share. Its results have
+    the spec `MEMBERS` or `MEMBER_BATCH`.
     """
 
     def results_of_all(state: State, inputs: Inputs) -> Tree:

@@ -1,8 +1,7 @@
 """Scores and predictions of an ensemble and of every member."""
 
 from dist_ens.evaluation.curves import curves_of, pictures_of
-from dist_ens.evaluation.evaluator import Evaluator
-from dist_ens.evaluation.predictions import broken_positions
+from dist_ens.evaluation.evaluator import Evaluator, broken_positions
 from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.evaluation.scoring import evaluate

@@ -1,16 +1,14 @@
 """Scores of calibrated and conformal predictions on a test split."""
 
-from collections.abc import Callable
-
 import numpy as np
 
-from dist_ens import conformal
 from dist_ens.data import Split
+from dist_ens.evaluation import conformal
 from dist_ens.evaluation.calibration import Calibration
 from dist_ens.evaluation.conformal_rule import SETS, ConformalRule
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.fit_calibration import pooled_of, uniform_of_split
-from dist_ens.evaluation.out_of_bag import held_out_means
+from dist_ens.evaluation.out_of_bag import Part, held_out_means, scores_of_summaries
 from dist_ens.evaluation.row_scores import num_draws
 from dist_ens.json_text import JsonDict
 from dist_ens.metrics import bootstrap_weights, interval
@@ -27,12 +25,6 @@ def calibrated_scores(
 ) -> JsonDict:
     """Scores the pooled prediction after a map of probabilities or variances.
 
-    Args:
-        calibration: Calibration with a map.
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        test: Test split.
-
     Returns:
         `method`, `parameters`, `warnings` (sentences about parameters that the validation split
         does not determine), `test` and, unless there are too many rows, `test_interval`. Also
@@ -41,7 +33,7 @@ def calibrated_scores(
     summary, labels = pooled_of(evaluator, state, test)
     method, parameters = calibration.method or "", calibration.parameters
     summary = dict(evaluator.distribution.calibrated(method, parameters, summary))
-    parts = [
+    parts: list[Part] = [
         (
             {name: leaf[first : first + _AT_A_TIME] for name, leaf in summary.items()},
             labels[first : first + _AT_A_TIME],
@@ -49,7 +41,7 @@ def calibrated_scores(
         )
         for first in range(0, len(test), _AT_A_TIME)
     ]
-    scores, intervals = evaluator.scores_of(parts)
+    scores, intervals = scores_of_summaries(evaluator, parts)
     found: JsonDict = {
         "method": method,
         "parameters": dict(parameters),
@@ -72,13 +64,6 @@ def conformal_scores(
     rule: ConformalRule, level: float, evaluator: Evaluator, state: State, test: Split
 ) -> JsonDict:
     """Scores conformal sets or intervals of the pooled prediction.
-
-    Args:
-        rule: Conformal rule.
-        level: Coverage of the sets or intervals, in (0, 1).
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        test: Test split.
 
     Returns:
         `method`, `level`, `coverage`, and `mean_set_size` or, in the targets' own unit,
@@ -108,15 +93,9 @@ def conformal_scores(
                 "mean_width": conformal.mean_width(low, high, weights) * evaluator.units[0],
             }
 
-    return {"method": rule.method, "level": level} | _with_intervals(scores, len(test))
-
-
-def _with_intervals(
-    scores: Callable[[np.ndarray | None], dict[str, Score]], num_rows: int
-) -> JsonDict:
-    """Returns scores and, unless there are too many rows, their 95 % intervals as `interval`."""
-    found, draws = scores(None), num_draws(num_rows)
-    if not draws:
-        return found
-    drawn = scores(bootstrap_weights(num_rows, draws, 0))
-    return found | {"interval": {name: interval(values) for name, values in drawn.items()}}
+    found: JsonDict = {"method": rule.method, "level": level, **scores(None)}
+    draws = num_draws(len(test))
+    if draws:
+        drawn = scores(bootstrap_weights(len(test), draws, 0))
+        found["interval"] = {name: interval(values) for name, values in drawn.items()}
+    return found

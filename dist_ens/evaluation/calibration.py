@@ -39,16 +39,7 @@ class Predictor:
 
     @classmethod
     def of(cls, ensemble: Ensemble, state: State, left_out: tuple[int, ...] = ()) -> Self:
-        """Returns the predictor of an ensemble; every host must call this.
-
-        Args:
-            ensemble: Ensemble.
-            state: State of the ensemble.
-            left_out: Positions of members that are not pooled.
-
-        Raises:
-            UserError: If the loss of the ensemble is a function.
-        """
+        """Returns the predictor of an ensemble without some positions; all hosts must call this."""
         objective = objective_of(ensemble)
         steps, ids = to_host((state.step, state.member_id))
         return cls(
@@ -59,15 +50,6 @@ class Predictor:
             objective.distribution.pooling,
             ensemble.dropout_samples,
         )
-
-    def differences(self, other: Self) -> list[str]:
-        """Returns a clause for each field in which another predictor differs."""
-        fields = [field.name for field in dataclasses.fields(self)]
-        return [
-            f"{name} {getattr(self, name)!r} in place of {getattr(other, name)!r}"
-            for name in fields
-            if getattr(self, name) != getattr(other, name)
-        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,20 +85,17 @@ class Calibration:
     level: float = 0.9
 
     def at(self, level: float) -> Self:
-        """Returns this calibration with sets or intervals of another coverage.
-
-        Args:
-            level: Requested coverage, in (0, 1).
-        """
+        """Returns this calibration with sets or intervals of another coverage, in (0, 1)."""
         return dataclasses.replace(self, level=level)
 
     def require_of(self, predictor: Predictor) -> None:
-        """Checks that this calibration was fitted for a predictor.
-
-        Raises:
-            UserError: If the two differ.
-        """
-        different = self.predictor.differences(predictor)
+        """Raises a `UserError` unless this calibration was fitted for a predictor."""
+        fitted, predicting = vars(self.predictor), vars(predictor)
+        different = [
+            f"{name} {value!r} in place of {predicting[name]!r}"
+            for name, value in fitted.items()
+            if value != predicting[name]
+        ]
         if different:
             raise UserError(
                 f"The calibration was fitted for another prediction: {'; '.join(different)}. Fit "
@@ -126,17 +105,7 @@ class Calibration:
     def applied(
         self, prediction: Prediction, ensemble: Ensemble, state: State, inputs: Inputs
     ) -> Prediction:
-        """Returns the calibrated prediction, with its sets or intervals, on the host.
-
-        Args:
-            prediction: Prediction of the ensemble before any calibration.
-            ensemble: Ensemble that predicts.
-            state: State of the ensemble.
-            inputs: Inputs of the examples, leaves [batch, ...].
-
-        Raises:
-            UserError: If it was fitted for another prediction.
-        """
+        """Returns the calibrated prediction of an ensemble, with its sets or intervals."""
         self.require_of(Predictor.of(ensemble, state))
         distribution = objective_of(ensemble).distribution
         prediction = jax.tree.map(
@@ -183,39 +152,25 @@ class Calibration:
     def to_dict(self) -> JsonDict:
         """Returns the fields by name, in types that JSON can hold."""
         return {
+            **vars(self),
             "predictor": dataclasses.asdict(self.predictor),
-            "method": self.method,
             "parameters": dict(self.parameters),
             "warnings": list(self.warnings),
             "conformal": self.conformal and self.conformal.to_dict(),
-            "level": self.level,
         }
 
     @classmethod
     def from_dict(cls, values: JsonDict) -> Self:
-        """Returns the calibration that `to_dict` wrote, also after a round trip through JSON.
-
-        Args:
-            values: Fields by name.
-
-        Raises:
-            UserError: If a field is absent, or has a value that it cannot have.
-        """
-        try:
-            of = values["predictor"]
-            rule = values["conformal"]
-            return cls(
-                predictor=Predictor(**{**of, "member_ids": tuple(of["member_ids"])}),
-                method=values["method"],
-                parameters=values["parameters"],
-                warnings=tuple(values["warnings"]),
-                conformal=None if rule is None else ConformalRule.from_dict(rule),
-                level=values["level"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(
-                f"The calibration cannot be read: {type(error).__name__}: {error}. Fit it again."
-            ) from error
+        """Returns the calibration that `to_dict` wrote, also after a round trip through JSON."""
+        predictor = dict(values["predictor"])
+        predictor["member_ids"] = tuple(predictor["member_ids"])
+        rule = values["conformal"]
+        fields = {
+            "predictor": Predictor(**predictor),
+            "warnings": tuple(values["warnings"]),
+            "conformal": None if rule is None else ConformalRule.from_dict(rule),
+        }
+        return cls(**{**values, **fields})
 
 
 def objective_of(ensemble: Ensemble) -> Objective:

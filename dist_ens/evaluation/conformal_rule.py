@@ -8,10 +8,14 @@ from typing import Self
 import jax
 import numpy as np
 
-from dist_ens.conformal import class_scores, conformal_quantile, jackknife_plus, split_cqr
+from dist_ens.evaluation.conformal import (
+    class_scores,
+    conformal_quantile,
+    cqr_margin,
+    jackknife_plus,
+)
 from dist_ens.json_text import JsonDict
 from dist_ens.losses import Distribution
-from dist_ens.metrics.recalibration import check_labels
 from dist_ens.types import Inputs
 
 SETS = ("lac", "aps", "raps")
@@ -46,31 +50,14 @@ class ConformalRule:
 
     @classmethod
     def of_sets(cls, method: str, probs: np.ndarray, labels: np.ndarray, u: np.ndarray) -> Self:
-        """Returns the rule of a method in `SETS`.
-
-        Args:
-            method: Name of the method.
-            probs: Probabilities of the calibration examples, float[n, classes].
-            labels: Labels, int[n].
-            u: Number of each example from `uniform_of`, float[n].
-
-        Raises:
-            UserError: If the labels do not fit the probabilities.
-        """
-        labels = check_labels(labels, *probs.shape)
+        """Returns the rule of a method in `SETS`; see `class_scores`."""
         scores = class_scores(method, probs, u)[np.arange(len(labels)), labels]
         return cls(method, {"scores": np.sort(scores)})
 
     def sets(self, probs: np.ndarray, u: np.ndarray, level: float) -> np.ndarray:
         """Returns whether a class is in the set of an example; bool[batch, classes].
 
-        Args:
-            probs: Probabilities of the ensemble before any calibration, float[batch, classes].
-            u: Number of each example from `uniform_of`, float[batch].
-            level: Requested coverage, in (0, 1).
-
-        Raises:
-            UserError: If there are too few calibration examples for the level.
+        `probs` are those before any calibration, and `u` is from `uniform_of`.
         """
         quantile = conformal_quantile(self.examples["scores"], level)
         return class_scores(self.method, probs, u) <= quantile + _ROUNDING
@@ -82,13 +69,9 @@ class ConformalRule:
         points: Callable[[], np.ndarray],
         level: float,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ends of `interval`, from predictions in the targets' own unit and in it.
+        """Returns the ends of `interval` in the targets' own unit, from predictions in it.
 
-        Args:
-            distribution: Predictive distribution.
-            shown: Prediction of the ensemble as `Distribution.shown` returns it.
-            points: See `interval`.
-            level: See `interval`.
+        The prediction of the ensemble is given as `Distribution.shown` returns it.
         """
         mean, std = self.mean, self.std
         own = {name: values[None] for name, values in shown.items()}
@@ -114,17 +97,15 @@ class ConformalRule:
             points: Function that returns the members' means or medians, float[members, batch], for
                 cv+ and jackknife+.
             level: Requested coverage, in (0, 1).
-
-        Raises:
-            UserError: If there are too few calibration examples for the level.
         """
         examples = self.examples
         if self.method != "cqr":
             return jackknife_plus(examples["residuals"], examples[_MASK], points(), level)
         held = {name: values for name, values in examples.items() if name != "labels"}
         ends = distribution.central_interval(held, level)
-        widened = split_cqr(*ends, examples["labels"], level)
-        return widened(*distribution.central_interval(summary, level))
+        margin = cqr_margin(*ends, examples["labels"], level)
+        low, high = distribution.central_interval(summary, level)
+        return low - margin, high + margin
 
     def to_dict(self) -> JsonDict:
         """Returns the method and its examples in types that JSON can hold."""
@@ -132,12 +113,7 @@ class ConformalRule:
         if _MASK in examples:
             # A hexadecimal digit for 4 examples: a list of words would be 20 times as long.
             examples[_MASK] = [np.packbits(row).tobytes().hex() for row in self.examples[_MASK]]
-        return {
-            "method": self.method,
-            "examples": examples,
-            "mean": self.mean,
-            "std": self.std,
-        }
+        return {**vars(self), "examples": examples}
 
     @classmethod
     def from_dict(cls, values: JsonDict) -> Self:
@@ -147,8 +123,7 @@ class ConformalRule:
             count = len(examples["residuals"])
             rows = [np.frombuffer(bytes.fromhex(row), np.uint8) for row in examples[_MASK]]
             examples[_MASK] = [np.unpackbits(row, count=count).astype(bool) for row in rows]
-        arrays = {name: np.array(leaf) for name, leaf in examples.items()}
-        return cls(values["method"], arrays, values["mean"], values["std"])
+        return cls(**{**values, "examples": {n: np.array(leaf) for n, leaf in examples.items()}})
 
 
 def uniform_of(inputs: Inputs) -> np.ndarray:

@@ -43,12 +43,10 @@ def curves_of(evaluation: Evaluation) -> JsonDict:
     flat = {who: {n: rows.ravel() for n, rows in values.items()} for who, values in both.items()}
     curves: JsonDict = {"score_against_members": evaluation.score_against_members()}
     if {"confidence", "correct"} <= evaluation.groups.keys():
+        bins = {who: reliability_bins(v["confidence"], v["correct"]) for who, v in flat.items()}
         curves["reliability"] = {
-            who: {
-                n: bins.tolist()
-                for n, bins in reliability_bins(v["confidence"], v["correct"]).items()
-            }
-            for who, v in flat.items()
+            who: {name: values.tolist() for name, values in of_one.items()}
+            for who, of_one in bins.items()
         }
         curves["risk_coverage"] = _risk_coverage(
             {who: (v["confidence"], 1 - v["correct"]) for who, v in flat.items()}, "error rate"
@@ -56,13 +54,9 @@ def curves_of(evaluation: Evaluation) -> JsonDict:
     else:
         curves |= _risks_of_targets(evaluation, both)
     if "pit" in evaluation.groups:
-        distance = {who: 2 * np.abs(v["pit"] - 0.5) for who, v in flat.items()}
         curves["coverage_curve"] = {
             "nominal": _LEVELS.tolist(),
-            **{
-                who: [float((d <= level).mean()) for level in _LEVELS]
-                for who, d in distance.items()
-            },
+            **{who: _coverages(values["pit"]) for who, values in flat.items()},
         }
         counts = np.histogram(flat["ensemble"]["pit"], _PIT_BINS, (0, 1))[0]
         curves["pit"] = {"ensemble": counts.tolist()}
@@ -74,15 +68,7 @@ def curves_of(evaluation: Evaluation) -> JsonDict:
         curves["disagreement"] = _disagreement(evaluation, paired)
         curves["member_id"] = member_ids[paired].tolist()
     if evaluation.num_groups == evaluation.rows_per_example == 1:
-        values = {name: rows[0] for name, rows in evaluation.groups.items()}
-        distribution = evaluation.distribution
-        hardest = _highest_first(values[distribution.error_statistic])
-        if "correct" in values:
-            hardest = hardest[values["correct"][hardest] == 0]
-        curves["hardest"] = _examples(evaluation, hardest)
-        if distribution.uncertainty_statistic in values:
-            order = _highest_first(values[distribution.uncertainty_statistic])
-            curves["most_uncertain"] = _examples(evaluation, order)
+        curves |= _single_examples(evaluation)
     return curves
 
 
@@ -92,7 +78,6 @@ def pictures_of(
     """Returns the inputs of the examples in the curves, or an empty list if they are not pictures.
 
     Args:
-        evaluation: Evaluation of the split.
         split: Split that was evaluated.
         curves: Curves from `curves_of`.
     """
@@ -102,6 +87,26 @@ def pictures_of(
     inputs = split.take(np.array(shown, np.int64))["inputs"]
     is_picture = inputs.ndim == 3 or (inputs.ndim == 4 and inputs.shape[-1] in (1, 3))
     return list(inputs) if is_picture else []
+
+
+def _coverages(pit: np.ndarray) -> list[float]:
+    """Returns the share of targets in the central interval of each level, from PIT values."""
+    distance = 2 * np.abs(pit - 0.5)
+    return [float((distance <= level).mean()) for level in _LEVELS]
+
+
+def _single_examples(evaluation: Evaluation) -> JsonDict:
+    """Returns the `hardest` and the `most_uncertain` examples."""
+    values = {name: rows[0] for name, rows in evaluation.groups.items()}
+    distribution = evaluation.distribution
+    hardest = _highest_first(values[distribution.error_statistic])
+    if "correct" in values:
+        hardest = hardest[values["correct"][hardest] == 0]
+    found = {"hardest": _examples(evaluation, hardest)}
+    if distribution.uncertainty_statistic in values:
+        order = _highest_first(values[distribution.uncertainty_statistic])
+        found["most_uncertain"] = _examples(evaluation, order)
+    return found
 
 
 def _risks_of_targets(
@@ -133,12 +138,9 @@ def _risk_coverage(
     score: str,
     of_risk: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> JsonDict:
-    """Returns the risk-coverage curve of each predictor.
+    """Returns the risk-coverage curve of each predictor, from its confidences and errors.
 
-    Args:
-        ranked: Confidences and errors of each predictor, by its name.
-        score: Name of the risk.
-        of_risk: Function that converts mean errors to the risk.
+    `of_risk` converts mean errors to the risk, whose name is `score`.
     """
     curves = {who: risk_coverage_curve(*pair) for who, pair in ranked.items()}
     return {
@@ -149,12 +151,7 @@ def _risk_coverage(
 
 
 def _disagreement(evaluation: Evaluation, paired: np.ndarray) -> list[list[float]]:
-    """Returns the disagreement of every pair of members, as a square matrix.
-
-    Args:
-        evaluation: Evaluation of the members.
-        paired: Positions among the pooled members.
-    """
+    """Returns the disagreement of every pair of members at positions among the pooled ones."""
     predictions = evaluation.pooled_members["prediction"][paired].astype(np.float64)
     if "correct" in evaluation.members:
         return [(predictions != one).mean(axis=1).tolist() for one in predictions]

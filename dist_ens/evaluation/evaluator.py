@@ -1,8 +1,7 @@
 """The evaluator, which scores and predicts with an ensemble and all of its members."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,27 +9,24 @@ import numpy as np
 
 from dist_ens import progress
 from dist_ens.data import ArraySplit, Spec, Split, evaluation_batches
-from dist_ens.data.source_check import check_parts
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.argument_checks import check_ids_of_groups
-from dist_ens.ensemble.initial_state import shapes_of
-from dist_ens.errors import BrokenMembersError, UserError, counted, first_line
+from dist_ens.ensemble.checks import check_ids_of_groups
+from dist_ens.errors import BrokenMembersError, UserError, counted
 from dist_ens.evaluation.label_checks import (
     check_classes,
     check_finite,
     check_labels,
     check_weights,
 )
-from dist_ens.evaluation.predictions import broken_positions, joined, shown
 from dist_ens.evaluation.programs import programs_of
-from dist_ens.evaluation.row_scores import Evaluation, scores_of_rows
+from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.layout import BATCH, to_host
 from dist_ens.losses import Categorical, Distribution, Gaussian, Objective
 from dist_ens.metrics import Metric
-from dist_ens.metrics.label_rows import one_a_row
+from dist_ens.metrics.metric import one_a_row
 from dist_ens.state import State
 from dist_ens.stop_signal import StopSignal
-from dist_ens.types import Labels, Leaf, Outputs, PyTree, Weights
+from dist_ens.types import Labels, Outputs, PyTree, Shapes, Weights
 
 # Arrays of predictions by name, see `Evaluator.predict`.
 _Summary = dict[str, np.ndarray]
@@ -53,8 +49,8 @@ class Evaluator:
         left_out: Positions of members whose predictions are not pooled.
 
     Raises:
-        UserError: If groups would have different numbers of members, no member remains, members are
-            left out of several groups, or two metrics have the same name.
+        UserError: If groups have different numbers of members, no member remains, members are left
+            out of several groups, or two metrics have the same name.
     """
 
     def __init__(
@@ -66,36 +62,31 @@ class Evaluator:
         metrics: Sequence[Metric] = (),
         left_out: Sequence[int] = (),
     ) -> None:
-        layout = ensemble.layout
-        self._ensemble = ensemble
+        self.ensemble, self.left_out = ensemble, tuple(left_out)
         self._spec = spec
-        self._own_metrics = tuple(metrics)
-        self.left_out = tuple(left_out)
-        self._layout = layout
-        self._num_groups = ensemble.num_groups
-        if layout.num_members % self._num_groups:
-            raise UserError(
-                f"{counted(layout.num_members, 'member')} cannot be divided evenly among "
-                f"{self._num_groups} groups. Choose a multiple."
-            )
+        self.own_metrics = tuple(metrics)
+        self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
         check_ids_of_groups(ensemble.ids.tolist(), self._num_groups)
-        if left_out and (self._num_groups > 1 or len(left_out) >= layout.num_members):
+        if left_out and (self._num_groups > 1 or len(left_out) >= ensemble.num_members):
             raise UserError(
-                f"{len(left_out)} of {counted(layout.num_members, 'member')}, in "
+                f"{len(left_out)} of {counted(ensemble.num_members, 'member')}, in "
                 f"{counted(self._num_groups, 'group')}, cannot be left out: members are left out "
                 "of one group, and some must remain. Train again with a lower "
                 "--config.optimizer.learning_rate."
             )
-        self._standardization = spec.standardization if spec else None
+        self._standardization = given = spec.standardization if spec else None
+        # By these the source divided the targets of each group, after it subtracted those.
+        self.units = given.target_std if given else (1.0,) * self._num_groups
+        self.zeros = given.target_mean if given else (0.0,) * self._num_groups
         # Each batch has the same examples on every mesh, so that a network which samples draws the
         # same numbers for them. It is filled up to divide over the columns.
-        self._batch_size = batch_size
-        self._filled_size = math.ceil(batch_size / layout.data_axis) * layout.data_axis
+        self._batch_size, columns = batch_size, self._layout.data_axis
+        self.filled_size = math.ceil(batch_size / columns) * columns
         of_classes = spec is None or spec.num_classes is not None
         self.distribution = distribution or (Categorical() if of_classes else Gaussian())
-        self.metrics = (*self.distribution.metrics, *self._own_metrics)
+        self.metrics = (*self.distribution.metrics, *self.own_metrics)
         known = {metric.name for metric in self.distribution.metrics}
-        for metric in self._own_metrics:
+        for metric in self.own_metrics:
             if metric.name in known:
                 raise UserError(
                     f"Two metrics are called {metric.name!r}. Give one of them another name."
@@ -103,28 +94,15 @@ class Evaluator:
             known.add(metric.name)
         self.programs = programs_of(ensemble, self.distribution, self.metrics, self.left_out)
 
-    @property
-    def ensemble(self) -> Ensemble:
-        """Ensemble whose predictions are scored."""
-        return self._ensemble
-
     def without(self, positions: Sequence[int]) -> "Evaluator":
-        """Returns an evaluator that also leaves out the members at some positions.
-
-        Args:
-            positions: Positions of the members.
-
-        Raises:
-            UserError: If no member remains, or there are several groups.
-        """
-        left_out = sorted({*self.left_out, *positions})
+        """Returns an evaluator that also leaves out the members at some positions."""
         return Evaluator(
-            self._ensemble,
+            self.ensemble,
             self._batch_size,
             self._spec,
             self.distribution,
-            self._own_metrics,
-            left_out,
+            self.own_metrics,
+            sorted({*self.left_out, *positions}),
         )
 
     def evaluate(self, state: State, split: Split, *, by_size: bool = False) -> Evaluation:
@@ -142,50 +120,42 @@ class Evaluator:
 
         Raises:
             UserError: If the labels do not have the shape of the outputs' rows, a metric does not
-                fit, a label is NaN or infinite, or weights are negative, not finite, all 0, or
-                given for several groups.
+                fit, a label is no class, NaN or infinite, or weights are negative, not finite or
+                all 0.
         """
-        member_ids, programs = self._member_ids(state), self.programs
-        length = len(split) // self._num_groups
+        programs, length = self.programs, len(split) // self._num_groups
         parts: list[PyTree] = []
         classwise: PyTree = None
         for number, batch in enumerate(self._batches(split)):
-            inputs, labels = batch[Objective.INPUTS], batch[Objective.LABELS]
-            weights = batch.get(Objective.WEIGHTS)
-            outputs = programs.outputs(state, inputs)
+            outputs = self.ensemble.outputs(state, batch[Objective.INPUTS])
+            labels, weights = self.aligned(
+                outputs, batch[Objective.LABELS], batch.get(Objective.WEIGHTS)
+            )
             if not number:
-                self._check_labels(outputs, labels, weights)
-            labels, weights = self._aligned(outputs, labels, weights)
-            if not number:
-                programs.check_metrics(self._own_metrics, outputs, labels)
-            found = programs.score(outputs, labels, batch["mask"], weights)
-            values, sums = programs.apart(to_host(found))
+                programs.check_metrics(self.own_metrics, outputs, labels)
+            mask = batch["mask"]
+            scored = to_host(programs.score(outputs, labels, mask, weights))
+            (groups, of_groups), (members, of_members) = scored
             of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
+            rows: PyTree = to_host(labels).reshape(self._num_groups, self.filled_size, -1)
+            if weights is not None:
+                of_examples = to_host(weights).astype(np.float64).reshape(1, len(mask), -1)
+                weights = np.broadcast_to(of_examples, rows.shape)
             there = min(self._batch_size, length - number * self._batch_size)
-            rows: PyTree = to_host(labels).reshape(self._num_groups, self._filled_size, -1)
-            weights_of_rows = None if weights is None else _weights_like(to_host(weights), rows)
             parts.append(
                 jax.tree.map(
                     lambda leaf, n=there: leaf[..., :n, :].reshape(*leaf.shape[:-2], -1),
-                    (rows, *values, of_sizes, weights_of_rows),
+                    (rows, groups, members, of_sizes, weights),
                 )
             )
-            sums = (sums[0].sum(axis=1, dtype=np.float64), sums[1].sum(axis=1, dtype=np.float64))
+            sums = [each.sum(axis=1, dtype=np.float64) for each in (of_groups, of_members)]
             classwise = sums if classwise is None else jax.tree.map(np.add, classwise, sums)
+        all_rows = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
         rows_per_example = rows.shape[-1]
-        rows = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
         example_of_row = np.repeat(np.arange(length), rows_per_example)
-        counted = rows[0] if rows[-1] is None else np.where(rows[-1] == 0, 0, rows[0])
-        of_examples = counted.reshape(self._num_groups, length, -1).swapaxes(0, 1)
-        check_finite(self._ensemble.objective, of_examples)
-        if rows[-1] is not None:
-            check_weights(rows[-1][0])
-            counts = rows[-1][0] > 0
-            rows = jax.tree.map(lambda leaf: leaf[..., counts], rows)
-            example_of_row = example_of_row[counts]
-        labels, groups, members, of_sizes, weights = rows
-        if isinstance(self.distribution, Categorical):
-            check_classes(labels, outputs.shape[-1])
+        all_rows, counts = self._counted(all_rows, length, outputs.shape[-1])
+        labels, groups, members, of_sizes, weights = all_rows
+        member_ids = to_host(state.member_id)
         return Evaluation(
             distribution=self.distribution,
             metrics=self.metrics,
@@ -196,14 +166,13 @@ class Evaluator:
             member_ids=member_ids,
             left_out=member_ids[list(self.left_out)].tolist(),
             rows_per_example=rows_per_example,
-            example_of_row=example_of_row,
+            example_of_row=example_of_row[counts],
             labels=labels,
             groups=groups,
             members=members,
             group_classwise=classwise[0],
             member_classwise=classwise[1],
-            # Weights that are all 1 are the same as no weights.
-            weights=None if weights is None or (weights == 1).all() else weights[0],
+            weights=weights,
             sizes=programs.sizes if by_size else (),
             by_size={
                 name: leaf.reshape(len(programs.sizes), self._num_groups, -1)
@@ -211,72 +180,58 @@ class Evaluator:
             },
         )
 
-    def _check_labels(self, outputs: Outputs, labels: Labels, weights: Weights) -> None:
-        """Checks the labels and weights of a batch against outputs [members, batch, ...]."""
-        shape = (*self._rows_of(outputs), outputs.shape[-1])
-        if self._num_groups > 1:
-            labels = jax.ShapeDtypeStruct(labels.shape[1:], labels.dtype)
-        check_labels(self.distribution, shape, labels, weights)
-
-    def _aligned(
-        self, outputs: Outputs, labels: Labels, weights: Weights
-    ) -> tuple[Labels, Weights]:
-        """Returns labels and weights of a batch without an axis of length 1 at their end."""
-        rows = self._rows_of(outputs)
-        of_groups = (self._num_groups, *rows) if self._num_groups > 1 else rows
-        if weights is not None:
-            weights = one_a_row(weights, rows)
-        return one_a_row(labels, of_groups), weights
-
-    def _rows_of(self, outputs: Outputs) -> tuple[int, ...]:
-        """Returns the shape of the labels that belong to outputs [members, batch, ...]."""
-        shape = list(outputs.shape[1:-1])
-        if self._ensemble.dropout_samples is not None:
-            del shape[1]  # of the samples
-        return tuple(shape)
-
-    def check(self, state: State, split: Split) -> dict[str, str | None]:
-        """Checks that a split can be scored, by the shapes of its examples alone.
+    def _counted(
+        self, rows: tuple[PyTree, ...], length: int, num_outputs: int
+    ) -> tuple[tuple[PyTree, ...], slice | np.ndarray]:
+        """Checks labels and weights. Returns the rows of a weight other than 0, and which they are.
 
         Args:
-            state: Shapes of the state of the ensemble, or of one wave if it has waves.
-            split: Examples; see `evaluate`.
-
-        Returns:
-            Direction of each score of the ensemble by its name: "lower", "higher" or None.
-
-        Raises:
-            UserError: If the network, the predictive distribution or a metric does not fit.
+            rows: Labels, statistics and last the weights, or None, of all rows; leaves [..., rows].
+            length: Number of examples of a group.
+            num_outputs: Number of outputs for each row.
         """
-        example = split.take(np.zeros(1, np.int64))
-        check_parts("The evaluation data", example, may_have_weights=True)
+        *others, weights = rows
+        labels = others[0] if weights is None else np.where(weights == 0, 0, others[0])
+        of_examples = labels.reshape(self._num_groups, length, -1).swapaxes(0, 1)
+        check_finite(self.ensemble.objective, of_examples)
+        if isinstance(self.distribution, Categorical):
+            check_classes(labels, num_outputs)
+        if weights is None:
+            return rows, slice(None)
+        check_weights(weights[0])
+        counts = weights[0] > 0
+        others = jax.tree.map(lambda leaf: leaf[..., counts], others)
+        weights = weights[0, counts]
+        # Weights that are all 1 are the same as no weights.
+        return (*others, None if (weights == 1).all() else weights), counts
+
+    def aligned(self, outputs: Outputs, labels: Labels, weights: Weights) -> tuple[Labels, Weights]:
+        """Returns labels and weights of a batch without an axis of length 1 at their end, checked.
+
+        Args:
+            outputs: Outputs, [members, batch, ...], or [members, batch, samples, ...].
+            labels: Labels, [batch, ...]. With several groups [groups, batch, ...].
+            weights: Weights, or None.
+        """
+        rows = outputs.shape[1:-1]
+        if self.ensemble.dropout_samples is not None:
+            rows = (rows[0], *rows[2:])
         groups = (self._num_groups,) if self._num_groups > 1 else ()
-        of_batch = (*groups, self._filled_size)
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((*of_batch, *leaf.shape[1:]), leaf.dtype),
-            shapes_of(example),
-        )
-        labels, programs = shapes[Objective.LABELS], self.programs
-        try:
-            outputs = programs.outputs_shape(state, shapes[Objective.INPUTS])
-            weights = shapes.get(Objective.WEIGHTS)
-            self._check_labels(outputs, labels, weights)
-            labels, weights = jax.eval_shape(partial(self._aligned, outputs), labels, weights)
-            programs.check_metrics(self._own_metrics, outputs, labels)
-            mask = jax.ShapeDtypeStruct((self._filled_size,), bool)
-            return programs.scored(outputs, labels, mask, weights)
-        except UserError:
-            raise
-        except Exception as error:  # A network or a distribution may raise any error.
-            listed = ", ".join(
-                f"{name!r} {leaf.dtype}{list(leaf.shape[len(of_batch) :])}"
-                for name, leaf in shapes.items()
-            )
-            raise UserError(
-                f"The evaluation data cannot be scored: {type(error).__name__}: "
-                f"{first_line(error)} Its examples are {listed}. Give examples like those of the "
-                "training data."
-            ) from error
+        of_group = jax.ShapeDtypeStruct(labels.shape[len(groups) :], labels.dtype)
+        check_labels(self.distribution, (*rows, outputs.shape[-1]), of_group, weights)
+        if weights is not None:
+            weights = one_a_row(weights, rows)
+        return one_a_row(labels, (*groups, *rows)), weights
+
+    def outputs_shape(self, state: State, inputs: Shapes) -> Shapes:
+        """Returns the shape and type of the outputs of all members, from those of state and inputs.
+
+        For an ensemble in waves, the state is that of one wave.
+        """
+        of_wave = self.ensemble if self.ensemble.waves == 1 else self.ensemble.of_wave
+        found = jax.eval_shape(of_wave.outputs, state, inputs)
+        shape = (self.ensemble.num_members, *found.shape[1:])
+        return jax.ShapeDtypeStruct(shape, found.dtype)
 
     def predict(self, state: State, inputs: np.ndarray) -> dict[str, np.ndarray]:
         """Returns predictions for inputs, with inputs and real targets in their own units.
@@ -300,42 +255,29 @@ class Evaluator:
         # A prediction does not read labels.
         split = ArraySplit(own, np.zeros(len(own), np.int32))
         batches = self._summaries(state, split, self.programs.predictions)
-        groups, members = joined([(self.shown(g), self.shown(m)) for g, m in batches])
+        groups, members = _joined([(self.shown(g), self.shown(m)) for g, m in batches])
         if self._num_groups == 1:
             groups = {name: leaf[0] for name, leaf in groups.items()}
         members = {f"member_{name}": leaf for name, leaf in members.items()}
-        return {**groups, **members, "member_id": self._member_ids(state)}
+        return {**groups, **members, "member_id": to_host(state.member_id)}
 
     def pooled_predictions(self, state: State, split: Split) -> dict[str, np.ndarray]:
         """Returns the summaries of the ensemble's predictions of a split.
 
-        Args:
-            state: State of the ensemble.
-            split: Examples; see `evaluate`.
-
-        Returns:
-            Leaves float32[groups, examples, ...]. They are `log_probs`, in nats, for classes. For
-            real targets they are `mean` and `variance`, or `quantiles`, in the unit in which the
-            source has the targets.
+        The leaves float32[groups, examples, ...] are `log_probs`, in nats, for classes. For real
+        targets they are `mean` and `variance`, or `quantiles`, in the unit in which the source has
+        the targets.
 
         Raises:
             BrokenMembersError: If predictions of pooled members are NaN.
         """
         batches = self._summaries(state, split, self.programs.pooled_predictions)
-        return joined([groups for groups, _ in self._sound(state, batches)])
+        return _joined([groups for groups, _ in self._sound(state, batches)])
 
     def member_predictions(self, state: State, split: Split) -> Iterator[dict[str, np.ndarray]]:
         """Yields the summaries of the members' predictions of a split, a batch at a time.
 
-        Args:
-            state: State of the ensemble.
-            split: Examples; see `evaluate`.
-
-        Yields:
-            Leaves [members, batch, ...]; see `pooled_predictions`.
-
-        Raises:
-            BrokenMembersError: If predictions of pooled members are NaN.
+        The leaves are [members, batch, ...]; see `pooled_predictions`.
         """
         batches = self._summaries(state, split, self.programs.predictions)
         for _, members in self._sound(state, batches):
@@ -347,69 +289,41 @@ class Evaluator:
         labels: np.ndarray,
         counts: np.ndarray | None = None,
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Returns the row statistics of summaries of one group.
+        """Returns the row statistics of summaries of one group, and their sums over classes.
+
+        Statistics that a summary does not determine are left out.
 
         Args:
             summary: Summary of predictions, leaves [examples, ...].
             labels: Labels of the split, [examples, ...].
             counts: Whether each example counts, bool[examples]. Default: all examples count.
-
-        Returns:
-            The statistics by name, float32[rows], of the examples that count, and the sums over
-            classes. Real targets are in the unit in which the source has them. Statistics that a
-            summary does not determine are left out.
         """
         counts = np.ones(len(labels), bool) if counts is None else counts
         prediction, at = self.distribution.from_summary(summary), jnp.asarray(labels)
         values = self.programs.statistics(prediction, at)
         classwise = self.distribution.classwise(prediction, at, jnp.asarray(counts))
-        rows = {name: leaf[counts].ravel() for name, leaf in jax.device_get(values).items()}
         lost = self.distribution.lost_in_summary
-        rows = {name: leaf for name, leaf in rows.items() if name not in lost}
+        rows = {
+            name: leaf[counts].ravel()
+            for name, leaf in jax.device_get(values).items()
+            if name not in lost
+        }
         return rows, np.asarray(classwise, np.float64)
 
-    def scores_of(
-        self, parts: Iterable[tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray | None]]
-    ) -> tuple[dict[str, float], dict[str, tuple[float, float]] | None]:
-        """Computes the scores of summaries of one group, and their 95 % bootstrap intervals.
-
-        Args:
-            parts: Arguments of `values_of` for each part of the examples: summaries, labels and
-                whether examples count. Small parts need less memory.
-
-        Returns:
-            The scores, and their intervals `(low, high)`. The intervals are None for too many rows.
-        """
-        values: list[dict[str, np.ndarray]] = []
-        classwise: Leaf = 0
-        num_examples = 0
-        for summary, labels, counts in parts:
-            rows, sums = self.values_of(summary, labels, counts)
-            values.append(rows)
-            classwise = classwise + sums
-            num_examples += len(labels) if counts is None else int(counts.sum())
-        rows = {name: np.concatenate([each[name] for each in values]) for name in values[0]}
-        return scores_of_rows(self.metrics, rows, classwise, num_examples, self.units[0])
-
     def shown(self, summary: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns summaries in the form that `predict` returns.
+        """Returns summaries in the form that `predict` returns, with targets in their own unit.
+
+        They are scaled in float64 on the host, because float32 would lose a deviation of 1 around a
+        mean of 1e8.
 
         Args:
             summary: Summary of predictions, leaves [groups or members, examples, ...].
         """
-        return shown(self.distribution, summary, self._standardization)
-
-    @property
-    def units(self) -> tuple[float, ...]:
-        """Standard deviation by which the source divided the targets of each group; default: 1."""
-        given = self._standardization
-        return given.target_std if given else (1.0,) * self._num_groups
-
-    @property
-    def zeros(self) -> tuple[float, ...]:
-        """Mean that the source subtracted from the targets of each group; default: 0."""
-        given = self._standardization
-        return given.target_mean if given else (0.0,) * self._num_groups
+        if self._standardization is None:
+            return self.distribution.shown(summary)
+        times = len(next(iter(summary.values()))) // self._num_groups
+        scale = (np.tile(np.array(each), times) for each in (self.zeros, self.units))
+        return self.distribution.shown(summary, *scale)
 
     def _sound(
         self, state: State, batches: Iterator[tuple[_Summary, _Summary]]
@@ -418,51 +332,46 @@ class Evaluator:
         for groups, members in batches:
             broken = [p for p in broken_positions(members) if p not in self.left_out]
             if broken:
-                raise BrokenMembersError(self._member_ids(state)[broken].tolist())
+                raise BrokenMembersError(to_host(state.member_id)[broken].tolist())
             yield groups, members
 
     def _summaries(
         self, state: State, split: Split, program: Callable[[jax.Array], PyTree]
     ) -> Iterator[tuple[_Summary, _Summary]]:
         """Yields the results of a program of predictions for each batch, without padding."""
-        self._member_ids(state)
         left = len(split) // self._num_groups
         for batch in self._batches(split):
-            found = to_host(program(self.programs.outputs(state, batch[Objective.INPUTS])))
+            found = to_host(program(self.ensemble.outputs(state, batch[Objective.INPUTS])))
             count = min(left, self._batch_size)
             found = jax.tree.map(lambda leaf, n=count: leaf[:, :n], found)
             left -= count
             yield found
 
-    def _member_ids(self, state: State) -> np.ndarray:
-        """Returns the ids of the members; raises if they do not match the groups."""
-        ids = to_host(state.member_id)
-        if (ids % self._num_groups != np.arange(len(ids)) % self._num_groups).any():
-            raise UserError(
-                f"Members {ids.tolist()} are not in the order of their {self._num_groups} groups. "
-                "Put them in the order of their ids."
-            )
-        return ids
-
     def _batches(self, split: Split) -> Iterator[dict[str, jax.Array]]:
         """Yields the batches of a split on the devices, with a `mask` without the padding."""
-        rows, size = self._layout.host_rows(self._filled_size), self._batch_size
+        rows, size = self._layout.host_rows(self.filled_size), self._batch_size
         for batch in evaluation_batches(
             split, global_batch_size=size, host_rows=rows, num_groups=self._num_groups
         ):
             progress.made()
             if StopSignal.current is not None:
                 StopSignal.current.stop_evaluation()
-            if self._num_groups > 1 and Objective.WEIGHTS in batch:
-                raise UserError(
-                    f"Examples of {self._num_groups} groups have weights, which only one group can "
-                    "have. Leave the weights out."
-                )
             mask = self._layout.put(batch.pop("mask"), BATCH)
             yield {**self._layout.put(batch, self.programs.examples_spec), "mask": mask}
 
 
-def _weights_like(weights: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Returns the weights of rows, float64[1, batch, rows of an example]."""
-    of_examples = np.asarray(weights, np.float64).reshape(1, len(weights), -1)
-    return np.broadcast_to(of_examples, labels.shape)
+def broken_positions(member_predictions: Mapping[str, np.ndarray]) -> list[int]:
+    """Returns the positions of the members with NaN among their predictions.
+
+    Args:
+        member_predictions: Predictions by name, leaves [members, examples, ...].
+    """
+    broken = [
+        np.isnan(leaf).reshape(len(leaf), -1).any(axis=1) for leaf in member_predictions.values()
+    ]
+    return np.flatnonzero(np.any(broken, axis=0)).tolist()
+
+
+def _joined(parts: Sequence[PyTree]) -> PyTree:
+    """Returns batches of predictions joined, leaves [groups or members, examples, ...]."""
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)

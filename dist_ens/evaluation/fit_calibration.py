@@ -8,27 +8,26 @@ import dataclasses
 
 import numpy as np
 
-from dist_ens.conformal import out_of_bag_means, quantile_rank
 from dist_ens.data import Source, Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluation.calibration import Calibration, Predictor, objective_of
+from dist_ens.evaluation.conformal import out_of_bag_means, quantile_rank
 from dist_ens.evaluation.conformal_rule import SETS, ConformalRule, uniform_of
 from dist_ens.evaluation.evaluator import Evaluator
+from dist_ens.evaluation.examples import Examples, examples_of, parts_of_objective
+from dist_ens.evaluation.label_checks import check_classes, check_labels
 from dist_ens.evaluation.out_of_bag import held_out_means
-from dist_ens.evaluation.scoring import (
-    BATCH_SIZE,
-    Examples,
-    check_groups,
-    evaluator_of,
-    examples_of,
-    parts_of_objective,
-)
-from dist_ens.losses import Objective
+from dist_ens.evaluation.scoring import BATCH_SIZE, check_groups, evaluator_of
+from dist_ens.losses import Distribution, Objective
+from dist_ens.metrics.metric import one_a_row
 from dist_ens.state import State
 from dist_ens.types import Data
 
 _AUTO = "auto"
+# Methods that need members which leave out training examples, and what those are trained on: in
+# words, and as `data.examples`.
+_OF_LEFT_OUT = {"cv+": ("folds", "kfold"), "jackknife+": ("bootstrap samples", "bootstrap")}
 # Number of examples whose inputs are read at a time.
 _AT_A_TIME = 1000
 
@@ -90,26 +89,24 @@ def calibrate(
     Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599; of the pooled prediction: Rahaman
     and Thiery (2021), https://arxiv.org/abs/2007.08792.
     """
-    given = examples_of(_held_out(data), state.class_names)
+    if isinstance(data, Source):
+        data = _required(data.valid)
+    given = examples_of(data, state.class_names)
     here, state = ensemble.at(state._replace(class_names=()))
     objective = objective_of(here)
     check_groups(here, given.spec)
     # A source that standardises targets is not known to `Ensemble.predict`, whose unit counts here.
     examples = Examples(parts_of_objective(objective, given.split))
     if objective.WEIGHTS in examples.split.take(np.zeros(1, np.int64)):
-        raise UserError(
-            "The data has weights, which a calibration does not take. Leave them out, and the "
-            "examples of weight 0 with them."
-        )
+        raise UserError("The data has weights, which a calibration does not take. Leave them out.")
     evaluator, split = evaluator_of(here, state, examples, (), batch_size)
     distribution = objective.distribution
     if method == _AUTO:
         method = next(iter(distribution.calibrations), None)
     if conformal is None and method is None:
         raise UserError(
-            f"There is nothing to fit: {type(distribution).__name__} predictions have the "
-            f"calibrations {distribution.calibrations} and the conformal methods "
-            f"{distribution.conformal}. Give one of them as method= or conformal=."
+            f"There is nothing to fit. Give one of {distribution.calibrations} as method=, or one "
+            f"of {distribution.conformal} as conformal=."
         )
     found = Calibration(predictor=Predictor.of(here, state))
     if method is not None:
@@ -121,30 +118,12 @@ def calibrate(
 
 
 def fit_map(method: str, evaluator: Evaluator, state: State, split: Split | None) -> Calibration:
-    """Fits a map of probabilities or variances.
+    """Fits a map of probabilities or variances, with an evaluator of an ensemble of one group.
 
-    Args:
-        method: Name of the map.
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        split: Validation split. None if the run held out no examples.
-
-    Raises:
-        UserError: If the method does not fit the predictions, or the split does not determine it.
-        BrokenMembersError: If predictions of pooled members are NaN.
+    `split` is the validation split, or None if no examples were held out.
     """
     distribution = evaluator.distribution
-    if method not in distribution.calibrations:
-        fitting = ", ".join(distribution.calibrations)
-        way_out = (
-            f"Choose one of {fitting}."
-            if fitting
-            else "Train with a loss that predicts a variance, such as gaussian_nll."
-        )
-        raise UserError(
-            f"The calibration {method!r} does not fit {type(distribution).__name__} predictions. "
-            f"{way_out}"
-        )
+    _require_fitting("calibration", method, distribution, distribution.calibrations)
     summary, labels = pooled_of(evaluator, state, _required(split))
     parameters, warnings = distribution.calibrate(method, summary, labels)
     return Calibration(
@@ -163,45 +142,29 @@ def fit_rule(
     split: Split | None,
     out_of_bag: np.ndarray | None = None,
 ) -> ConformalRule:
-    """Fits a conformal rule.
+    """Fits a conformal rule, with an evaluator of an ensemble of one group.
 
     Args:
         method: Name of the method.
-        level: Requested coverage, in (0, 1).
-        evaluator: Evaluator of an ensemble of one group.
+        level: Coverage, for which there must be enough examples; in (0, 1).
+        evaluator: Evaluator.
         state: State of the ensemble.
-        split: Validation split; None if the run held out no examples. For cv+ and jackknife+ the
+        split: Validation split; None if no examples were held out. For cv+ and jackknife+ the
             training split.
         out_of_bag: Whether a member was not trained on an example, for cv+ and jackknife+;
             bool[members, examples].
-
-    Raises:
-        UserError: If the method does not fit the predictions, or there are too few examples.
-        BrokenMembersError: If predictions of pooled members are NaN.
     """
     distribution = evaluator.distribution
-    if method not in distribution.conformal:
-        fitting = ", ".join(distribution.conformal)
-        way_out = f"Choose one of {fitting}." if fitting else "Leave it out."
-        raise UserError(
-            f"The conformal method {method!r} does not fit {type(distribution).__name__} "
-            f"predictions. {way_out}"
-        )
+    _require_fitting("conformal method", method, distribution, distribution.conformal)
     split = _required(split)
-    if np.ndim(split.take(np.zeros(1, np.int64))[Objective.LABELS]) > 1:
-        raise UserError(
-            "An example has several labels, as a text has, and a conformal prediction is that of "
-            "one label. Leave the conformal method out."
-        )
-    quantile_rank(len(split), level)  # There must be enough examples for the level.
+    quantile_rank(len(split), level)
     scale = evaluator.zeros[0], evaluator.units[0]
-    if method in ("cv+", "jackknife+"):
+    if method in _OF_LEFT_OUT:
         if out_of_bag is None:
-            kind = "folds" if method == "cv+" else "bootstrap samples"
+            kind, examples = _OF_LEFT_OUT[method]
             raise UserError(
                 f"The conformal method {method!r} needs members that were trained on {kind}. Use "
-                "dist-ens evaluate on a run of --config.data.examples="
-                f"{'kfold' if method == 'cv+' else 'bootstrap'}."
+                f"dist-ens evaluate on a run of --config.data.examples={examples}."
             )
         pooled = np.setdiff1d(np.arange(len(out_of_bag)), evaluator.left_out)
         points, mask = held_out_means(evaluator, state, split)[pooled], out_of_bag[pooled]
@@ -218,18 +181,12 @@ def fit_rule(
 def pooled_of(
     evaluator: Evaluator, state: State, split: Split
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns the pooled predictions of a split, and its labels.
+    """Returns the pooled predictions of a split, leaves [examples, ...], and its labels.
 
-    Args:
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        split: Split to predict.
-
-    Returns:
-        The summary with leaves [examples, ...] and the labels, both in the unit of the split.
+    Both are in the unit of the split.
 
     Raises:
-        UserError: If there are several groups.
+        UserError: If there are several groups, or a label is not a class.
         BrokenMembersError: If predictions of pooled members are NaN.
     """
     if evaluator.ensemble.num_groups > 1:
@@ -238,18 +195,17 @@ def pooled_of(
             f"{evaluator.ensemble.num_groups}. Train on a table with one split, one row in its "
             "train_idx and test_idx."
         )
-    summary = evaluator.pooled_predictions(state, split)
-    labels = split.take(np.arange(len(split)))[Objective.LABELS]
-    return {name: values[0] for name, values in summary.items()}, np.asarray(labels)
+    labels = np.asarray(split.take(np.arange(len(split)))[Objective.LABELS])
+    labels = one_a_row(labels, (len(split),))
+    summary = {n: leaf[0] for n, leaf in evaluator.pooled_predictions(state, split).items()}
+    if "log_probs" in summary:
+        check_labels(evaluator.distribution, summary["log_probs"].shape, labels)
+        check_classes(labels, summary["log_probs"].shape[-1])
+    return summary, labels
 
 
 def uniform_of_split(method: str, split: Split) -> np.ndarray:
-    """Returns the numbers of `uniform_of` for the examples of a split; float64[examples].
-
-    Args:
-        method: Conformal method. Only aps and raps need the numbers; others get zeros.
-        split: Split, whose inputs are read a part at a time.
-    """
+    """Returns the numbers of `uniform_of` for the examples of a split; zeros for lac."""
     if method == "lac":
         return np.zeros(len(split))
     parts = []
@@ -259,27 +215,25 @@ def uniform_of_split(method: str, split: Split) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def _require_fitting(
+    kind: str, method: str, distribution: Distribution, fitting: tuple[str, ...]
+) -> None:
+    """Raises a `UserError` unless a method is one of those that fit a distribution."""
+    if method not in fitting:
+        way_out = "Train with a loss that predicts a variance, such as gaussian_nll."
+        if fitting:
+            way_out = f"Choose one of {', '.join(fitting)}."
+        raise UserError(
+            f"The {kind} {method!r} does not fit {type(distribution).__name__} predictions. "
+            f"{way_out}"
+        )
+
+
 def _required(split: Split | None) -> Split:
-    """Returns a validation split; raises a `UserError` if the run held out no examples."""
+    """Returns a validation split; raises a `UserError` if no examples were held out."""
     if split is None:
         raise UserError(
             "Calibrations are fitted on validation data, and the run held none out. Train with "
-            "--config.data.validation=0.1."
+            "--config.data.validation=0.1, or in Python on source.with_validation(0.1)."
         )
     return split
-
-
-def _held_out(data: Data) -> Data:
-    """Returns the validation split of a source, and any other data as it is.
-
-    Raises:
-        UserError: If the source has no validation split.
-    """
-    if not isinstance(data, Source):
-        return data
-    if data.valid is None:
-        raise UserError(
-            "The source has no validation split, on which a calibration is fitted. Give "
-            "source.with_validation(0.1) to fit and to calibrate."
-        )
-    return data.valid

@@ -4,22 +4,21 @@ A loss may be anything, such as the root of a mean or a loss of pairs, and is co
 set as one batch. If the set does not fit in memory, only a `Ratio` can be summed over its batches.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
-from typing_extensions import override
 
 from dist_ens import cluster, progress
 from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.initial_state import shapes_of
-from dist_ens.ensemble.loss_checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.optimizer import evaluation_params
 from dist_ens.ensemble.waves import results_in_waves
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError
+from dist_ens.evaluation.examples import WholeBatches
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.lift import sharded
@@ -39,44 +38,15 @@ from dist_ens.types import Batch, Key, Metrics, ModelState, Params, PyTree, Shap
 _Values = Mapping[str, jax.Array | Ratio]
 
 
-@dataclasses.dataclass(frozen=True)
-class WholeBatches(Split):
-    """Batches that hold no rows. A loss function scores one after another.
-
-    Attributes:
-        batches: Batches of one structure, arrays in the host's memory.
-    """
-
-    batches: Sequence[Batch]
-
-    @property
-    @override
-    def in_memory(self) -> bool:
-        return True
-
-    @override
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    @override
-    def take(self, indices: np.ndarray) -> Batch:
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *(self.batches[i] for i in indices))
-
-
 def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int) -> Scores:
     """Returns the loss and the auxiliary scalars of each member on a whole set.
 
-    Args:
-        ensemble: Ensemble whose loss is a function.
-        state: State of the ensemble.
-        split: Examples. Those of several groups follow one another, group by group. The scores of
-            `WholeBatches` are means over the batches.
-        batch_size: Number of examples at a time, for a set that does not fit in memory.
+    The scores of `WholeBatches` are means over the batches. Any other set is one batch, or parts of
+    `batch_size` examples if it does not fit in memory.
 
     Raises:
         UserError: If the set does not fit in memory and a value of the loss is not a `Ratio`, or
-            the loss draws random numbers or changes the model state in evaluation; see
-            `_require_evaluation_mode`.
+            the loss draws random numbers or changes the model state in evaluation.
     """
     waves, length = Waves(ensemble.layout, ensemble.waves), len(split) // ensemble.num_groups
     if waves.count == 1:
@@ -107,42 +77,18 @@ def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int)
     )
 
 
-def check_loss_scores(
+def loss_directions(
     ensemble: Ensemble, state: State, split: Split, batch_size: int
 ) -> dict[str, str | None]:
-    """Checks that a loss function can score a set, and computes nothing.
+    """Returns the direction of each score by its name, after a check that a set can be scored.
 
-    Args:
-        ensemble: Ensemble of the members that are on the devices at once.
-        state: Shapes of its state.
-        split: Examples; see `loss_scores`.
-        batch_size: See `loss_scores`.
-
-    Returns:
-        Direction of each score by its name: "lower", "higher" or None.
-
-    Raises:
-        UserError: If the loss does not take the examples; see also `loss_scores`.
+    Ensemble and state are those of the members that are on the devices at once.
     """
     programs = _programs_of(ensemble)
-    shapes = programs.shapes_of_set(split)
-    try:
-        with explained_errors():
-            values = jax.eval_shape(programs.of_batch, state, shapes)
-        if _without_ratio(values):
-            programs.for_set(state, split, batch_size)
-    except UserError:
-        raise
-    except Exception as error:  # A loss function may raise any error.
-        listed = ", ".join(
-            f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
-        )
-        raise UserError(
-            f"The loss function does not take the evaluation data, {listed}: "
-            f"{type(error).__name__}: {first_line(error)} Give data with the keys and shapes of "
-            "the training data."
-        ) from error
+    with explained_errors():
+        values = jax.eval_shape(programs.of_batch, state, programs.shapes_of_set(split))
+    if _without_ratio(values):
+        programs.for_set(state, split, batch_size)
     return {name: direction_of(name) for name in values}
 
 
@@ -151,9 +97,6 @@ class _Programs:
 
     The members of a device run one after another, so that it needs the memory of one member only.
     Every column of the mesh gets all examples.
-
-    Args:
-        ensemble: Ensemble of these members.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -171,15 +114,8 @@ class _Programs:
         """Returns the program for a set, and the number of examples that it takes at a time.
 
         The set is one batch unless its program would need more than half of the free memory of a
-        device. The decision is kept, so every evaluation of the set uses the same program.
-
-        Args:
-            state: State of the members, or its shapes and shardings.
-            split: Examples of the set.
-            batch_size: Number of examples at a time, for a set that must be divided.
-
-        Raises:
-            UserError: If the set must be divided, and a value of the loss is not a `Ratio`.
+        device. The decision is kept, so every evaluation of the set uses the same program. The
+        state may be given as shapes and shardings.
         """
         length = len(split) // self._num_groups
         if length <= batch_size or isinstance(split, WholeBatches):
@@ -219,11 +155,9 @@ class _Programs:
     def _program_that_fits(
         self, state: State, shapes: Shapes
     ) -> Callable[[State, Batch], _Values] | None:
+        everywhere = self._layout.sharding(REPLICATED)
         placed = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=self._layout.sharding(REPLICATED)
-            ),
-            shapes,
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), shapes
         )
         compiled, needed = None, np.inf
         try:
@@ -242,7 +176,7 @@ class _Programs:
 
 def _programs_of(ensemble: Ensemble) -> _Programs:
     # They do not depend on the execution, so that the ensemble that `fit` makes has the same.
-    kept = ensemble.on(ensemble.layout, "map").evaluation_programs
+    kept = ensemble.on(ensemble.layout, "map").programs.evaluation
     if "loss" not in kept:
         kept["loss"] = _Programs(ensemble)
     return kept["loss"]
@@ -250,7 +184,7 @@ def _programs_of(ensemble: Ensemble) -> _Programs:
 
 def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
     """Returns the function of a member and a batch that computes the loss and its scalars."""
-    loss, num_groups, given = ensemble.bare_loss, ensemble.num_groups, ensemble.loss
+    loss, num_groups, given = ensemble.programs.bare_loss, ensemble.num_groups, ensemble.loss
     takes_train = callable(given) and switch_arguments(given, False, given=4)
 
     @pinned_generator()
@@ -279,10 +213,7 @@ def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
 def _require_evaluation_mode(values: Callable[..., PyTree], *args: PyTree) -> None:
     """Raises a `UserError` if a loss computes in evaluation what only training should.
 
-    Args:
-        values: Function of parameters, model state, batch and key. It returns the values of the
-            loss and its model state.
-        *args: Its arguments.
+    `values` returns the values of the loss and the model state.
     """
     jaxpr = jax.make_jaxpr(rewritten(values, {}))(*args).jaxpr
     params, model_state = (len(jax.tree.leaves(arg)) for arg in args[:2])
@@ -314,12 +245,7 @@ def _examples(split: Split, rows: np.ndarray, num_groups: int) -> Batch:
 
 
 def _mean(sums: np.ndarray | Ratio, num_batches: int) -> np.ndarray:
-    """Returns the mean of the members' values, and 0 for a mean whose weights are all 0.
-
-    Args:
-        sums: Sums of the values over the batches.
-        num_batches: Number of batches.
-    """
+    """Returns the mean of summed values, and 0 for a mean whose weights are all 0."""
     if not isinstance(sums, Ratio):
         return sums / num_batches
     total, weight = sums

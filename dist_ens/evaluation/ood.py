@@ -38,10 +38,7 @@ class Unlabelled:
         return len(self._split)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the examples at some positions, with labels of 0.
-
-        Args:
-            indices: Positions in the split, int[...].
+        """Returns the examples at some positions, int[...], with labels of 0.
 
         Raises:
             UserError: If the inputs do not have the shape of the run's data, or a value does not
@@ -81,45 +78,26 @@ def detection(inside: Evaluation, outside: Evaluation) -> JsonDict:
     sizes = [each.labels.shape[1] for each in (inside, outside)]
     draws = min(num_draws(size) for size in sizes)
     weights = [bootstrap_weights(size, draws, seed) for seed, size in enumerate(sizes) if draws]
-
-    def scored(
-        within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: np.ndarray
-    ) -> dict[str, Score]:
-        """Returns the scores of a measure, in resamples if weights are given.
-
-        Args:
-            within: Measure of the rows in distribution.
-            beyond: Measure of the rows out of distribution.
-            sign: 1 if the measure is higher out of distribution, -1 if it is lower.
-            *drawn: Weights of the rows in and out of distribution, or nothing.
-        """
-        means = zip(("mean_in", "mean_out"), (within, beyond), drawn or (None, None), strict=True)
-        return {
-            **{name: mean_of(values, of_draws) for name, values, of_draws in means},
-            **detection_scores(sign * within, sign * beyond, *drawn),
-        }
-
     ids = inside.member_ids[inside.is_pooled].tolist()
     scores: JsonDict = {"ensemble": {}, "mean_member": {}}
     intervals: JsonDict = {"ensemble": {}, "mean_member": {}}
     for each in (scores, intervals):
         each["members"] = [{"member_id": member_id} for member_id in ids]
     members_in, members_out = inside.pooled_members, outside.pooled_members
-    for uncertainty in UNCERTAINTIES:
-        measure, name, sign = uncertainty.name, uncertainty.statistic, uncertainty.sign
+    for measure, name, sign in UNCERTAINTIES:
         if name in inside.groups:
             pair = inside.groups[name][0], outside.groups[name][0]
-            scores["ensemble"][measure] = scored(*pair, sign)
-            intervals["ensemble"][measure] = _intervals(scored(*pair, sign, *weights))
+            scores["ensemble"][measure] = _scored(*pair, sign)
+            intervals["ensemble"][measure] = _intervals(_scored(*pair, sign, *weights))
         if name in members_in:
-            pairs = zip(members_in[name], members_out[name], strict=True)
-            of_members = [(scored(*pair, sign), scored(*pair, sign, *weights)) for pair in pairs]
-            for position, (of_member, drawn) in enumerate(of_members):
-                scores["members"][position][measure] = of_member
-                intervals["members"][position][measure] = _intervals(drawn)
-            means, of_draws = (_mean(each) for each in zip(*of_members, strict=True))
-            scores["mean_member"][measure] = means
-            intervals["mean_member"][measure] = _intervals(of_draws)
+            pairs = [*zip(members_in[name], members_out[name], strict=True)]
+            of_members = [_scored(*pair, sign) for pair in pairs]
+            drawn = [_scored(*pair, sign, *weights) for pair in pairs]
+            for position in range(len(ids)):
+                scores["members"][position][measure] = of_members[position]
+                intervals["members"][position][measure] = _intervals(drawn[position])
+            scores["mean_member"][measure] = _mean(of_members)
+            intervals["mean_member"][measure] = _intervals(_mean(drawn))
     if not scores["ensemble"]:
         raise UserError(
             "The predictions have no entropy, variance or width by which examples could be "
@@ -131,16 +109,10 @@ def detection(inside: Evaluation, outside: Evaluation) -> JsonDict:
 def histograms(inside: Evaluation, outside: Evaluation) -> JsonDict:
     """Returns the densities of the ensemble's measures in and out of distribution.
 
-    Args:
-        inside: Evaluation of a test split, of one group of members.
-        outside: Evaluation of examples of another kind.
-
-    Returns:
-        For each measure the `edges` of the bins, and the densities `in` and `out` in each bin.
+    Each measure has the `edges` of the bins, and the densities `in` and `out` in each bin.
     """
     drawn = {}
-    for uncertainty in UNCERTAINTIES:
-        measure, name = uncertainty.name, uncertainty.statistic
+    for measure, name, _ in UNCERTAINTIES:
         if name in inside.groups:
             within, beyond = inside.groups[name][0], outside.groups[name][0]
             both = np.concatenate([within, beyond])
@@ -151,6 +123,21 @@ def histograms(inside: Evaluation, outside: Evaluation) -> JsonDict:
                 "out": np.histogram(beyond, edges, density=True)[0].tolist(),
             }
     return drawn
+
+
+def _scored(
+    within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: np.ndarray
+) -> dict[str, Score]:
+    """Returns the scores of a measure in and out of distribution, in resamples if weights follow.
+
+    `sign` is 1 if the measure is higher out of distribution, -1 if it is lower.
+    """
+    of_in, of_out = drawn or (None, None)
+    return {
+        "mean_in": mean_of(within, of_in),
+        "mean_out": mean_of(beyond, of_out),
+        **detection_scores(sign * within, sign * beyond, of_in, of_out),
+    }
 
 
 def _intervals(drawn: Mapping[str, Score]) -> dict[str, tuple[float, float]]:

@@ -1,34 +1,32 @@
 """Out-of-bag predictions: training examples, predicted by members not trained on them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.data import Split
-from dist_ens.errors import UserError
 from dist_ens.evaluation.evaluator import Evaluator
+from dist_ens.evaluation.row_scores import draws_of, intervals_of, num_draws
 from dist_ens.json_text import JsonDict
 from dist_ens.methods import poisson_weight
+from dist_ens.metrics import Rows, scores_of
 from dist_ens.randomness import EXAMPLES, member_key
 from dist_ens.sampling import kfold
 from dist_ens.state import State
+from dist_ens.types import Leaf
+
+# Summary, labels and whether each example counts, or None, of a part of the examples.
+Part = tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray | None]
 
 
 def examples_out_of_bag(
     member_ids: np.ndarray, num_examples: int, *, seed: int, num_folds: int | None
 ) -> np.ndarray:
-    """Returns whether each member was not trained on each training example.
+    """Returns whether each member was not trained on each example, bool[members, examples].
 
-    Args:
-        member_ids: Ids of the members of one group.
-        num_examples: Number of training examples.
-        seed: Seed of the run.
-        num_folds: Number of folds. None if members were trained on bootstrap samples.
-
-    Returns:
-        bool[members, examples].
+    Without a number of folds, the members were trained on bootstrap samples.
     """
     if num_folds is not None:
         folds = kfold.fold_of_example(seed, num_examples, num_folds)
@@ -57,15 +55,7 @@ def held_out_predictions(
     Yields:
         Summaries with leaves [batch, ...], in the split's order, and whether some member left the
         example out, bool[batch]. An example that no member left out is predicted by all members.
-
-    Raises:
-        UserError: If every example is in every member's sample.
     """
-    if not out_of_bag.any():
-        raise UserError(
-            "All members were trained on all examples, so none can be predicted out-of-bag. Train "
-            "with --config.data.examples=bootstrap or kfold."
-        )
     first = 0
     for summaries in evaluator.member_predictions(state, split):
         size = len(next(iter(summaries.values()))[0])
@@ -81,28 +71,21 @@ def held_out_scores(
 ) -> JsonDict:
     """Scores the out-of-bag predictions of the training examples.
 
-    Args:
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        split: Training split.
-        out_of_bag: Whether a member was not trained on an example; bool[members, examples].
+    The arguments are those of `held_out_predictions`.
 
     Returns:
         `scores`, `interval` (absent for too many rows), and `not_scored`, the number of examples
         that no member left out.
-
-    Raises:
-        UserError: If every example is in every member's sample.
     """
 
-    def parts() -> Iterator[tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray]]:
+    def parts() -> Iterator[Part]:
         first = 0
         for summary, counts in held_out_predictions(evaluator, state, split, out_of_bag):
             here = np.arange(first, first + len(counts))
             first += len(counts)
             yield summary, split.take(here)["labels"], counts
 
-    scores, intervals = evaluator.scores_of(parts())
+    scores, intervals = scores_of_summaries(evaluator, parts())
     not_scored = int((~out_of_bag.any(axis=0)).sum())
     found: JsonDict = {"scores": scores, "not_scored": not_scored}
     return found if intervals is None else found | {"interval": intervals}
@@ -111,17 +94,43 @@ def held_out_scores(
 def held_out_means(evaluator: Evaluator, state: State, split: Split) -> np.ndarray:
     """Returns the members' point predictions of a split.
 
-    Args:
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        split: Split to predict.
-
-    Returns:
-        Means or medians, in the unit in which the source has the targets;
-        float64[members, examples].
+    They are means or medians in the unit in which the source has the targets;
+    float64[members, examples].
     """
     parts = [
         evaluator.distribution.point(summary)
         for summary in evaluator.member_predictions(state, split)
     ]
     return np.concatenate(parts, axis=1).astype(np.float64)
+
+
+def scores_of_summaries(
+    evaluator: Evaluator, parts: Iterable[Part]
+) -> tuple[dict[str, float], dict[str, tuple[float, float]] | None]:
+    """Computes the scores of summaries of one group, and their 95 % bootstrap intervals.
+
+    Args:
+        evaluator: Evaluator of the ensemble.
+        parts: Parts of the examples. Small parts need less memory.
+
+    Returns:
+        The scores in the targets' own unit, and their intervals `(low, high)`. The intervals are
+        None for too many rows.
+    """
+    values: list[dict[str, np.ndarray]] = []
+    classwise: Leaf = 0
+    num_examples = 0
+    for summary, labels, counts in parts:
+        rows, sums = evaluator.values_of(summary, labels, counts)
+        values.append(rows)
+        classwise = classwise + sums
+        num_examples += len(labels) if counts is None else int(counts.sum())
+    rows = {name: np.concatenate([each[name] for each in values]) for name in values[0]}
+    num_rows = len(next(iter(rows.values())))
+    metrics, unit = evaluator.metrics, evaluator.units[0]
+    scores = scores_of(metrics, Rows(rows, classwise, unit))
+    if not num_draws(num_rows):
+        return scores, None
+    draws = draws_of(np.repeat(np.arange(num_examples), num_rows // num_examples))
+    drawn = scores_of(metrics, Rows(rows, classwise, unit, draws=draws))
+    return scores, intervals_of(metrics, drawn, scores)

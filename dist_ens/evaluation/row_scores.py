@@ -90,21 +90,17 @@ class Evaluation:
         is_pooled = self.is_pooled
         return {name: rows[is_pooled] for name, rows in self.members.items()}
 
-    def require_sound(self) -> "Evaluation":
-        """Returns this evaluation after checking that no pooled prediction is NaN.
-
-        Raises:
-            BrokenMembersError: If predictions of pooled members are NaN.
-        """
-        broken = [i for i in self.broken_members if i not in self.left_out]
-        if broken:
-            raise BrokenMembersError(broken)
-        return self
-
     @property
     def is_sound(self) -> bool:
         """Whether no pooled prediction is NaN."""
         return not np.isnan(self.groups[self.distribution.error_statistic]).any()
+
+    def require_sound(self) -> "Evaluation":
+        """Returns this evaluation; raises a `BrokenMembersError` if a pooled prediction is NaN."""
+        broken = [i for i in self.broken_members if i not in self.left_out]
+        if broken:
+            raise BrokenMembersError(broken)
+        return self
 
     def scores(self, *, intervals: bool = False) -> Scores:
         """Computes the scores.
@@ -117,32 +113,40 @@ class Evaluation:
             {"member_id": int(member_id), **self._of_member(position)}
             for position, member_id in enumerate(self.member_ids)
         ]
-        own = tuple(m for m in self.metrics if m.name not in CATALOGUE and m.name in groups[0])
-        by_class = self._by_class() if self.num_groups == 1 else []
-        if not intervals or not self._num_draws:
-            return Scores(groups, members, self.left_out, metrics=own, by_class=by_class)
+        return Scores(
+            groups,
+            members,
+            self.left_out,
+            self._intervals(groups, members) if intervals and self._num_draws else None,
+            tuple(m for m in self.metrics if m.name not in CATALOGUE and m.name in groups[0]),
+            self._by_class() if self.num_groups == 1 else [],
+        )
+
+    def _intervals(
+        self, groups: Sequence[dict[str, float]], members: Sequence[dict[str, float]]
+    ) -> JsonDict:
+        """Returns the intervals of scores; see `Scores.intervals`."""
         of_groups = [self._of_group(g, self._draws[g]) for g in range(self.num_groups)]
         of_members = [
             self._of_member(position, self._draws[position % self.num_groups])
-            for position in range(len(self.member_ids))
+            for position in range(len(members))
         ]
-        pooled = np.flatnonzero(self.is_pooled)
-        unbiased = _unbiased(self.metrics)
-        found = {
-            "ensemble": _intervals(_mean(of_groups), _mean(groups), unbiased),
-            "mean_member": _intervals(
+        pooled = np.flatnonzero(self.is_pooled).tolist()
+        return {
+            "ensemble": intervals_of(self.metrics, _mean(of_groups), _mean(groups)),
+            "mean_member": intervals_of(
+                self.metrics,
                 _mean([of_members[position] for position in pooled]),
                 _mean([members[position] for position in pooled]),
-                unbiased,
             ),
             "members": [
-                {"member_id": int(member_id), **_intervals(draws, scores, unbiased)}
-                for member_id, draws, scores in zip(
-                    self.member_ids, of_members, members, strict=True
-                )
+                {
+                    "member_id": scores["member_id"],
+                    **intervals_of(self.metrics, draws, scores),
+                }
+                for draws, scores in zip(of_members, members, strict=True)
             ],
         }
-        return Scores(groups, members, self.left_out, found, own, by_class)
 
     def _by_class(self) -> list[JsonDict]:
         """Returns the ensemble's scores on the examples of each class that has a name."""
@@ -166,35 +170,28 @@ class Evaluation:
             same length. `low` and `high` are NaN for too many rows.
         """
         curve: JsonDict = {"num_members": [int(size) for size in self.sizes]}
-        for name, values in self.by_size.items():
-            metric = self.by_size_metrics[name]
-
-            def over_groups(
-                rows: np.ndarray, draws: Sequence[np.ndarray | None], metric: Metric = metric
-            ) -> Score:
-                of_groups = [
-                    metric.score(
-                        Rows(
-                            {metric.statistics[0]: row},
-                            unit=unit,
-                            weights=self.weights,
-                            draws=of_group,
-                        )
-                    )
-                    for row, unit, of_group in zip(rows, self.units, draws, strict=True)
-                ]
-                return np.mean(of_groups, axis=0)
-
-            nothing = [None] * self.num_groups
-            few = not self._num_draws
-            means = [float(over_groups(rows, nothing)) for rows in values]
-            ends = [
-                (np.nan, np.nan) if few else interval(over_groups(rows, self._draws))
-                for rows in values
-            ]
+        nothing = [None] * self.num_groups
+        for name, of_sizes in self.by_size.items():
+            means = [float(self._over_groups(name, rows, nothing)) for rows in of_sizes]
+            ends = [(np.nan, np.nan)] * len(means)
+            if self._num_draws:
+                ends = [interval(self._over_groups(name, rows, self._draws)) for rows in of_sizes]
             low, high = zip(*ends, strict=True)
             curve[name] = {"mean": means, "low": list(low), "high": list(high)}
         return curve
+
+    def _over_groups(
+        self, name: str, rows: np.ndarray, draws: Sequence[np.ndarray | None]
+    ) -> Score:
+        """Returns the mean over the groups of a metric of `by_size`, in resamples if given."""
+        metric = self.by_size_metrics[name]
+        of_groups = [
+            metric.score(
+                Rows({metric.statistics[0]: row}, unit=unit, weights=self.weights, draws=of_group)
+            )
+            for row, unit, of_group in zip(rows, self.units, draws, strict=True)
+        ]
+        return np.mean(of_groups, axis=0)
 
     @property
     def _num_draws(self) -> int:
@@ -204,7 +201,7 @@ class Evaluation:
     @cached_property
     def _draws(self) -> list[np.ndarray]:
         """Number of times each row is drawn, float32[draws, rows] for each group."""
-        return [_draws_of(self.example_of_row, group) for group in range(self.num_groups)]
+        return [draws_of(self.example_of_row, group) for group in range(self.num_groups)]
 
     def _of_group(self, group: int, draws: np.ndarray | None = None) -> dict[str, Score]:
         """Returns the scores of the pooled prediction of a group, in resamples if given."""
@@ -230,42 +227,13 @@ class Evaluation:
         return scores_of(self.metrics, rows)
 
 
-def scores_of_rows(
-    metrics: Sequence[Metric],
-    values: Mapping[str, np.ndarray],
-    classwise: np.ndarray,
-    num_examples: int,
-    unit: float,
-) -> tuple[dict[str, float], dict[str, tuple[float, float]] | None]:
-    """Computes the scores of one predictor, and their 95 % bootstrap intervals.
-
-    Args:
-        metrics: Metrics to compute.
-        values: Row statistics by name, float32[rows].
-        classwise: Sums over classes. Empty without classes.
-        num_examples: Number of examples. The rows of an example are next to each other.
-        unit: Standard deviation by which the targets were divided.
-
-    Returns:
-        The scores in the targets' own unit, and their intervals `(low, high)`. The intervals are
-        None for too many rows.
-    """
-    num_rows = len(next(iter(values.values())))
-    scores = scores_of(metrics, Rows(values, classwise, unit))
-    if not num_draws(num_rows):
-        return scores, None
-    draws = _draws_of(np.repeat(np.arange(num_examples), num_rows // num_examples))
-    drawn = scores_of(metrics, Rows(values, classwise, unit, draws=draws))
-    return scores, _intervals(drawn, scores, _unbiased(metrics))
-
-
 def num_draws(num_rows: int) -> int:
     """Returns the number of resamples for a number of rows, or 0 if it would be too small."""
     draws = min(_DRAWS, _MOST_DRAWN // num_rows)
     return draws if draws >= _FEWEST_DRAWS else 0
 
 
-def _draws_of(example_of_row: np.ndarray, seed: int = 0) -> np.ndarray:
+def draws_of(example_of_row: np.ndarray, seed: int = 0) -> np.ndarray:
     """Returns the number of times each row is drawn, float32[draws, rows].
 
     The rows of an example are drawn together.
@@ -275,26 +243,11 @@ def _draws_of(example_of_row: np.ndarray, seed: int = 0) -> np.ndarray:
     return draws if len(examples) == len(position) else draws[:, position]
 
 
-def _mean(scores: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns the mean of each score over the predictors."""
-    return {name: np.mean([draws[name] for draws in scores], axis=0) for name in scores[0]}
-
-
-def _unbiased(metrics: Sequence[Metric]) -> set[str]:
-    """Returns the names of the metrics whose intervals are corrected for bias."""
-    return {metric.name for metric in metrics if metric.interval == "unbiased"}
-
-
-def _intervals(
-    draws: Mapping[str, Score], scores: Mapping[str, Score], unbiased: set[str]
+def intervals_of(
+    metrics: Sequence[Metric], draws: Mapping[str, Score], scores: Mapping[str, Score]
 ) -> dict[str, tuple[float, float]]:
-    """Returns the 95 % interval of each score, from its resamples.
-
-    Args:
-        draws: Resampled scores by name, float64[draws].
-        scores: Scores by name.
-        unbiased: Names of the scores whose intervals are corrected for bias.
-    """
+    """Returns the 95 % interval of each score, from its resamples, float64[draws]."""
+    unbiased = {metric.name for metric in metrics if metric.interval == "unbiased"}
     found = {}
     for name, values in draws.items():
         low, high = interval(values)
@@ -304,3 +257,8 @@ def _intervals(
             low, high = (float(np.maximum(0, end - bias)) for end in (low, high))  # NaN stays.
         found[name] = (low, high)
     return found
+
+
+def _mean(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
+    """Returns the mean of each score over the predictors."""
+    return {name: np.mean([each[name] for each in scores], axis=0) for name in scores[0]}

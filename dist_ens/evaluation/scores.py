@@ -71,8 +71,13 @@ class Scores:
             scores["metrics"] = {metric.name: metric.describe() for metric in self.metrics}
         return scores
 
-    def table(self) -> "Table":
-        """Returns the table for the terminal, which refers to `summary.json` for all members."""
+    def table(self, title: str | None = "test split", others: str = "in summary.json") -> "Table":
+        """Returns the table for the terminal, with at most 20 members.
+
+        Args:
+            title: Title of the table.
+            others: Text that says where the scores of further members are.
+        """
         from dist_ens.metrics.table import scores_table  # The library rich is slow to import.
 
         return scores_table(
@@ -83,25 +88,15 @@ class Scores:
             self.left_out,
             metrics=self.metrics,
             by_class=self.by_class,
+            title=title,
+            others=others,
         )
 
     def __repr__(self) -> str:
-        """Returns the scores as a table of plain text, with at most 20 members."""
-        from dist_ens.metrics.table import as_text, scores_table
+        """Returns the scores as a table of plain text."""
+        from dist_ens.metrics.table import as_text
 
-        return as_text(
-            scores_table(
-                self.ensemble,
-                self.mean_member,
-                self.members,
-                len(self.groups),
-                self.left_out,
-                metrics=self.metrics,
-                by_class=self.by_class,
-                title=None,
-                others="in .members",
-            )
-        )
+        return as_text(self.table(title=None, others="in .members"))
 
     def _over_groups(self, reduce: Callable[[list[float]], float]) -> dict[str, float]:
         """Returns each score reduced over the groups, such as its mean."""
@@ -112,13 +107,8 @@ class Scores:
 def scores_of_means(member_ids: Sequence[int], means: Mapping[str, np.ndarray]) -> Scores:
     """Returns the scores of members whose loss is a function, without an objective.
 
-    Args:
-        member_ids: Ids of the members.
-        means: The loss and each auxiliary scalar of the whole set by name; float64[members].
-
-    Returns:
-        The values of each member and their mean. `ensemble` is empty, because the members' outputs
-        are not pooled.
+    `means` are the loss and each auxiliary scalar of the whole set, float64[members]. The scores of
+    the ensemble are empty, because the members' outputs are not pooled.
     """
     members = [
         {"member_id": int(member_id)}

@@ -1,48 +1,35 @@
-"""The function `evaluate`, which scores an ensemble and its members on some data."""
+"""The one path from an ensemble, a state and data to scores, and the function `evaluate`."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import numpy as np
 
-from dist_ens.data import LabelScaledSplit, Source, Spec, Split, Standardization, TreeSplit
-from dist_ens.data.class_names import are_names, listed, with_class_numbers
+from dist_ens.data import LabelScaledSplit, Spec, Split, Standardization, TreeSplit
+from dist_ens.data.source_check import check_parts
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.argument_checks import rows_of
 from dist_ens.ensemble.failures import frozen_positions
+from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.ensemble.own_step import loss_of_scoring
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError, first_line
 from dist_ens.evaluation.evaluator import Evaluator
-from dist_ens.evaluation.label_checks import check_inputs, check_keys
-from dist_ens.evaluation.loss_scores import WholeBatches, check_loss_scores, loss_scores
+from dist_ens.evaluation.examples import Examples, examples_of, parts_of_objective
+from dist_ens.evaluation.label_checks import check_inputs
+from dist_ens.evaluation.loss_scores import loss_directions, loss_scores
 from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.evaluation.scores import Scores
-from dist_ens.host_keys import generator_of, host_array
 from dist_ens.layout import to_host
 from dist_ens.losses import Objective
 from dist_ens.members.label_scale import label_scale
 from dist_ens.metrics import Metric
-from dist_ens.metrics.metric import checked_metrics
-from dist_ens.state import State, refuse_lists, structure_text
-from dist_ens.types import Batch, Data, PyTree, Specs, Structure
+from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, checked_metrics
+from dist_ens.state import State, described
+from dist_ens.types import Batch, Data, PyTree
 
 BATCH_SIZE = 1000
-
-
-class Examples(NamedTuple):
-    """The examples to score.
-
-    Attributes:
-        split: Examples with random access.
-        spec: Description of the source of the examples. None if they do not come from a source.
-        class_names: Names of the classes of arrays; empty if they have none.
-    """
-
-    split: Split
-    spec: Spec | None = None
-    class_names: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -112,27 +99,6 @@ def evaluate(
     return scores
 
 
-def _scored_by(
-    ensemble: Ensemble, objective: Objective | None, eval_loss: Callable[..., PyTree] | None
-) -> Ensemble:
-    """Returns an ensemble with a step of its own that is scored by something else.
-
-    Only the newest is kept with the ensemble, so that its programs are compiled once.
-    """
-    if ensemble.own_step is None:
-        raise UserError(
-            "objective and eval_loss score an ensemble that Ensemble.from_step made. This one is "
-            "scored by its loss. Leave them out."
-        )
-    kept, key = ensemble.evaluation_programs, (objective, eval_loss)
-    if "scored_by" not in kept or kept["scored_by"][0] != key:
-        has_apply = ensemble.member.has_apply
-        loss = loss_of_scoring(objective, eval_loss, has_apply=has_apply)
-        scored = dataclasses.replace(ensemble, loss=loss)
-        kept["scored_by"] = key, scored
-    return kept["scored_by"][1]
-
-
 def score(
     ensemble: Ensemble,
     state: State,
@@ -145,29 +111,15 @@ def score(
 ) -> tuple[Scores, Evaluation | None]:
     """Returns the scores, and the evaluation from which they are computed; see `evaluate`.
 
-    Args:
-        ensemble: See `evaluate`.
-        state: See `evaluate`.
-        data: See `evaluate`.
-        metrics: See `evaluate`.
-        batch_size: See `evaluate`.
-        intervals: See `evaluate`.
-        by_size: Whether the evaluation includes ensembles of 1, 2, … of the members.
-
-    Returns:
-        The scores and the evaluation, which is None for an ensemble without an objective.
-
-    Raises:
-        UserError: See `evaluate`.
+    `fit`, `evaluate`, a loaded run and the command line all score with this function. With
+    `by_size` the evaluation includes ensembles of 1, 2, … of the members. It is None for an
+    ensemble without an objective.
     """
-    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
     examples = examples_of(data, state.class_names, ensemble.batch_specs)
-    state = state._replace(class_names=())
-    here, state = ensemble.at(state)
+    here, state = ensemble.at(state._replace(class_names=()))
     check_groups(here, examples.spec)
     if here.objective is None:
-        _check_no_metrics(metrics)
+        _require_no_metrics(metrics)
         scores = loss_scores(here, state, examples.split, int(batch_size))
         left_out = to_host(state.member_id)[positions_left_out(here, state)]
         return dataclasses.replace(scores, left_out=left_out.tolist()), None
@@ -177,34 +129,7 @@ def score(
     return evaluation.scores(intervals=intervals), evaluation
 
 
-def positions_left_out(ensemble: Ensemble, state: State) -> list[int]:
-    """Returns the positions of the members that failed, and are left out of the ensemble's scores.
-
-    These are the frozen members. None are left out if all members are frozen, or if there are
-    several groups of members, whose scores need every member.
-
-    Args:
-        ensemble: Ensemble.
-        state: State of the ensemble. Every host must call this.
-    """
-    frozen = frozen_positions(state)
-    is_possible = ensemble.num_groups == 1 and len(frozen) < ensemble.num_members
-    return frozen if is_possible else []
-
-
-def without_failed(evaluator: Evaluator, ensemble: Ensemble, state: State) -> Evaluator:
-    """Returns an evaluator that leaves out the members that failed; see `positions_left_out`.
-
-    Args:
-        evaluator: Evaluator of the ensemble.
-        ensemble: Ensemble.
-        state: State of the ensemble. Every host must call this.
-    """
-    left_out = positions_left_out(ensemble, state)
-    return evaluator.without(left_out) if left_out else evaluator
-
-
-def check_score(
+def score_directions(
     ensemble: Ensemble,
     batch: Batch,
     examples: Examples,
@@ -212,35 +137,96 @@ def check_score(
     metrics: Sequence[Metric] = (),
     batch_size: int = BATCH_SIZE,
 ) -> dict[str, str | None]:
-    """Checks by shapes alone that examples can be scored; see `evaluate`.
+    """Returns the direction of each score by its name: "lower", "higher" or None.
 
-    Args:
-        ensemble: Ensemble. Its objective determines the metrics.
-        batch: Shapes and types of a training batch.
-        examples: Examples to score.
-        metrics: Metrics in addition to those of the objective.
-        batch_size: Number of examples at a time.
-
-    Returns:
-        Direction of each score by its name: "lower", "higher" or None.
+    Only shapes are computed, from those of a training batch. So this also checks, before training,
+    that examples can be scored.
 
     Raises:
         UserError: If the examples or a metric do not fit the ensemble.
     """
     of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
-    state = of_wave.abstract_state(batch)
+    state, objective = of_wave.abstract_state(batch), ensemble.objective
     check_groups(ensemble, examples.spec)
-    if ensemble.objective is None:
-        _check_no_metrics(metrics)
-        return check_loss_scores(of_wave, state, examples.split, batch_size)
-    objective = ensemble.objective
-    split = parts_of_objective(objective, examples.split)
-    if objective.standardize:
-        split = LabelScaledSplit(split, objective.LABELS, 0.0, 1.0)
-    evaluator = Evaluator(
-        ensemble, batch_size, distribution=objective.distribution, metrics=metrics
+    split = examples.split if objective is None else parts_of_objective(objective, examples.split)
+    try:
+        if objective is None:
+            _require_no_metrics(metrics)
+            return loss_directions(of_wave, state, split, batch_size)
+        evaluator = Evaluator(ensemble, batch_size, None, objective.distribution, metrics)
+        return _directions(evaluator, state, split)
+    except UserError:
+        raise
+    except Exception as error:  # The network, the distribution or the loss may raise any error.
+        example = described(split.take(np.zeros(1, np.int64)))
+        raise UserError(
+            f"The evaluation data cannot be scored: {type(error).__name__}: {first_line(error)} "
+            f"One example is {example}. Give examples like those of the training data."
+        ) from error
+
+
+def _directions(evaluator: Evaluator, state: State, split: Split) -> dict[str, str | None]:
+    """Returns the direction of each score by its name, from the shapes of one example."""
+    ensemble = evaluator.ensemble
+    example = split.take(np.zeros(1, np.int64))
+    check_parts("The evaluation data", example, may_have_weights=True)
+    if ensemble.objective is not None and ensemble.objective.standardize:
+        labels = np.asarray(example[Objective.LABELS], np.float32)
+        example = {**example, Objective.LABELS: labels}
+    groups = (ensemble.num_groups,) if ensemble.num_groups > 1 else ()
+    size = evaluator.filled_size
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((*groups, size, *leaf.shape[1:]), leaf.dtype),
+        shapes_of(example),
     )
-    return evaluator.check(state, split)
+    outputs = evaluator.outputs_shape(state, shapes[Objective.INPUTS])
+    labels, weights = jax.eval_shape(
+        partial(evaluator.aligned, outputs),
+        shapes[Objective.LABELS],
+        shapes.get(Objective.WEIGHTS),
+    )
+    evaluator.programs.check_metrics(evaluator.own_metrics, outputs, labels)
+    mask = jax.ShapeDtypeStruct((size,), bool)
+    scored = jax.eval_shape(evaluator.programs.score, outputs, labels, mask, weights)
+    (statistics, sums), _ = scored
+    known = {*statistics, WHOLE_WEIGHTS, *([CLASSWISE] if math.prod(sums.shape) else [])}
+    directions: dict[str, str | None] = {}
+    for metric in evaluator.metrics:
+        if known.issuperset(metric.statistics):
+            directions.setdefault(metric.name, metric.direction)
+    return directions
+
+
+def evaluator_of(
+    ensemble: Ensemble, state: State, examples: Examples, metrics: Sequence[Metric], batch_size: int
+) -> tuple[Evaluator, Split]:
+    """Returns the evaluator of an ensemble with an objective, and the split in its labels' unit."""
+    objective: Objective = ensemble.objective  # type: ignore[assignment]
+    split, spec, names = examples
+    if spec is None and names:
+        spec = Spec((), "float32", (), len(names), ensemble.num_groups, class_names=names)
+    if objective.standardize:
+        mean, std = label_scale(state)
+        split = LabelScaledSplit(split, objective.LABELS, mean, std)
+        spec = _with_label_scale(spec, ensemble.num_groups, mean, std)
+    return Evaluator(ensemble, batch_size, spec, objective.distribution, metrics), split
+
+
+def positions_left_out(ensemble: Ensemble, state: State) -> list[int]:
+    """Returns the positions of the members that failed, and are left out of the ensemble's scores.
+
+    These are the frozen members. None are left out if all members are frozen, or if there are
+    several groups of members, whose scores need every member. Every host must call this.
+    """
+    frozen = frozen_positions(state)
+    is_possible = ensemble.num_groups == 1 and len(frozen) < ensemble.num_members
+    return frozen if is_possible else []
+
+
+def without_failed(evaluator: Evaluator, ensemble: Ensemble, state: State) -> Evaluator:
+    """Returns an evaluator that leaves out the members that failed; see `positions_left_out`."""
+    left_out = positions_left_out(ensemble, state)
+    return evaluator.without(left_out) if left_out else evaluator
 
 
 def check_groups(ensemble: Ensemble, spec: Spec | None) -> None:
@@ -253,35 +239,7 @@ def check_groups(ensemble: Ensemble, spec: Spec | None) -> None:
         )
 
 
-def evaluator_of(
-    ensemble: Ensemble, state: State, examples: Examples, metrics: Sequence[Metric], batch_size: int
-) -> tuple[Evaluator, Split]:
-    """Returns the evaluator of an ensemble with an objective, and a split with labels in its unit.
-
-    Args:
-        ensemble: Ensemble with an objective.
-        state: State of the ensemble.
-        examples: Examples to score.
-        metrics: Metrics in addition to those of the objective.
-        batch_size: Number of examples at a time.
-
-    Raises:
-        RuntimeError: If the ensemble has no objective.
-    """
-    objective = ensemble.objective
-    if objective is None:
-        raise RuntimeError("The ensemble has no objective, which an evaluator needs.")
-    split, spec, names = examples
-    if spec is None and names:
-        spec = Spec((), "float32", (), len(names), ensemble.num_groups, class_names=names)
-    if objective.standardize:
-        mean, std = label_scale(state)
-        split = LabelScaledSplit(split, objective.LABELS, mean, std)
-        spec = _with_label_scale(spec, ensemble.num_groups, mean, std)
-    return Evaluator(ensemble, batch_size, spec, objective.distribution, metrics), split
-
-
-def _check_no_metrics(metrics: Sequence[Metric]) -> None:
+def _require_no_metrics(metrics: Sequence[Metric]) -> None:
     """Raises a `UserError` if metrics are given for a loss function."""
     if metrics:
         raise UserError(
@@ -291,33 +249,24 @@ def _check_no_metrics(metrics: Sequence[Metric]) -> None:
         )
 
 
-def parts_of_objective(objective: Objective, split: Split) -> Split:
-    """Returns a split with the parts that an objective reads.
+def _scored_by(
+    ensemble: Ensemble, objective: Objective | None, eval_loss: Callable[..., PyTree] | None
+) -> Ensemble:
+    """Returns an ensemble with a step of its own that is scored by something else.
 
-    Raises:
-        UserError: If the inputs or the labels are absent, a key is misspelt, or the examples are
-            batches without rows.
+    Only the newest is kept with the ensemble, so that its programs are compiled once.
     """
-    if isinstance(split, WholeBatches):
+    if ensemble.own_step is None:
         raise UserError(
-            f"The objective {objective.name} scores examples, and the arrays of a batch of the "
-            "data have different lengths. Give every array one row for each example."
+            "objective and eval_loss score an ensemble that Ensemble.from_step made. This one is "
+            "scored by its loss. Leave them out."
         )
-    example = split.take(np.zeros(1, np.int64))
-    if isinstance(example, Mapping):
-        check_keys(objective, example)
-    for key in (objective.INPUTS, objective.LABELS):
-        if not isinstance(example, Mapping) or key not in example:
-            found = ", ".join(map(repr, example)) if isinstance(example, Mapping) else "no dict"
-            raise UserError(
-                f"The objective {objective.name} takes data with the key {key!r}: got {found}. "
-                f"Give a dict with {objective.INPUTS!r} and {objective.LABELS!r}."
-            )
-    if not isinstance(split, TreeSplit):
-        return split
-    # An objective reads no other part of the data, as in training.
-    names = (objective.INPUTS, objective.LABELS, objective.WEIGHTS)
-    return TreeSplit({name: split.tree[name] for name in names if name in split.tree})
+    kept, key = ensemble.programs.evaluation, (objective, eval_loss)
+    if "scored_by" not in kept or kept["scored_by"][0] != key:
+        has_apply = ensemble.member.has_apply
+        loss = loss_of_scoring(objective, eval_loss, has_apply=has_apply)
+        kept["scored_by"] = key, ensemble.replace(loss=loss)
+    return kept["scored_by"][1]
 
 
 def _with_label_scale(spec: Spec | None, num_groups: int, mean: float, std: float) -> Spec:
@@ -332,96 +281,3 @@ def _with_label_scale(spec: Spec | None, num_groups: int, mean: float, std: floa
         target_std=tuple(std * unit for unit in units),
     )
     return Spec((), "float32", (), None, num_groups, both)
-
-
-def examples_of(
-    data: Data | Examples, names: Sequence[str] = (), batch_specs: Specs = "batch"
-) -> Examples:
-    """Returns data as examples with random access.
-
-    Args:
-        data: Examples, a source (its test split), a split, a pytree of arrays, or a finite iterable
-            of batches, which is read completely.
-        names: Names of the classes of training; empty if they have none.
-        batch_specs: Parts of a batch that hold no rows; see `Ensemble`.
-
-    Raises:
-        UserError: If the data has another type, or other classes than those of training.
-    """
-    if isinstance(data, Source):
-        if names and data.spec.class_names not in (None, tuple(names)):
-            raise UserError(
-                f"The classes of the source are {listed(data.spec.class_names or ())}, and the "
-                f"members were trained on {listed(names)}. Give a source of the same classes."
-            )
-        return Examples(data.test, data.spec)
-    if isinstance(data, Examples):
-        return data._replace(class_names=tuple(names)) if names else data
-    if isinstance(data, Split):
-        return Examples(data, class_names=tuple(names))
-    if not _is_tree(data):
-        data = _batches_of(data)
-        if batch_specs != "batch" or any(rows_of(batch) is None for batch in data):
-            return Examples(WholeBatches(data), class_names=tuple(names))
-    arrays = with_class_numbers(arrays_of(data), Objective.LABELS, names, "The data")
-    return Examples(TreeSplit(arrays), class_names=tuple(names))
-
-
-def arrays_of(data: Data) -> PyTree:
-    """Returns a pytree of arrays [examples, ...]: the data itself, or its batches joined.
-
-    Args:
-        data: A pytree of arrays (a dict, a tuple or an array), or a finite iterable of batches.
-
-    Raises:
-        UserError: If the data has another type, has no batches, or the batches are not pytrees of
-            one structure.
-    """
-    if _is_tree(data):
-        refuse_lists(data, "the data")
-        return data
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *_batches_of(data))
-
-
-def _is_tree(data: Data) -> bool:
-    """Returns whether data is a pytree of arrays, and not an iterable of batches."""
-    return isinstance(data, Mapping | tuple) or hasattr(data, "dtype")
-
-
-def _batches_of(data: Data) -> list[Batch]:
-    """Returns the batches of a finite iterable; see `arrays_of`."""
-    if not isinstance(data, Iterable):
-        raise UserError(
-            f"The data is {kind_of(data)}. Give a dict of arrays, a source of "
-            "dist_ens.data, or an iterable of batches."
-        )
-    batches = []
-    for number, batch in enumerate(data):
-        refuse_lists(batch, f"batch {number} of the data", and_numbers=False)
-        batches.append(jax.tree.map(host_array, batch))
-    if not batches:
-        raise UserError("The data has no batches. Give at least one.")
-    first: Structure = jax.tree.structure(batches[0])
-    for number, batch in enumerate(batches):
-        _check_batch(kind_of(data), number, batch)
-        structure: Structure = jax.tree.structure(batch)
-        if structure != first:
-            raise UserError(
-                f"Batch {number} of the data is a pytree {structure_text(structure)}, and the "
-                f"first is {structure_text(first)}. Give batches of one structure."
-            )
-    return batches
-
-
-def _check_batch(kind: str, number: int, batch: Batch) -> None:
-    """Raises a `UserError` unless every leaf of a batch is an array of numbers."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        is_number = jax.numpy.issubdtype(leaf.dtype, jax.numpy.number) or leaf.dtype == bool
-        is_scalar = not path and not leaf.ndim
-        if is_scalar or not (is_number or generator_of(leaf.dtype) or are_names(leaf)):
-            name = jax.tree_util.keystr(path)
-            raise UserError(
-                f"The data is {kind}, and its item {number} holds{name and f' at {name}'} an "
-                f"array {leaf.dtype}{list(leaf.shape)}, which is no batch of examples. Give a dict "
-                "of arrays [examples, ...], or an iterable of such batches."
-            )

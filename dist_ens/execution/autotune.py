@@ -4,7 +4,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
@@ -12,8 +12,9 @@ from dist_ens import cluster
 from dist_ens.compile_cache import spared_secs
 from dist_ens.errors import first_line
 from dist_ens.execution import timing
+from dist_ens.execution.lowerings import CONVOLUTION
 from dist_ens.execution.spec import Execution
-from dist_ens.layout import MEMBERS, Layout, copied
+from dist_ens.layout import MEMBERS, copied
 from dist_ens.state import State
 from dist_ens.types import Metrics, PyTree, Specs
 
@@ -42,27 +43,8 @@ REFERENCE = "loop"
 _Update = Callable[[State, PyTree], tuple[State, Metrics]]
 
 
-class Program(Protocol):
-    """An update in one execution, which can be timed."""
-
-    @property
-    def layout(self) -> Layout:
-        """Layout of the members."""
-        ...
-
-    @property
-    def execution(self) -> str:
-        """The execution, as `WAY[+LOWERING][+STEPS]`."""
-        ...
-
-    @property
-    def update_steps(self) -> _Update:
-        """The update, `update_steps(state, batches) -> (state, metrics)`; it donates the state."""
-        ...
-
-    def trace_update(self, state: State, batches: PyTree) -> None:
-        """Traces the update, and computes nothing."""
-        ...
+# An ensemble, of which only `layout`, `execution`, `update_steps` and `programs` are used.
+Program: TypeAlias = Any
 
 
 class Call(NamedTuple):
@@ -112,9 +94,6 @@ def timed(options: Mapping[str, Program], names: list[str], call: Call, num_step
         names: Names of the candidates on the ensemble's own layout, the rule's first.
         call: Arguments of one call.
         num_steps: Number of steps of the run.
-
-    Returns:
-        Times of the candidates.
 
     Raises:
         Exception: The error of the first candidate, if every candidate raises one.
@@ -172,22 +151,9 @@ class _Candidate:
         return secs
 
 
-@dataclasses.dataclass(frozen=True)
-class _Moment:
-    """A moment in time, the same on every host.
-
-    Attributes:
-        clock: Time of process 0's clock, in seconds.
-        cached_secs: Compilation time that process 0's cache has saved so far, in seconds.
-    """
-
-    clock: float
-    cached_secs: float
-
-    @classmethod
-    def now(cls) -> Self:
-        """Returns the current moment."""
-        return cls(cluster.clock(), cluster.as_main_sees(int(1e3 * spared_secs())) / 1e3)
+def _clock() -> float:
+    """Returns process 0's time in seconds, and the compilation time that its cache has saved."""
+    return cluster.clock() + cluster.as_main_sees(int(1e3 * spared_secs())) / 1e3
 
 
 class _Contest:
@@ -201,21 +167,11 @@ class _Contest:
     A compilation cannot be stopped, so the time of the next candidate is estimated before it
     starts. The estimate is the longest compilation so far without the cache, for each copy of a
     step in the program.
-
-    Args:
-        options: Programs by the names of the candidates.
-        names: Names of the candidates on the ensemble's own layout, the rule's first. The first
-            that raises no error is timed in any case.
-        call: Arguments of one call.
-        num_steps: Number of steps of the run.
+    The first candidate that raises no error is timed in any case.
     """
 
     def __init__(
-        self,
-        options: Mapping[str, Program],
-        names: Sequence[str],
-        call: Call,
-        num_steps: int,
+        self, options: Mapping[str, Program], names: Sequence[str], call: Call, num_steps: int
     ) -> None:
         self._options, self._call = options, call
         self._layout, self._first = options[names[0]].layout, names[0]
@@ -239,9 +195,9 @@ class _Contest:
         """
         errors: list[Exception] = []
         for name in dict.fromkeys([*names, REFERENCE]):
-            started = _Moment.now()
+            started = _clock()
 
-            def time(name: str = name, started: _Moment = started) -> None:
+            def time(name: str = name, started: float = started) -> None:
                 self._time(name, _Candidate(self._options[name].update_steps, self._trial), started)
 
             error = self._error_of(name, time)
@@ -260,11 +216,11 @@ class _Contest:
         several = jax.process_count() > 1
         try:
             if several:
-                self._options[name].trace_update(self._call.state, self._call.batches)
+                self._options[name].programs.trace_update(self._call.state, self._call.batches)
             else:
                 time()
         except Exception as error:
-            self._failed[name] = told(error)
+            self._failed[name] = error_text(error)
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._trial.state)):
                 self._trial.state = jax.block_until_ready(copied(self._call.state))
             return error
@@ -284,7 +240,7 @@ class _Contest:
         if expected_secs + for_turns > self._left_secs():
             self._skipped = True
             return
-        started = _Moment.now()
+        started = _clock()
         option, trial = self._options[name], self._trial
         if option.layout is not self._layout:
             moved = option.layout.moved
@@ -304,7 +260,7 @@ class _Contest:
 
         self._error_of(name, time)
 
-    def _time(self, name: str, candidate: _Candidate, started: "_Moment") -> None:
+    def _time(self, name: str, candidate: _Candidate, started: float) -> None:
         """Times a candidate, and records its compilation time since `started`."""
         num_calls = math.inf if self.step_secs else self._num_steps / self._trial.steps_per_call
         call_secs = candidate.call_secs(num_calls)
@@ -314,19 +270,18 @@ class _Contest:
         self._timing_secs = max(self._timing_secs, timing_secs, _FEWEST_SECS)
         self._count_compiling(name, started, timing_secs)
 
-    def _count_compiling(self, name: str, started: "_Moment", timing_secs: float = 0.0) -> None:
-        now = _Moment.now()
-        secs = now.clock - started.clock - timing_secs + now.cached_secs - started.cached_secs
+    def _count_compiling(self, name: str, started: float, timing_secs: float = 0.0) -> None:
+        secs = _clock() - started - timing_secs
         self._compiling_secs = max(self._compiling_secs, secs / self._num_copies(name))
 
     def _num_copies(self, name: str) -> int:
         """Returns the number of copies of a step in an execution's program."""
         option = self._options[name]
-        way, rule = (Execution.parse(e.execution) for e in (option, self._options[self._first]))
-        members = option.layout.members_per_device if way.members == "unroll" else 1
+        own, rule = (Execution.parse(e.execution) for e in (option, self._options[self._first]))
+        members = option.layout.members_per_device if own.members == "unroll" else 1
         # A loop over steps is slow on a CPU for a convolution without the canonical layout, so the
         # steps are unrolled.
-        unrolls_steps = rule.convolutions == "canonical" and way.convolutions is None
+        unrolls_steps = "canonical" in rule.lowerings and own.lowering_of(CONVOLUTION) is None
         return members * (self._trial.steps_per_call if unrolls_steps else 1)
 
     def decided(self) -> Timing:
@@ -401,7 +356,7 @@ class _Contest:
         return self.budget_secs - (cluster.clock() - self._began)
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Returns the class of an error and the beginning of its message."""
     return f"{type(error).__name__}: {first_line(error)[:200]}"
 

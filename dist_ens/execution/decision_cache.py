@@ -20,10 +20,7 @@ def kept_execution(program: str, folder: pathlib.Path | None = None) -> str | No
         program: Fingerprint of the program and the kind of device.
         folder: Folder of the cache. Default: the user's cache folder.
     """
-    folder = folder or cache_folder()
-    if folder is None:
-        return None
-    execution = _kept(folder / CHOICES).get(program)
+    execution = _kept(folder or cache_folder()).get(program)
     return execution if isinstance(execution, str) else None
 
 
@@ -41,24 +38,24 @@ def keep_execution(program: str, execution: str, folder: pathlib.Path | None = N
     folder = folder or cache_folder()
     if folder is None:
         return
-    path = folder / CHOICES
-    kept = _kept(path) | {program: execution}
+    kept = _kept(folder) | {program: execution}
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Several runs may write at the same time, so each writes a file of its process.
-        replace_file(path, json.dumps(kept, indent=1), beside=str(os.getpid()))
+        text = json.dumps(kept, indent=1)
+        replace_file(folder / CHOICES, text, beside=str(os.getpid()))
     except OSError as error:
         logging.warning(
-            "Could not write the chosen execution to %s: %s. The next run will time again.",
-            path,
+            "Could not write the chosen execution in %s: %s. The next run will time again.",
+            folder,
             error.strerror,
         )
 
 
-def _kept(path: pathlib.Path) -> JsonDict:
-    """Returns the choices in a file; an empty dict if it is absent or damaged."""
+def _kept(folder: pathlib.Path | None) -> JsonDict:
+    """Returns the choices in a folder; an empty dict if there are none, or the file is damaged."""
     try:
-        kept = from_json(bytes_in(path))
+        kept = from_json(bytes_in(folder / CHOICES)) if folder else {}
     except (OSError, ValueError):
         return {}
     return kept if isinstance(kept, dict) else {}

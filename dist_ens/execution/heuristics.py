@@ -13,6 +13,7 @@ from dist_ens.execution.lowerings import (
     becomes_sums,
 )
 from dist_ens.execution.rewrite import contains
+from dist_ens.execution.spec import registered
 from dist_ens.layout import Layout
 from dist_ens.types import Leaf
 
@@ -40,6 +41,8 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
       matrix product keeps a core busy. `+aligned` is added if it turns a matrix product into
       sums of vectors. Otherwise `+flat` is added if a gradient of weights has many terms.
 
+    Candidates of executions and lowerings that were registered come last.
+
     Args:
         layout: Layout of the ensemble.
         traced: Traced update of the ensemble, from `Ensemble.traced_update`.
@@ -48,34 +51,50 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
     Returns:
         Names of executions, each once.
     """
-    members, on_cpu = layout.members_per_device, layout.platform == "cpu"
-    convolves = contains(traced, CONVOLUTION)
+    if contains(traced, CONVOLUTION):
+        names = _with_convolutions(layout, traced, num_steps)
+    else:
+        names = _without_convolutions(layout, traced, num_steps)
+    for word in registered():
+        names += word.candidates(layout, traced, num_steps)
+    return list(dict.fromkeys(names))
+
+
+def _with_convolutions(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]:
+    members, few = layout.members_per_device, _are_few(layout)
     masks = "+masks" if contains(traced, MAX_POOL_GRADIENT) else ""
-    few = members <= (_MOST_UNROLLED_ON_CPU if on_cpu else _MOST_UNROLLED)
-    if convolves and on_cpu:
+    if layout.platform == "cpu":
         one_by_one = [*(["unroll+canonical"] if few else []), "map+canonical"]
         # XLA's own convolution is slow inside a loop, so the steps are unrolled too.
-        copies = members * num_steps
-        plain = ["unroll"] if copies <= _MOST_UNROLLED_ON_CPU else []
+        plain = ["unroll"] if members * num_steps <= _MOST_UNROLLED_ON_CPU else []
         names = [*one_by_one, "loop+canonical", "vmap+patches", *plain]
         return [name + masks for name in names] + (one_by_one[:1] if masks else [])
-    if convolves:
-        apart = ["vmap+apart" + masks] if few else []
-        if layout.data_axis > 1:  # A vmapped convolution would be taken apart; see `lowered`.
-            return [*apart, "vmap+patches" + masks, "map" + masks]
-        return list(dict.fromkeys(["vmap", "vmap" + masks, "vmap+patches" + masks, *apart]))
+    apart = ["vmap+apart" + masks] if few else []
+    if layout.data_axis > 1:  # A vmapped convolution would be taken apart; see `lowered`.
+        return [*apart, "vmap+patches" + masks, "map" + masks]
+    return ["vmap", "vmap" + masks, "vmap+patches" + masks, *apart]
+
+
+def _without_convolutions(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]:
+    members, on_cpu = layout.members_per_device, layout.platform == "cpu"
     products = _products(traced) if on_cpu else ""
-    batched, plain = "vmap" + products, ["vmap"] if products else []
+    batched = "vmap" + products
     if members == 1:
-        return [batched, *plain, *([] if num_steps == 1 else [f"{batched}+single"])]
+        return [batched, "vmap", *([] if num_steps == 1 else [f"{batched}+single"])]
     # There may be time for the first candidates only, so the least likely to win come last.
-    one_by_one = ["map" + products, *(["unroll" + products] if few else [])]
+    one_by_one = ["map" + products, *(["unroll" + products] if _are_few(layout) else [])]
     if on_cpu and contains(traced, PRODUCT, _is_large):
-        return [*one_by_one, batched, *plain, "loop" + products]
+        return [*one_by_one, batched, "vmap", "loop" + products]
     sizes = [size for size in _CHUNKS if members % size == 0 and members >= 2 * size]
     may_chunk = on_cpu and members >= _FEWEST_CHUNKED and sizes
     chunked = [f"chunk:{sizes[-1]}{products}"] if may_chunk else []
-    return [batched, *chunked, *one_by_one, *plain, "loop" + products]
+    return [batched, *chunked, *one_by_one, "vmap", "loop" + products]
+
+
+def _are_few(layout: Layout) -> bool:
+    """Returns whether a device holds few enough members to unroll them in a program."""
+    most = _MOST_UNROLLED_ON_CPU if layout.platform == "cpu" else _MOST_UNROLLED
+    return layout.members_per_device <= most
 
 
 def _products(traced: ClosedJaxpr) -> str:
@@ -88,13 +107,7 @@ def _products(traced: ClosedJaxpr) -> str:
 def _is_large(
     lhs: Leaf, rhs: Leaf, *, dimension_numbers: jax.lax.DotDimensionNumbers, **others: object
 ) -> bool:
-    """Returns whether one matrix product keeps a core busy; of a batched one, each product.
-
-    Args:
-        lhs: Shape and type of the left factor.
-        rhs: Shape and type of the right factor.
-        dimension_numbers: Contracted and batched axes, as in `jax.lax.dot_general`.
-    """
+    """Returns whether one matrix product keeps a core busy; of a batched one, each product."""
     (contracted, _), (batched, _) = dimension_numbers
     terms, matrices = (
         math.prod(lhs.shape[axis] for axis in axes) for axes in (contracted, batched)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from dist_ens.errors import UserError, kind_of
+from dist_ens.errors import UserError
 from dist_ens.execution.apply import lowered, over_members
 from dist_ens.execution.loop import Loop
 from dist_ens.execution.spec import AUTO, Execution
@@ -15,11 +15,13 @@ from dist_ens.layout import (
     Layout,
     axis_of,
     check_lengths,
+    copy_of_numpy,
     in_turn,
     is_spec,
     members_axes,
     named_specs,
 )
+from dist_ens.state import as_held
 from dist_ens.types import PyTree, Specs, Tree
 
 
@@ -47,8 +49,8 @@ def lift(
             same for all members), "member_batch" ([members, batch, ...]) or "shared" ([...]), or
             a tree prefix of these. With a data axis of 1, a batch may be any pytree of arrays.
         out_specs: Specs of the results: "members" or "member_batch", or a tree prefix of these.
-        execution: Execution of the members of a device, `WAY[+LOWERING]`, such as "vmap", "unroll",
-            "map", "chunk:4", "loop" or "unroll+canonical+masks".
+        execution: Execution of the members of a device, such as "vmap", "unroll", "map",
+            "chunk:4", "loop" or "unroll+canonical+masks".
         donate_argnums: Positions of donated arguments, whose memory the results may reuse. They
             must not be used again.
 
@@ -66,22 +68,24 @@ def lift(
     >>> scale(np.arange(4.0, dtype=np.float32), np.ones(3, np.float32))
     Array([0., 3., 6., 9.], dtype=float32)
     """
-    if not callable(fn):
-        raise UserError(f"fn is {kind_of(fn)}, not a function. Give a function of one member.")
     if isinstance(in_specs, str) or not isinstance(in_specs, tuple | list):
         raise UserError(
             f"in_specs is {in_specs!r}. Give a tuple with one spec for each argument of the "
             'function, such as ("members", "batch", "shared").'
         )
+    out_specs = named_specs(out_specs)
+    for spec in jax.tree.leaves(out_specs, is_leaf=is_spec):
+        if axis_of(spec, ENSEMBLE) is None:
+            raise UserError(
+                f"The spec {spec} of a result has no members axis, and every member has its own "
+                "result. Use 'members' or 'member_batch'."
+            )
     if execution == AUTO:
-        raise UserError(
-            "execution is 'auto', which only fit resolves, by timing. Use 'vmap', 'unroll', 'map', "
-            "'chunk:4' or 'loop'."
-        )
+        raise UserError("execution is 'auto', which only fit resolves, by timing. Use 'vmap'.")
     parsed = Execution.parse(execution)
     if parsed.steps is not None:
         raise UserError(
-            f"The execution {execution!r} names a way to run several steps, and a lifted function "
+            f"The execution {execution!r} says how to run several steps, and a lifted function "
             f"is one step. Leave {parsed.steps!r} out."
         )
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
@@ -89,7 +93,7 @@ def lift(
         fn,
         layout=layout,
         in_specs=named_specs(tuple(in_specs)),
-        out_specs=named_specs(out_specs),
+        out_specs=out_specs,
         execution=parsed,
         donate_argnums=donated,
     )
@@ -100,7 +104,7 @@ def sharded(
     layout: Layout,
     in_specs: tuple[Specs, ...],
     out_specs: Specs,
-    way: Execution,
+    execution: Execution,
 ) -> Callable[..., Tree]:
     """Returns the function of all members, not yet jitted; see `lift`.
 
@@ -109,18 +113,9 @@ def sharded(
         layout: Layout of the members and the data.
         in_specs: Partition specs of the arguments, a tuple of tree prefixes.
         out_specs: Partition specs of the results, a tree prefix; each has the members axis.
-        way: Execution whose `members` says how a device runs its members.
-
-    Raises:
-        UserError: If a spec of a result has no members axis.
+        execution: Execution of the members of a device.
     """
-    for spec in jax.tree.leaves(out_specs, is_leaf=is_spec):
-        if axis_of(spec, ENSEMBLE) is None:
-            raise UserError(
-                f"The spec {spec} of a result has no members axis, and every member has its own "
-                "result. Use 'members' or 'member_batch'."
-            )
-    of_device = over_members(fn, way, members_axes(in_specs), members_axes(out_specs))
+    of_device = over_members(fn, execution, members_axes(in_specs), members_axes(out_specs))
     return layout.map_rows(of_device, in_specs=in_specs, out_specs=out_specs)
 
 
@@ -141,8 +136,9 @@ class Lifted:
         self._layout, self._in_specs, self._out_specs = layout, in_specs, out_specs
         self._names = names or [f"Argument {number}" for number in range(len(in_specs))]
 
-        def program_on(layout: Layout, way: Execution) -> Callable[..., PyTree]:
-            program = sharded(lowered(fn, execution, layout), layout, in_specs, out_specs, way)
+        def program_on(layout: Layout, of_members: Execution) -> Callable[..., PyTree]:
+            member = lowered(fn, execution, layout)
+            program = sharded(member, layout, in_specs, out_specs, of_members)
 
             def checked(*args: PyTree) -> PyTree:
                 # Shapes are known when a call is traced, so that they are checked once for all.
@@ -154,7 +150,7 @@ class Lifted:
 
         # The programs of `loop` see one member each, so that the arguments are checked before.
         is_loop = execution.members == "loop"
-        self._place = layout.placed if is_loop else layout.as_arguments
+        self._place = layout.placed if is_loop else self._as_arguments
         if is_loop:
             alone = Execution(members="unroll")
             self._program: Any = Loop(
@@ -183,8 +179,18 @@ class Lifted:
         """
         return self._program.lower(*self._placed(args, self._place))
 
+    def _as_arguments(self, tree: PyTree, specs: Specs, where: str) -> PyTree:
+        """Returns an argument of the program as `Layout.placed` does, or as arrays anywhere.
+
+        A program moves arrays to its only device itself, in a tenth of the time of `placed`.
+        """
+        if self._layout.mesh.size > 1:
+            return self._layout.placed(tree, specs, where)
+        # A NumPy array is copied, since it may share its memory with the array on a CPU.
+        return jax.tree.map(copy_of_numpy, as_held(tree, where))
+
     def _placed(self, args: tuple[PyTree, ...], place: Callable[..., PyTree]) -> list[PyTree]:
-        """Returns the arguments as `Layout.as_arguments` or `Layout.placed` returns them."""
+        """Returns the arguments as `_as_arguments` or `Layout.placed` returns them."""
         if len(args) != len(self._in_specs):
             raise UserError(
                 f"The lifted function takes as many arguments as in_specs has specs, "

@@ -58,38 +58,50 @@ class Loop:
 
     def __call__(self, *args: PyTree) -> PyTree:
         """Returns the results of all members; a donated state must not be used again."""
-        rows, specs = self._rows, self._in_specs
-        parts = {
-            row: [
-                part_of_row(self._layout, arg, row, spec)
-                for arg, spec in zip(args, specs, strict=True)
-            ]
-            for row in rows
-        }
-        results: dict[int, list[PyTree]] = {row: [] for row in rows}
+        specs = self._in_specs
+        parts = {row: self._parts_of(args, row) for row in self._rows}
+        results: dict[int, list[PyTree]] = {row: [] for row in self._rows}
         in_place = self._in_place
         for position in range(self._layout.members_per_device):
-            for row in rows:  # The devices of different rows compute at the same time.
+            for row in self._rows:  # The devices of different rows compute at the same time.
                 place, of_row = self._positions[row][position], parts[row]
                 own = [_own(arg, spec, place) for arg, spec in zip(of_row, specs, strict=True)]
                 result = self._programs[row](*own)
-                is_tuple = type(result) is tuple
-                first = result[0] if is_tuple else result
+                first = result[0] if type(result) is tuple else result
                 if position == 0:  # The results of all members have the same types.
                     in_place = in_place and _types(first) == _types(own[0])
                 if in_place:
                     of_row[0] = _put_back(of_row[0], first, place)
-                    result = result[1:] if is_tuple else ()
+                    result = (None, *result[1:]) if type(result) is tuple else None
                 results[row].append(result)
+        states = {row: of_row[0] for row, of_row in parts.items()}
+        return self._joined(results, states if in_place else None)
+
+    def _parts_of(self, args: tuple[PyTree, ...], row: int) -> list[PyTree]:
+        """Returns a row's parts of the arguments."""
+        of_args = zip(args, self._in_specs, strict=True)
+        return [part_of_row(self._layout, arg, row, spec) for arg, spec in of_args]
+
+    def _joined(self, results: dict[int, list[PyTree]], states: dict[int, PyTree] | None) -> PyTree:
+        """Returns the results of all members as global arrays.
+
+        Args:
+            results: Results of each row's members, by the number of the row.
+            states: States of each row's members, which replace the first results; None without.
+        """
         out_specs = self._out_specs
-        if in_place and type(out_specs) is tuple:
-            out_specs = out_specs[1:]
-        rest = {row: _side_by_side(members, out_specs) for row, members in results.items()}
-        if not in_place:
-            return join_rows(self._layout, rest, out_specs)
-        state = join_rows(self._layout, {row: parts[row][0] for row in rows}, MEMBERS)
-        others = join_rows(self._layout, rest, out_specs) if jax.tree.leaves(rest) else ()
-        return (state, *others) if is_tuple else state
+        is_tuple = type(next(iter(results.values()))[0]) is tuple
+        if states is not None:
+            state = join_rows(self._layout, states, MEMBERS)
+            if not is_tuple:
+                return state
+            results = {row: [one[1:] for one in members] for row, members in results.items()}
+            out_specs = out_specs[1:] if type(out_specs) is tuple else out_specs
+        rows = {row: _side_by_side(members, out_specs) for row, members in results.items()}
+        if states is None:
+            return join_rows(self._layout, rows, out_specs)
+        others = join_rows(self._layout, rows, out_specs) if jax.tree.leaves(rows) else ()
+        return (state, *others)
 
 
 def _types(tree: PyTree) -> tuple[Structure, list[tuple[tuple[int, ...], np.dtype]]]:

@@ -36,9 +36,6 @@ def rewritten(fn: Callable[..., Tree], rules: Mapping[Primitive, Rule]) -> Calla
         fn: Function of pytrees of arrays that JAX can trace.
         rules: Rule of each primitive. It takes the operation's arrays and, as keywords, its
             parameters. It returns the operation's result, or a list if there are several.
-
-    Returns:
-        A function of the same arguments with the same results, up to rounding.
     """
 
     def evaluated(*args: PyTree) -> Tree:
@@ -56,11 +53,8 @@ def contains(
 ) -> bool:
     """Returns whether a traced function has an operation, at any depth of nesting.
 
-    Args:
-        traced: Traced function, from `jax.make_jaxpr`.
-        primitive: Primitive of the operation.
-        where: Function that returns whether an operation counts. It takes the shapes and types of
-            the operation's arrays and, as keywords, its parameters. Default: every one counts.
+    `where` says whether an operation counts, given the shapes and types of its arrays and, as
+    keywords, its parameters. Default: every one counts.
     """
 
     def counts(eqn: JaxprEqn) -> bool:

@@ -1,38 +1,86 @@
-"""The ways in which a device runs its members, by name: `vmap`, `unroll+masks`, `chunk:4+patches`.
+"""The language of executions: how a device runs its members, such as `vmap` or `unroll+masks`.
 
-A name is `WAY[+LOWERING][+STEPS]`. A lowering is another form of a slow operation.
+A name is `EXECUTION[+LOWERING][+STEPS]`. A lowering is another form of a slow operation. `register`
+adds a word of your own, in Python or in the file of a config, which can then name it.
 """
 
 import dataclasses
 import difflib
-from typing import Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
 
 from dist_ens.errors import UserError
 
 AUTO = "auto"  # An execution of this name is chosen by measuring when the run begins.
-WAYS = {
-    "vmap": "one batched program for all members",
-    "unroll": "one program with the operations of one member after another",
-    "map": "one member after another in a loop inside the program",
-    "chunk:K": "K members batched at a time, one chunk after another",
-    "loop": "the program of one member, dispatched once for each member: the reference",
-}
-CONVOLUTIONS = {
-    "patches": "convolutions as patches and one matrix product",
-    "canonical": "convolutions in the layout NHWC x HWIO, with neighbouring pixels as features if "
-    "channels are few, and kernel gradients as products of shifts or patches",
-    "apart": "a separate convolution for each member, instead of a grouped convolution",
-}
-PRODUCTS = {
-    "aligned": "matrix products padded to whole vectors, or sums if terms or weights are few",
-    "flat": "weight gradients with many terms as products of two matrices, the narrower first",
-}
-MAX_POOLING = {"masks": "the gradient of max-pooling by comparison, without a scatter"}
 STEPS = {
     "scanned": "the steps of a call in a loop inside the program",
     "unrolled": "the steps of a call one after another in one program",
     "single": "a program of one step, dispatched step after step",
 }
+# candidates(layout, traced, num_steps) -> names of executions to time for a program.
+Candidates = Callable[[Any, Any, int], Sequence[str]]
+
+
+def _no_candidates(layout: object, traced: object, num_steps: int) -> Sequence[str]:
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class MemberExecution:
+    """An execution of the members of a device: the first word of a name.
+
+    Attributes:
+        name: Word that names it.
+        over_members: Function `over_members(fn, in_axes, out_axes, chunk_size)` that makes a
+            function of all members of a device from a function of one member. The axes are those of
+            `jax.vmap`.
+        takes_size: Whether the name has a number of members, as in `chunk:4`.
+        candidates: Function `candidates(layout, traced, num_steps)` of the layout, the traced
+            update and the number of steps in a call. It returns the names of executions that `auto`
+            should time. Default: none.
+    """
+
+    name: str
+    over_members: Callable[..., Callable[..., Any]]
+    takes_size: bool = False
+    candidates: Candidates = _no_candidates
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """Another form of an operation, with the same values up to rounding.
+
+    Attributes:
+        name: Word that names it.
+        primitive: Primitive of JAX that is replaced. A name has at most one lowering of each.
+        rule: Function `rule(*arrays, columns, **params)` that returns the results. `columns` is the
+            length of the data axis, and `params` are the parameters of the primitive.
+        candidates: See `MemberExecution`.
+    """
+
+    name: str
+    primitive: Any
+    rule: Callable[..., Any]
+    candidates: Candidates = _no_candidates
+
+
+MEMBER_EXECUTIONS: dict[str, MemberExecution] = {}
+LOWERINGS: dict[str, Lowering] = {}
+
+
+def register(word: MemberExecution | Lowering) -> None:
+    """Adds a word to the language of executions.
+
+    Args:
+        word: Execution of members or lowering, which replaces another of the same name.
+    """
+    known: dict[str, Any] = MEMBER_EXECUTIONS if isinstance(word, MemberExecution) else LOWERINGS
+    known[word.name] = word
+
+
+def registered() -> list[MemberExecution | Lowering]:
+    """Returns all words but those of `STEPS`, in the order in which they were added."""
+    return [*MEMBER_EXECUTIONS.values(), *LOWERINGS.values()]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,30 +88,26 @@ class Execution:
     """The execution of the members of a device. It changes the results by rounding errors only.
 
     Attributes:
-        members: Way to run the members, a key of `WAYS` without the size.
+        members: Name of an execution of members, without the size.
         chunk_size: Number of members batched at a time, for `chunk` only.
-        convolutions: Lowering of convolutions, a key of `CONVOLUTIONS`. None leaves them to XLA.
-        products: Lowering of matrix products, a key of `PRODUCTS`. None leaves them to XLA.
-        max_pooling: Lowering of max-pooling, a key of `MAX_POOLING`. None leaves it to XLA.
-        steps: Way to run the steps of a call, a key of `STEPS`. None scans them, except for one
+        lowerings: Names of the lowerings, at most one for each operation.
+        steps: Execution of the steps of a call, a key of `STEPS`. None scans them, except for one
             step, and for convolutions left to XLA on a CPU, whose gradient is slow inside a loop.
     """
 
     members: str = "vmap"
     chunk_size: int | None = None
-    convolutions: str | None = None
-    products: str | None = None
-    max_pooling: str | None = None
+    lowerings: tuple[str, ...] = ()
     steps: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Returns the execution of a name, `WAY[+LOWERING][+STEPS]`.
+        """Returns the execution of a name, such as `unroll+masks` or `chunk:4+patches+scanned`.
 
         The words after the first may come in any order.
 
         Args:
-            text: Name of the execution: `vmap`, `unroll+masks`, `chunk:4+patches+masks+scanned`, …
+            text: Name of the execution, `EXECUTION[+LOWERING][+STEPS]`.
 
         Raises:
             UserError: If a word is unknown, or two words are of one kind.
@@ -71,56 +115,52 @@ class Execution:
         >>> str(Execution.parse("chunk:4+masks+patches"))
         'chunk:4+patches+masks'
         """
-        way, *words = text.split("+")
-        name, colon, size = way.partition(":")
-        sized = f"{name}:K" in WAYS and size.isdecimal() and int(size) > 0
-        if way not in [known for known in WAYS if ":" not in known] and not sized:
-            raise _unknown(way, text, [*WAYS])
-        fields: dict[str, str] = {}
-        kinds = {
-            "convolutions": CONVOLUTIONS,
-            "products": PRODUCTS,
-            "max_pooling": MAX_POOLING,
-            "steps": STEPS,
-        }
+        first, *words = text.split("+")
+        name, size = _parsed_members(first, text)
+        kinds: dict[Any, str] = {}
         for word in words:
-            field = next((f for f, known in kinds.items() if word in known), None)
-            if field is None:
-                raise _unknown(word, text, [w for known in kinds.values() for w in known])
-            if field in fields:
+            if word not in LOWERINGS and word not in STEPS:
+                raise _unknown(word, text, [*LOWERINGS, *STEPS])
+            kind = LOWERINGS[word].primitive if word in LOWERINGS else "steps"
+            if kind in kinds:
                 raise UserError(
-                    f"The execution {text!r} says twice how to run {field.replace('_', '-')}: "
-                    f"{fields[field]} and {word}. Leave one out."
+                    f"The execution {text!r} says twice how to run {kind}: {kinds[kind]} and "
+                    f"{word}. Leave one out."
                 )
-            fields[field] = word
-        return cls(members=name, chunk_size=int(size) if colon else None, **fields)
+            kinds[kind] = word
+        lowerings = tuple(word for word in LOWERINGS if word in words)
+        return cls(members=name, chunk_size=size, lowerings=lowerings, steps=kinds.get("steps"))
+
+    def lowering_of(self, primitive: object) -> str | None:
+        """Returns the name of the lowering of an operation; None if it is left to XLA."""
+        return next((n for n in self.lowerings if LOWERINGS[n].primitive is primitive), None)
 
     def __str__(self) -> str:
-        way = self.members if self.chunk_size is None else f"{self.members}:{self.chunk_size}"
-        rest = (self.convolutions, self.products, self.max_pooling, self.steps)
-        return "+".join([way, *(word for word in rest if word)])
-
-
-def _unknown(word: str, text: str, known: list[str]) -> UserError:
-    """Returns an error about an unknown word of an execution.
-
-    Args:
-        word: Word that is unknown.
-        text: Name of the whole execution.
-        known: Words that are known at this place.
-    """
-    near = difflib.get_close_matches(word, known, n=1)
-    if word == AUTO:
-        return UserError(
-            f"The execution {text!r} adds words to {AUTO}, which chooses lowering and steps too. "
-            f"Use {AUTO} alone."
+        size = "" if self.chunk_size is None else f":{self.chunk_size}"
+        return "+".join(
+            [self.members + size, *self.lowerings, *([self.steps] if self.steps else [])]
         )
-    if word.startswith("chunk") and "chunk:K" in known:
-        hint = " K is a number of members, such as 4 in chunk:4."
-    else:
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _parsed_members(word: str, text: str) -> tuple[str, int | None]:
+    """Returns the name and the size in the first word of an execution `text`."""
+    name, colon, size = word.partition(":")
+    is_sized = size.isdecimal() and int(size) > 0
+    if name not in MEMBER_EXECUTIONS or MEMBER_EXECUTIONS[name].takes_size != (
+        bool(colon) and is_sized
+    ):
+        raise _unknown(
+            word, text, [n + ":K" * each.takes_size for n, each in MEMBER_EXECUTIONS.items()]
+        )
+    return name, int(size) if colon else None
+
+
+def _unknown(word: str, text: str, known: Iterable[str]) -> UserError:
+    """Returns an error about an unknown word of the execution `text`."""
+    near = difflib.get_close_matches(word, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
     within = "" if word == text else f" in {text!r}"
     return UserError(
         f"The execution {word!r}{within} is unknown.{hint} Choose one of {', '.join(known)}, as in "
-        "WAY[+LOWERING][+STEPS], or use auto."
+        f"vmap, chunk:4 or unroll+masks, or use {AUTO} alone."
     )

@@ -5,7 +5,6 @@ In a round, every way has one turn. A turn is some steps of one way, timed toget
 
 import contextlib
 import gc
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -28,15 +27,12 @@ class Way(Protocol):
 
 
 def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[float]]:
-    """Returns the milliseconds per step of each way in each round.
+    """Returns the milliseconds per step of each way in each round, `num_turns` numbers by name.
 
     Args:
         ways: Ways by name.
         num_turns: Number of rounds. Earlier turns find the number of steps of a turn, and do not
             count.
-
-    Returns:
-        Milliseconds per step by name of the way, a list of `num_turns` numbers.
     """
     step_secs = _step_secs_of_turns([*ways.values()], num_turns, TURN_SECS)
     return {
@@ -50,12 +46,7 @@ def step_secs_of_short_turns(ways: Sequence[Way], num_turns: int) -> list[list[f
 
 
 def expected_secs(step_secs: float, num_turns: int) -> float:
-    """Estimates the seconds that a way takes in `step_secs_of_short_turns`.
-
-    Args:
-        step_secs: Seconds of one step of the way.
-        num_turns: Number of rounds.
-    """
+    """Estimates the seconds of a way in `step_secs_of_short_turns` from those of one step."""
     # One turn, or two where steps are short, find the number of steps of a turn. Each turn runs
     # twice, and the first run warms up.
     short = step_secs < _SHORT_TURN_SECS
@@ -63,29 +54,10 @@ def expected_secs(step_secs: float, num_turns: int) -> float:
     return (num_turns + (2 if short else 1)) * (2 * turn_secs + _PAUSE_SECS)
 
 
-def fastest(ways: Sequence[Way]) -> Way:
-    """Returns the way with the lowest median time over three interleaved rounds."""
-    # The shortest turn would choose by chance between ways that are close.
-    medians = [statistics.median(of_way) for of_way in step_secs_of_short_turns(ways, 3)]
-    return ways[medians.index(min(medians))]
-
-
-def spread(values: Sequence[float]) -> float:
-    """Returns the range of some values, as a fraction of their median.
-
-    >>> spread([2.0, 4.0, 5.0])
-    0.75
-    """
-    return (max(values) - min(values)) / statistics.median(values)
-
-
 def _step_secs_of_turns(ways: Sequence[Way], num_turns: int, turn_secs: float) -> list[list[float]]:
     """Returns the seconds per step of each way in each round, [ways, num_turns].
 
-    Args:
-        ways: Ways to time.
-        num_turns: Number of rounds.
-        turn_secs: Least number of seconds of a turn.
+    A turn takes at least `turn_secs` seconds.
     """
     step_secs: list[list[float]] = [[] for _ in ways]
     with _no_collection():

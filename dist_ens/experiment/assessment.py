@@ -1,7 +1,7 @@
 """What an assessment of a finished run is asked, and what it answers."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -109,12 +109,7 @@ class Assessment:
                 for name, measures in extras["ood"]["ensemble"].items()
             )
             told.append(f"AUROC of the ensemble, out against in distribution: {listed}.")
-        for shift, strengths in extras.get("shift", {}).items():
-            for metric in headlines(strengths[0]["test"])[:1]:
-                listed = ", ".join(
-                    f"{at['test'][metric.name]:.4f} at {at['strength']:g}" for at in strengths
-                )
-                told.append(f"Under {label_of(shift)} the ensemble's {metric.name} is {listed}.")
+        told += _of_shifts(extras.get("shift", {}))
         if "calibrated" in extras:
             after, before = extras["calibrated"], self.scores.ensemble
             told += [
@@ -146,6 +141,18 @@ class Assessment:
                 f"({found['not_scored']:,} examples no member left out)."
             )
         return told
+
+
+def _of_shifts(shifts: Mapping[str, Sequence[JsonDict]]) -> list[str]:
+    """Returns a sentence about the scores under each shift."""
+    told = []
+    for shift, strengths in shifts.items():
+        for metric in headlines(strengths[0]["test"])[:1]:
+            listed = ", ".join(
+                f"{at['test'][metric.name]:.4f} at {at['strength']:g}" for at in strengths
+            )
+            told.append(f"Under {label_of(shift)} the ensemble's {metric.name} is {listed}.")
+    return told
 
 
 def told_of_broken(

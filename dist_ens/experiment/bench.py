@@ -11,6 +11,7 @@ import numpy as np
 from dist_ens import cluster
 from dist_ens.data import ArraySplit, Source, calls, example_shapes_of
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.programs import step_of_one
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.spec import AUTO
 from dist_ens.execution.timing import Way, step_ms_of_turns
@@ -108,16 +109,16 @@ class LoopByHand:
         self._layout = layout = Layout.make(
             1, devices=ensemble.layout.mesh.devices.ravel()[:1].tolist()
         )
-        alone = dataclasses.replace(ensemble, layout=layout, num_members=1, waves=1)
+        alone = ensemble.replace(layout=layout, num_members=1, waves=1)
         batch = _batch(source, order)
         self.states: list[State] = [
             jax.tree.map(
                 lambda leaf: leaf[0],
-                dataclasses.replace(alone, member_ids=[number]).init(batch),
+                alone.replace(member_ids=[number]).init(batch),
             )
             for number in range(held)
         ]
-        self._step = jax.jit(alone.step_of_one, donate_argnums=0)
+        self._step = jax.jit(step_of_one(alone), donate_argnums=0)
 
     def run(self, num_steps: int) -> None:
         """Trains every member for some more steps, and waits for the last one."""
@@ -147,13 +148,13 @@ class VmapByHand:
     def __init__(self, ensemble: Ensemble, source: Source, order: Order) -> None:
         layout = ensemble.layout
         self._batches = _host_batches(source, order, ensemble)
-        ensemble = dataclasses.replace(ensemble, waves=1)
+        ensemble = ensemble.replace(waves=1)
         members = layout.sharding(MEMBERS)
         batch = layout.sharding(MEMBER_BATCH if order.per_member else BATCH)
         self.state: State = ensemble.init(_batch(source, order))
         axis = 0 if order.per_member else None
         step = jax.jit(
-            jax.vmap(ensemble.step_of_one, in_axes=(0, axis, axis)),
+            jax.vmap(step_of_one(ensemble), in_axes=(0, axis, axis)),
             in_shardings=(members, batch, batch),
             out_shardings=members,
             donate_argnums=0,

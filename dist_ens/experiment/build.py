@@ -13,8 +13,10 @@ from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator
-from dist_ens.evaluation.scoring import Examples
-from dist_ens.experiment.checks import check_fields_without_effect
+from dist_ens.evaluation.examples import Examples
+from dist_ens.experiment.checks import (
+    check_fields_without_effect,
+)
 from dist_ens.experiment.config_file import NOTHING, OwnParts
 from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.named import make_methods, make_model, make_objective
@@ -253,7 +255,7 @@ def record_of_run(run: Run, ensemble: Ensemble, parts: OwnParts) -> StepRecord:
     """Returns the record of a run's ensemble, without the facts of its data."""
     if ensemble.own_step is None:
         # The ranges of the inputs, which some methods hold, belong to the data.
-        ensemble = dataclasses.replace(ensemble, methods=methods_of(run, parts))
+        ensemble = ensemble.replace(methods=methods_of(run, parts))
     return record_of(ensemble, run.batch(run.experiment.data.global_batch_size))
 
 

@@ -142,8 +142,8 @@ def _loaded(
     """Loads a run; see `load` and `open_finished`."""
     at, values = _record(folder, step)
     record = StepRecord.from_dict(values)
-    store = CheckpointStore(folder, read_only=True)
-    members = store.members(at)
+    checkpoint = CheckpointStore(folder, read_only=True).at(at)
+    members = checkpoint.members
     if member_ids is not None:
         members = tuple(members[position] for position in positions_of(member_ids, members))
     elif len(members) < record.num_members:  # Others were dropped by the policy `drop`.
@@ -158,23 +158,33 @@ def _loaded(
         )
     else:
         run = Run.from_dict(values)
-        if member_ids is not None:
-            run = run.with_members(member_ids)
-        if dropout_samples is not None:
-            run = run.with_dropout_samples(dropout_samples or None)
+        run = run if member_ids is None else run.with_members(member_ids)
         parts = parts_of(run, folder, own_parts or config.own_parts)
-        count = run.num_members if member_ids is None else len(member_ids)
-        layout = Layout.make(count, devices=cluster.devices_for(count))
-        ensemble = build_ensemble(run, layout, parts)
-        if parts is not NOTHING and dropout_samples is None:
-            check_parts(run, ensemble, parts, folder)
+        run, ensemble = _described_ensemble(run, parts, folder, dropout_samples)
     batch = record.batch_shapes()
     structures = saved_structures(ensemble.abstract_state(batch))
-    state = store.restore_state(at, *structures, member_ids=member_ids)
+    state = checkpoint.state(*structures, member_ids=member_ids)
     state = ensemble.with_record(state)
     if record.class_names:
         state = state._replace(class_names=ClassNames(record.class_names))
     return LoadedRun(run, ensemble, state, at, parts, members, config, folder)
+
+
+def _described_ensemble(
+    run: Run, parts: OwnParts, folder: pathlib.Path, dropout_samples: int | None
+) -> tuple[Run, Ensemble]:
+    """Returns a run with its samples with dropout, and its ensemble on a layout for this process.
+
+    Raises:
+        UserError: If the parts are not those of the run.
+    """
+    layout = Layout.make(run.num_members, devices=cluster.devices_for(run.num_members))
+    if dropout_samples is not None:
+        run = run.with_dropout_samples(dropout_samples or None)
+    ensemble = build_ensemble(run, layout, parts)
+    if dropout_samples is None:
+        check_parts(run, ensemble, parts, folder)
+    return run, ensemble
 
 
 def _given_ensemble(

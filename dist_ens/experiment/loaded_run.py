@@ -15,13 +15,8 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, Scores, evaluate
-from dist_ens.evaluation.scoring import (
-    BATCH_SIZE,
-    Examples,
-    arrays_of,
-    examples_of,
-    without_failed,
-)
+from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
+from dist_ens.evaluation.scoring import BATCH_SIZE, without_failed
 from dist_ens.experiment.answers import kept_calibration
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.checks import require_trained_on

@@ -1,4 +1,4 @@
-"""New runs made of members of saved runs: some of them, those of several runs, or more of them."""
+"""New runs made of members of saved runs: copies of some of them, or more of them."""
 
 import dataclasses
 import itertools
@@ -6,9 +6,9 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from dist_ens.checkpoint import (
-    Lineage,
     SavedMembers,
     StepRecord,
+    ids_text,
     read_lineages,
     read_members,
     require_config_record,
@@ -17,7 +17,7 @@ from dist_ens.checkpoint import (
 )
 from dist_ens.commands import quoted
 from dist_ens.data import Source, Spec
-from dist_ens.ensemble.argument_checks import check_ids_of_groups
+from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.errors import UserError
 from dist_ens.experiment.checks import require_own_keys, require_trained_on
 from dist_ens.experiment.config_file import EXPERIMENT, OwnParts
@@ -28,7 +28,6 @@ from dist_ens.experiment.schema import DataConfig
 from dist_ens.experiment.sources import open_source
 from dist_ens.experiment.train import train
 from dist_ens.file_writing import UNFINISHED
-from dist_ens.ground.numbers import MOST
 from dist_ens.json_text import JsonDict
 from dist_ens.report.files import to_json
 from dist_ens.run_digests import DIGESTS, write_run_file
@@ -37,79 +36,44 @@ from dist_ens.run_digests import DIGESTS, write_run_file
 NEW_MEMBERS = "new_members"
 
 
-def select(
-    workdir: pathlib.Path,
-    member_ids: Sequence[int],
+def copy_members(
+    workdirs: Sequence[pathlib.Path],
     to: pathlib.Path,
     *,
+    member_ids: Sequence[int] | None = None,
     step: int | None = None,
 ) -> SavedMembers:
-    """Writes a new run that has some members of a run, and returns them.
+    """Writes a new run that has members of saved runs, and returns them.
 
-    Only the bytes of these members are read. The run itself is not changed.
-
-    Args:
-        workdir: Folder of the run.
-        member_ids: Ids of the members, in the order of the new run.
-        to: Folder of the new run, empty or not there yet.
-        step: Step of the checkpoint. Default: the newest.
-
-    Raises:
-        UserError: If there is no such checkpoint or member, or the new folder is in use.
-        RunError: If the checkpoint is damaged, or the new one cannot be written.
-    """
-    require_folder(to)
-    members = read_members(workdir, step, member_ids)
-    return write_run(to, members.after(f"selected from {workdir.resolve()}"))
-
-
-def drop(
-    workdir: pathlib.Path,
-    member_ids: Sequence[int],
-    to: pathlib.Path,
-    *,
-    step: int | None = None,
-) -> SavedMembers:
-    """Writes a new run that has all members of a run but some, and returns them; see `select`."""
-    every = [member.member_id for member in read_lineages(workdir, step)[1]]
-    missing = [member_id for member_id in member_ids if member_id not in every]
-    kept = [member_id for member_id in every if member_id not in member_ids]
-    if missing or not kept:
-        why = f"there is no member {missing[0]}" if missing else "no member would be left"
-        raise UserError(
-            f"Members {str(list(member_ids))[:200]} of {quoted(workdir)} cannot be dropped: {why}. "
-            f"The run has the members {str(every)[:200]}."
-        )
-    return select(workdir, kept, to, step=step)
-
-
-def merge(
-    workdirs: Sequence[pathlib.Path], to: pathlib.Path, *, step: int | None = None
-) -> SavedMembers:
-    """Writes a new run that has the members of several runs, and returns them.
-
-    The runs may differ in their seed and their members. A member whose id is taken by a member of
-    an earlier run gets the next free id. In an ensemble of groups it is one of the same group.
+    Only the bytes of these members are read. The saved runs are not changed. They may differ in
+    their seed and their members. A member whose id a member of an earlier run has gets the next
+    free id. In an ensemble of groups it is one of the same group.
 
     Args:
-        workdirs: Folders of the runs, at least two.
+        workdirs: Folders of the runs, at least one.
         to: Folder of the new run, empty or not there yet.
+        member_ids: Ids of the members to copy from each run that has them, in the order of the new
+            run. Default: all members.
         step: Step of the checkpoints. Default: the newest of each run.
 
     Raises:
-        UserError: If the runs differ in more than that, or have seen different numbers of steps.
-            Also if two of the members are the same: of one seed and one id.
+        UserError: If there is no such checkpoint or member, or the new folder is in use. Also if
+            the runs differ in more than that, or have seen different numbers of steps, or two of
+            the members are the same: of one seed and one id.
         RunError: If a checkpoint is damaged, or the new one cannot be written.
     """
-    if len(workdirs) < 2:
-        raise UserError(f"merge joins several runs, and got {len(workdirs)}. Give at least two.")
     require_folder(to)
-    whole = read_members(workdirs[0], step).after(f"merged from {workdirs[0].resolve()}")
-    for workdir in workdirs[1:]:
-        other = read_members(workdir, step).after(f"merged from {workdir.resolve()}")
-        _require_same_run(whole, other, workdirs[0], workdir)
-        whole = whole.joined(other.renamed(_free_ids(whole, other)))
-    return write_run(to, whole)
+    (first, ids), *others = _ids_in(workdirs, member_ids, step)
+
+    def read(workdir: pathlib.Path, ids: Sequence[int] | None) -> SavedMembers:
+        return read_members(workdir, step, ids).after(f"copied from {workdir.resolve()}")
+
+    members = read(first, ids)
+    for workdir, ids in others:
+        more = read(workdir, ids)
+        _require_same_run(members, more, first, workdir)
+        members = members.joined(more.renamed(_free_ids(members, more)))
+    return write_run(to, members)
 
 
 def extend(
@@ -146,10 +110,9 @@ def extend(
     require_folder(to, may_hold=[NEW_MEMBERS])
     members = read_members(workdir)
     require_config_record(members.record, workdir)
-    taken = [member_id for member_id in member_ids if member_id in members.member_ids]
-    if taken or not member_ids:
+    if {*member_ids} & {*members.member_ids} or not member_ids:
         raise UserError(
-            f"{quoted(workdir)} has the members {str(members.member_ids)[:200]}, and "
+            f"{quoted(workdir)} has the members {ids_text(members.member_ids)}, and "
             f"{str(list(member_ids))[:200]} are to be trained. Give ids that it does not have."
         )
     run = Run.from_dict(members.record)
@@ -182,11 +145,34 @@ def _experiment_of(run: Run, member_ids: Sequence[int], step: int) -> Experiment
     )
 
 
+def _ids_in(
+    workdirs: Sequence[pathlib.Path], member_ids: Sequence[int] | None, step: int | None
+) -> list[tuple[pathlib.Path, list[int] | None]]:
+    """Returns the runs that have some of the asked members, each with the ids of its own."""
+    if member_ids is None:
+        return [(workdir, None) for workdir in workdirs]
+    there = {
+        workdir: [each.member_id for each in read_lineages(workdir, step)[1]]
+        for workdir in workdirs
+    }
+    missing = {*member_ids}.difference(*there.values())
+    if missing or not member_ids:
+        has = "; ".join(f"{quoted(workdir)} has {ids_text(ids)}" for workdir, ids in there.items())
+        raise UserError(
+            f"The members {str(list(member_ids))[:200]} are not all there: {has}. Give ids that "
+            "are there."
+        )
+    found = [
+        (workdir, [each for each in member_ids if each in ids]) for workdir, ids in there.items()
+    ]
+    return [(workdir, ids) for workdir, ids in found if ids]
+
+
 def _require_same_run(
     members: SavedMembers, other: SavedMembers, workdir: pathlib.Path, other_workdir: pathlib.Path
 ) -> None:
     """Raises a `UserError` unless two runs differ only in their seed and their members."""
-    both = f"{quoted(workdir)} and {quoted(other_workdir)} cannot be merged"
+    both = f"Members of {quoted(workdir)} and {quoted(other_workdir)} cannot be in one run"
     if members.step != other.step:
         raise UserError(
             f"{both}: the first has seen {members.step:,} steps, and the second {other.step:,}. "
@@ -198,17 +184,16 @@ def _require_same_run(
             f"{what} is {repr(one)[:200]} in the first and {repr(two)[:200]} in the second"
             for what, one, two in different
         )
-        raise UserError(
-            f"{both}: {listed}. Merge runs that differ only in the seed and the members."
-        )
-    same = {_origin(member) for member in members.lineages} & {
-        _origin(member) for member in other.lineages if member.seed is not None
-    }
-    if same:
+        raise UserError(f"{both}: {listed}. Only the seed and the members may differ.")
+    first, second = (
+        {(member.seed, member.original_id) for member in each.lineages if member.seed is not None}
+        for each in (members, other)
+    )
+    if same := first & second:
         seed, member_id = min(same)
         raise UserError(
-            f"{both}: member {member_id} of the seed {seed} is in both. Leave it out of one of "
-            "them with select or drop."
+            f"{both}: member {member_id} of the seed {seed} is in both. Leave it out by --ids, or "
+            "copy the others to a new run first."
         )
 
 
@@ -234,49 +219,29 @@ def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, object, o
     return different
 
 
-def _origin(member: Lineage) -> tuple[int | None, int]:
-    """Returns the seed and the id with which a member was trained."""
-    return member.seed, member.original_id
-
-
 def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
     """Returns ids for the members of another run: their own ids, or the next free ones.
 
-    Raises:
-        UserError: If an id would be too large for the state, which holds it in 32 bits.
+    The group of a member is its id modulo their number, and it stays in it.
     """
     record = members.record
     is_of_config = "experiment" in record
     groups = Run.from_dict(record).spec.num_groups if is_of_config else record.get("num_groups")
-    taken = {*members.member_ids}
-    used, ids = taken | {*other.member_ids}, []
+    used, ids = {*members.member_ids, *other.member_ids}, []
     for member_id in other.member_ids:
-        new = member_id
-        if member_id in taken:
-            # The group of a member is its id modulo their number, and it stays in it.
-            ahead = itertools.count(max(taken) + 1)
-            new = next(n for n in ahead if n not in used and (n - member_id) % (groups or 1) == 0)
-            used.add(new)
-            if new > MOST:
-                raise UserError(
-                    f"Member {member_id} cannot be merged: its id is taken, the next free id is "
-                    f"{new}, and the largest possible id is {MOST}. Give the run with the member "
-                    f"{max(taken)} last."
-                )
-        ids.append(new)
+        if member_id in members.member_ids:
+            ahead = itertools.count(max(members.member_ids) + 1)
+            member_id = next(
+                n for n in ahead if n not in used and (n - member_id) % (groups or 1) == 0
+            )
+            used.add(member_id)
+        ids.append(member_id)
     return ids
 
 
 def require_folder(to: pathlib.Path, *, may_hold: Sequence[str] = ()) -> None:
-    """Raises a `UserError` unless `write_run` can write into a folder, perhaps again.
-
-    Args:
-        to: Folder of the new run.
-        may_hold: Names of other entries that it may have.
-    """
-    require_new_folder(
-        to, may_hold=may_hold, files=[EXPERIMENT, f"{EXPERIMENT}.{UNFINISHED}", DIGESTS]
-    )
+    """Raises a `UserError` unless `write_run` can write into a folder, perhaps again."""
+    require_new_folder(to, [EXPERIMENT, f"{EXPERIMENT}.{UNFINISHED}", DIGESTS, *may_hold])
 
 
 def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
@@ -285,7 +250,7 @@ def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
     A run whose parts its experiment names gets the file `experiment.json`, too.
 
     Args:
-        to: Folder of the new run.
+        to: Folder of the new run; see `require_folder`.
         members: Members, with the record of the run that they come from.
     """
     ids = members.member_ids

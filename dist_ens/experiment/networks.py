@@ -8,20 +8,12 @@ from functools import partial
 import jax
 import numpy as np
 
-from dist_ens.checkpoint import (
-    Lineage,
-    SavedMembers,
-    lineages_at,
-    members_at,
-    moving_on,
-    positions_of,
-    saved_step,
-)
+from dist_ens.checkpoint import Lineage, SavedMembers, moving_on, positions_of, saved_step
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Event
 from dist_ens.commands import quoted
 from dist_ens.data import Source
-from dist_ens.errors import RunError, UserError, code_of_write, counted
+from dist_ens.errors import UserError, counted
 from dist_ens.experiment.build import build
 from dist_ens.experiment.config_file import NOTHING, OwnParts
 from dist_ens.experiment.experiment import Experiment
@@ -30,7 +22,6 @@ from dist_ens.experiment.network_files import (
     network_paths,
     parts_from,
     read_network,
-    require_no_other_networks,
     write_network,
 )
 
@@ -49,15 +40,19 @@ def export_members(
 
     Args:
         workdir: Folder of the run.
-        to: Folder of the files, which is made if it does not exist. It may hold an older export of
-            these members, which is replaced, and no other networks.
+        to: Folder of the files, empty or not there yet.
         member_ids: Ids of the members. Default: all.
         step: Step of the checkpoint. Default: the newest.
 
     Raises:
-        UserError: If there is no such checkpoint or member, or the folder holds other networks.
+        UserError: If there is no such checkpoint or member, or the folder is not empty.
         RunError: If the checkpoint is damaged, or a file cannot be written.
     """
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UserError(
+            f"{quoted(to)} is not empty, and networks are written into new folders only. Give "
+            "another folder."
+        )
     return moving_on(step, lambda: _exported(workdir, to, member_ids, step))
 
 
@@ -65,24 +60,15 @@ def _exported(
     workdir: pathlib.Path, to: pathlib.Path, member_ids: Sequence[int] | None, step: int | None
 ) -> list[pathlib.Path]:
     """Writes each member as a file; see `export_members`."""
-    store, at = saved_step(workdir, step)
-    every = lineages_at(store, at)
-    ids = [member.member_id for member in every] if member_ids is None else member_ids
-    lineages = [every[position] for position in positions_of(ids, every)]
-    digits = max(2, len(str(max(ids))))
-    paths = [to / f"member_{member_id:0{digits}}.safetensors" for member_id in ids]
-    require_no_other_networks(to, dict(zip(paths, lineages, strict=True)))
-    for member_id, path in zip(ids, paths, strict=True):  # Only one is in memory at a time.
-        member = members_at(store, at, [member_id])
-        try:
-            to.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(
-                f"The folder {quoted(to)} could not be made: {error.strerror}. Give another one.",
-                exit_code=code_of_write(error),
-            ) from error
-        leaves = _for_evaluation({name: leaf[0] for name, leaf in member.leaves.items()})
-        write_network(path, leaves, member.lineages[0], at)
+    saved = saved_step(workdir, step)
+    ids = [member.member_id for member in saved.members] if member_ids is None else member_ids
+    digits, paths = max(2, len(str(max(ids)))), []
+    for position in positions_of(ids, saved.members):  # Only one member is in memory at a time.
+        member = saved.members[position]
+        path = to / f"member_{member.member_id:0{digits}}.safetensors"
+        leaves = {name: leaf[0] for name, leaf in saved.leaves([member.member_id]).items()}
+        write_network(path, _for_evaluation(leaves), member, saved.step)
+        paths.append(path)
     return paths
 
 

@@ -94,8 +94,7 @@ def replay(
     source = open_source(experiment.data)
     require_trained_on(run, source)
     layout = Layout.make(1, devices=jax.local_devices()[:1])
-    alone = dataclasses.replace(
-        build_ensemble(run, layout, opened.parts, source),
+    alone = build_ensemble(run, layout, opened.parts, source).replace(
         seed=experiment.seed if lineage.seed is None else lineage.seed,
         member_ids=(lineage.original_id,),
         waves=1,

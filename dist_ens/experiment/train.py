@@ -157,8 +157,6 @@ class _Announcement:
             f"{layout}{in_waves}{resumes}.",
             soft_wrap=True,
         )
-        for note in source.notes:
-            self._console.print(f"Note: {note}", soft_wrap=True)
 
 
 class _StoredExperiment:

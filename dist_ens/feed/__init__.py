@@ -5,6 +5,7 @@ order do not depend on the placement.
 """
 
 from dist_ens.feed.call_batches import feed
+from dist_ens.feed.on_devices import ResidentFeed, put_whole
 from dist_ens.feed.placement import (
     INDEX_BYTES,
     PART_OF_THE_MEMORY,
@@ -12,7 +13,6 @@ from dist_ens.feed.placement import (
     TrainingSet,
     abstract_batches,
 )
-from dist_ens.feed.resident import ResidentFeed, put_whole
 
 __all__ = [
     "INDEX_BYTES",

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from dist_ens import cluster
-from dist_ens.data import Split, calls, example_bytes_of
+from dist_ens.data import Split, calls, example_bytes_of, training_batches
+from dist_ens.ensemble import Batches, MemberBatches
 from dist_ens.ensemble.batches import CallBatches
+from dist_ens.feed.on_devices import ResidentFeed, ShardedFeed, put_whole
 from dist_ens.feed.placement import Placement, TrainingSet
-from dist_ens.feed.resident import ResidentFeed, put_whole
-from dist_ens.feed.sharded import ShardedFeed
-from dist_ens.feed.streamed import streamed
-from dist_ens.layout import Layout
+from dist_ens.layout import BATCHES, MEMBER_BATCHES, Layout
 from dist_ens.sampling import Order
 
 
@@ -66,4 +65,27 @@ def feed(
             "as with one order for all members."
         )
     ids = range(layout.num_members) if member_ids is None else member_ids
-    return streamed(split, order, layout, seed, steps_of_calls, ids)
+    return _streamed(split, order, layout, seed, steps_of_calls, ids)
+
+
+def _streamed(
+    split: Split,
+    order: Order,
+    layout: Layout,
+    seed: int,
+    steps_of_calls: list[range],
+    member_ids: Sequence[int],
+) -> Iterator[CallBatches]:
+    """Yields the batches of each call, which the hosts read and send to the devices."""
+    for batch in training_batches(
+        split,
+        order,
+        seed=seed,
+        host_rows=layout.host_rows(order.global_batch_size),
+        calls=steps_of_calls,
+        member_ids=[member_ids[position] for position in layout.host_members],
+    ):
+        if order.per_member:
+            yield MemberBatches(*layout.put(batch, MEMBER_BATCHES))
+        else:
+            yield Batches(*layout.put(batch, BATCHES))

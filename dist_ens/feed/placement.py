@@ -79,12 +79,7 @@ class TrainingSet:
         return next(fitting, Placement.STREAMED)
 
     def device_bytes(self, place: Placement, layout: Layout) -> int:
-        """Returns the bytes that a device keeps of the split between two calls.
-
-        Args:
-            place: Placement of the split.
-            layout: Layout of the members and the data.
-        """
+        """Returns the bytes that a device keeps of the split between two calls."""
         if place is Placement.REPLICATED:
             return self.num_examples * self.example_bytes
         if place is Placement.STREAMED:
@@ -120,9 +115,6 @@ def abstract_batches(
 
     Returns:
         `Drawn`, `Batches` or `MemberBatches` of `jax.ShapeDtypeStruct`.
-
-    Raises:
-        ValueError: If `order` is None for `Placement.REPLICATED`.
     """
 
     def stacked(leading: tuple[int, ...], where: Specs, tree: Shapes) -> Shapes:
@@ -134,9 +126,7 @@ def abstract_batches(
             tree,
         )
 
-    if place is Placement.REPLICATED:
-        if order is None:
-            raise ValueError("order is None, and Placement.REPLICATED needs one. Give an Order.")
+    if place is Placement.REPLICATED and order is not None:
         cursor = jax.ShapeDtypeStruct((steps, 3), "uint32", sharding=layout.sharding(REPLICATED))
         count = order.num_examples * order.num_groups
         return Drawn(stacked((count,), REPLICATED, example), cursor, order)

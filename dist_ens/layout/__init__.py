@@ -5,10 +5,15 @@ axes are `("ensemble", "data")`, in this order, over the devices in the order of
 row of the mesh holds some of the members, and a column holds one part of every batch.
 """
 
-from dist_ens.layout.collectives import all_members, data_index, sum_over_columns
-from dist_ens.layout.connections import connect_hosts
-from dist_ens.layout.in_turn import in_turn, settled
-from dist_ens.layout.mesh import Layout, without_axes
+from dist_ens.layout.collectives import (
+    all_members,
+    data_index,
+    on_every_column,
+    sum_over_columns,
+    without_axes,
+)
+from dist_ens.layout.dispatch import connect_hosts, in_turn, settled
+from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
     check_lengths,
@@ -17,6 +22,7 @@ from dist_ens.layout.placing import (
     copied_like,
     copied_off_devices,
     copied_onto_devices,
+    copy_of_numpy,
     device_bytes,
     global_shapes,
     put_everywhere,
@@ -24,8 +30,8 @@ from dist_ens.layout.placing import (
     put_numbers,
     to_host,
 )
-from dist_ens.layout.redistribute import dealing_program
-from dist_ens.layout.rows import join_rows, layout_of_row, part_of_row
+from dist_ens.layout.redistribute import redistribution_program
+from dist_ens.layout.rows import holdings, join_rows, layout_of_row, part_of_row
 from dist_ens.layout.specs import (
     BATCH,
     BATCHES,
@@ -69,16 +75,19 @@ __all__ = [
     "copied_like",
     "copied_off_devices",
     "copied_onto_devices",
+    "copy_of_numpy",
     "data_index",
-    "dealing_program",
+    "redistribution_program",
     "device_bytes",
     "global_shapes",
+    "holdings",
     "in_turn",
     "is_spec",
     "join_rows",
     "layout_of_row",
     "members_axes",
     "named_specs",
+    "on_every_column",
     "part_of_row",
     "pieces_off_devices",
     "put_everywhere",

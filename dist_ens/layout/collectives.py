@@ -1,11 +1,13 @@
-"""Collectives over the axes of the mesh, for functions mapped by `Layout`."""
+"""Collectives over the axes of the mesh, and related functions for use where `Layout` maps."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from dist_ens.errors import UserError
 from dist_ens.layout.specs import BATCH, DATA, ENSEMBLE, REPLICATED
+from dist_ens.types import PyTree, Tree
 
 
 def data_index() -> jax.Array:
@@ -47,3 +49,36 @@ def sum_over_columns(fn: Callable[..., jax.Array], columns: int, *arrays: jax.Ar
         axis_names={DATA},
         check_vma=False,
     )(*arrays)
+
+
+def on_every_column(fn: Callable) -> Callable:
+    """Returns a function, for use in `Layout.map_rows`, that every column computes by itself.
+
+    Args:
+        fn: Function of whole arrays, which the compiler does not divide over the columns.
+    """
+    return jax.shard_map(
+        fn, in_specs=REPLICATED, out_specs=REPLICATED, axis_names={DATA}, check_vma=False
+    )
+
+
+def without_axes(fn: Callable[..., Tree]) -> Callable[..., Tree]:
+    """Returns a function that raises a `UserError` where `fn` names an axis of the devices.
+
+    Args:
+        fn: Function of pytrees of arrays.
+    """
+
+    def explained(*args: PyTree) -> Tree:
+        try:
+            return fn(*args)
+        except NameError as error:
+            if "unbound axis name" not in str(error):
+                raise
+            raise UserError(
+                f"The program names an axis of the devices: {str(error).partition('. ')[0]}. A "
+                "step is written for one member and the whole batch, so means and batch statistics "
+                "need no axis. Leave out psum and the like, and axis_name of BatchNorm."
+            ) from error
+
+    return explained

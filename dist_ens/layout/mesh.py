@@ -15,7 +15,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dist_ens.errors import UserError, counted
 from dist_ens.exit_codes import ExitCode
 from dist_ens.ground.numbers import whole_number
-from dist_ens.layout.placing import check_lengths, put_batch, put_everywhere, put_members
+from dist_ens.layout.collectives import without_axes
+from dist_ens.layout.placing import (
+    check_lengths,
+    copy_of_numpy,
+    put_batch,
+    put_everywhere,
+    put_members,
+)
 from dist_ens.layout.specs import (
     DATA,
     ENSEMBLE,
@@ -29,7 +36,7 @@ from dist_ens.layout.specs import (
 )
 from dist_ens.randomness import INIT, member_key, pinned_generator
 from dist_ens.state import as_held
-from dist_ens.types import Array, Key, Leaf, PyTree, Specs, Tree
+from dist_ens.types import Key, Leaf, PyTree, Specs, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +78,7 @@ class Layout:
             The layout, with `ensemble_axis` rows and `len(devices) / ensemble_axis` columns.
 
         Raises:
-            UserError: If the ensemble axis does not divide the members and the devices, or a number
-                is not at least 1.
+            UserError: If the ensemble axis does not divide the members and the devices.
 
         >>> str(Layout.make(10, devices=jax.devices()[:8]))
         '2 x 4 (ensemble x data)'
@@ -80,31 +86,17 @@ class Layout:
         _check_device_flag()
         devices = jax.devices() if devices is None else list(devices)
         num_members = whole_number("num_members", num_members, least=1)
-        if not devices:
-            raise UserError("devices is empty. Give at least one device, such as jax.devices().")
-        largest = math.gcd(num_members, len(devices))
-        is_fixed = ensemble_axis is not None
-        ensemble_axis = (
-            largest
-            if ensemble_axis is None
-            else whole_number("ensemble_axis", ensemble_axis, least=1)
-        )
-        *smaller, last = (str(k) for k in range(1, largest + 1) if largest % k == 0)
-        good = f"{', '.join(smaller)} or {last}" if smaller else last
-        # Other members are no remedy for an axis that does not divide the devices either.
-        if len(devices) % ensemble_axis:
+        largest, is_fixed = math.gcd(num_members, len(devices)), ensemble_axis is not None
+        if ensemble_axis is None:
+            ensemble_axis = largest
+        ensemble_axis = whole_number("ensemble_axis", ensemble_axis, least=1)
+        if len(devices) % ensemble_axis or num_members % ensemble_axis:
+            good = [str(k) for k in range(1, largest + 1) if largest % k == 0]
             raise UserError(
-                f"The ensemble axis must divide the number of devices: got ensemble axis "
-                f"{ensemble_axis} for {counted(len(devices), 'device')}. Use an ensemble axis of "
-                f"{good}, in a config layout.ensemble_axis.",
-                exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
-            )
-        if num_members % ensemble_axis:
-            raise UserError(
-                "num_members must be a multiple of the ensemble axis: got "
-                f"num_members={num_members}, ensemble axis {ensemble_axis}. Use an ensemble axis "
-                f"of {good}, in a config layout.ensemble_axis, or "
-                f"num_members={math.ceil(num_members / ensemble_axis) * ensemble_axis}.",
+                "The ensemble axis must divide the number of devices and num_members: got ensemble "
+                f"axis {ensemble_axis} for {counted(len(devices), 'device')} and num_members="
+                f"{num_members}. Use an ensemble axis of {' or '.join(good)}, in a config "
+                "layout.ensemble_axis, or another number of members.",
                 exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
         grid = np.array(devices).reshape(ensemble_axis, len(devices) // ensemble_axis)
@@ -148,10 +140,7 @@ class Layout:
         could gather them, as it does for vmapped convolutions. The check of varying axes is off,
         because it rejects a member that starts a `scan` from zeros.
 
-        Args:
-            fn: Function of the parts that one device holds.
-            in_specs: Partition specs of the arguments, a tuple of tree prefixes.
-            out_specs: Partition specs of the results, a tree prefix.
+        Specs are a tuple of tree prefixes of the arguments, and a tree prefix of the results.
         """
         if self.data_axis == 1:  # As in `sharding`.
             in_specs, out_specs = jax.tree.map(without_data, (in_specs, out_specs), is_leaf=is_spec)
@@ -172,10 +161,7 @@ class Layout:
         statistics, pairs of examples, random numbers. With one column this is `shard_map`. There
         `fn` may contain operations that the compiler cannot divide, such as `io_callback`.
 
-        Args:
-            fn: Function of the members that one row holds, and of global batches.
-            in_specs: Partition specs of the arguments, a tuple of tree prefixes.
-            out_specs: Partition specs of the results, a tree prefix.
+        Specs are as in `shard_map`.
         """
         fn = without_axes(fn)
         if self.data_axis == 1:
@@ -205,16 +191,6 @@ class Layout:
             check_vma=False,
         )
 
-    def on_every_column(self, fn: Callable) -> Callable:
-        """Returns a function, for use in `map_rows`, that every column computes by itself.
-
-        Args:
-            fn: Function of whole arrays, which the compiler does not divide over the columns.
-        """
-        return jax.shard_map(
-            fn, in_specs=REPLICATED, out_specs=REPLICATED, axis_names={DATA}, check_vma=False
-        )
-
     def put(self, tree: PyTree, spec: Specs = "batch") -> PyTree:
         """Puts arrays on the mesh.
 
@@ -230,8 +206,7 @@ class Layout:
             The tree as global arrays. Every host must call this.
 
         Raises:
-            UserError: If a leaf of a batch does not divide over the data axis, an array has another
-                number of members, or a number does not fit in 32 bits.
+            UserError: If an array does not fit the mesh, or a number does not fit in 32 bits.
 
         >>> layout = Layout.make(2, devices=jax.devices()[:2])
         >>> layout.put({"x": np.zeros((4, 3))})["x"].shape
@@ -244,13 +219,8 @@ class Layout:
                 return put_batch(self, branch, spec)
             if spec == MEMBERS:
                 return put_members(self, branch)
-            if spec == REPLICATED:
-                # A copy, as in `put_batch`.
-                return put_everywhere(self, jax.tree.map(_copy_of_numpy, as_held(branch)))
-            raise UserError(
-                f"{spec} is not a spec of arguments. Use 'members', 'batch', 'member_batch' or "
-                "'shared'."
-            )
+            # A copy, as in `put_batch`.
+            return put_everywhere(self, jax.tree.map(copy_of_numpy, as_held(branch)))
 
         return jax.tree.map(put, specs, tree, is_leaf=is_spec)
 
@@ -271,11 +241,11 @@ class Layout:
         >>> layout.init(lambda key: jax.random.normal(key, (3,)), jax.random.key(0)).shape
         (4, 3)
         """
-        return self.born(
-            pinned_generator()(
-                lambda number: fn(jax.random.fold_in(jax.random.fold_in(key, number), INIT))
-            )
-        )
+
+        def make(number: jax.Array) -> Tree:
+            return fn(jax.random.fold_in(jax.random.fold_in(key, number), INIT))
+
+        return self.init_on_mesh(pinned_generator()(make))
 
     def member_keys(self, seed: int) -> jax.Array:
         """Returns a key for each member: `fold_in(key(seed), member_id)`, keys[members].
@@ -283,28 +253,16 @@ class Layout:
         Args:
             seed: Seed, in [0, 2**32).
         """
-        return self.born(pinned_generator()(lambda number: member_key(np.uint32(seed), number)))
+        make = pinned_generator()(lambda number: member_key(np.uint32(seed), number))
+        return self.init_on_mesh(make)
 
-    def born(self, fn: Callable[..., Tree], *arrays: PyTree, numbers: Array | None = None) -> Tree:
-        """Returns the results of a function for all members, created on their devices.
+    def init_on_mesh(self, fn: Callable[[jax.Array], Tree]) -> Tree:
+        """Returns what `fn(number)` makes of every member's number, created on their devices."""
+        numbers = np.arange(self.num_members, dtype=np.int32)
+        return self.init_program(fn)(put_members(self, numbers))
 
-        Args:
-            fn: Function of a member's number, int32[], and of `arrays`.
-            *arrays: Further arguments, the same for all members.
-            numbers: Number of each member, int32[members]. Default: 0, 1, 2, …
-
-        Returns:
-            One pytree with leaves [members, ...] on the mesh.
-        """
-        numbers = np.arange(self.num_members, dtype=np.int32) if numbers is None else numbers
-        return self.born_by(fn)(put_members(self, numbers), *arrays)
-
-    def born_by(self, fn: Callable[..., Tree]) -> jax.stages.Wrapped:
-        """Returns the program of `born`, which takes the numbers of the members on this mesh.
-
-        Args:
-            fn: Function of a member's number, int32[], and of arrays.
-        """
+    def init_program(self, fn: Callable[..., Tree]) -> jax.stages.Wrapped:
+        """Returns the jitted `fn(number, *arrays)` of the numbers of all members."""
 
         def make(numbers: jax.Array, *arrays: PyTree) -> Tree:
             # The members are made one after another. This runs only once, and batched random
@@ -318,34 +276,19 @@ class Layout:
         return jax.jit(make)
 
     def check_batch_size(self, field: str, global_batch_size: int) -> None:
-        """Raises a `UserError` unless the batch divides over the data axis.
-
-        Args:
-            field: Name of the argument or field that holds the batch size.
-            global_batch_size: Number of examples in a batch, over all hosts.
-        """
+        """Raises a `UserError` that names a field unless the batch divides over the data axis."""
         if global_batch_size % self.data_axis:
-            smaller = global_batch_size // self.data_axis * self.data_axis
-            hosts = len({d.process_index for d in self.mesh.devices.flat})
-            over = f"{counted(self.mesh.size, 'device')} of {counted(hosts, 'host')}"
+            below = global_batch_size // self.data_axis * self.data_axis
+            fitting = f"{below} or {below + self.data_axis}" if below else str(self.data_axis)
             raise UserError(
                 f"{field} must be a multiple of the data axis: got {field}={global_batch_size} "
-                f"and a data axis of {self.data_axis} ({over}, mesh {self}). "
-                + (
-                    f"Use {smaller or self.data_axis} or {smaller + self.data_axis}."
-                    if smaller
-                    else f"{counted(self.num_members, 'member')} x "
-                    f"{counted(global_batch_size, 'example')} cannot use that many devices. Start "
-                    f"fewer hosts, or use {field}={self.data_axis}."
-                ),
+                f"and a data axis of {self.data_axis} ({counted(self.mesh.size, 'device')}, mesh "
+                f"{self}). Use {fitting}, or fewer devices.",
                 exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
 
     def free_bytes(self) -> float:
-        """Returns the free memory of a device of this host, in bytes.
-
-        CPU devices share the free memory of the host equally.
-        """
+        """Returns the free memory of a device of this host, in bytes; CPU devices share it."""
         if self.platform == "cpu":
             return psutil.virtual_memory().available / len(self.mesh.local_devices)
         stats = self.mesh.local_devices[0].memory_stats()
@@ -354,53 +297,28 @@ class Layout:
     @cached_property
     def host_columns(self) -> tuple[int, ...]:
         """Columns of the mesh in which this host has a device, ascending. The host feeds them."""
-        return _lines_of(self.mesh.devices.T, jax.process_index())
+        return lines_of(self.mesh.devices.T, jax.process_index())
 
     @cached_property
     def host_mesh_rows(self) -> tuple[int, ...]:
         """Rows of the mesh in which this host has a device, ascending."""
-        return _lines_of(self.mesh.devices, jax.process_index())
+        return lines_of(self.mesh.devices, jax.process_index())
 
     def host_rows(self, global_batch_size: int) -> np.ndarray:
         """Returns the positions in the global batch that this host feeds, int64[host_batch]."""
-        per_column = global_batch_size // self.data_axis
-        return np.concatenate(
-            [np.arange(c * per_column, (c + 1) * per_column) for c in self.host_columns]
-        )
+        return numbers_of(self.host_columns, global_batch_size // self.data_axis)
 
     @property
     def host_members(self) -> np.ndarray:
         """Positions of the members on this host's rows of the mesh, int64[host_members]."""
-        count = self.members_per_device
-        return np.concatenate(
-            [np.arange(row * count, (row + 1) * count) for row in self.host_mesh_rows]
-        )
-
-    def holdings(self) -> list[str]:
-        """Returns for each process which members and columns of the data its devices hold."""
-        grid, count = self.mesh.devices, self.members_per_device
-        held = []
-        for process_id in range(jax.process_count()):
-            rows, columns = _lines_of(grid, process_id), _lines_of(grid.T, process_id)
-            members = [m for row in rows for m in range(row * count, (row + 1) * count)]
-            held.append(
-                f"{_ranges('member', members)}, {_ranges('data column', columns)}"
-                if members
-                else "no member"
-            )
-        return held
+        return numbers_of(self.host_mesh_rows, self.members_per_device)
 
     def on_one_device(self) -> "Layout":
         """Returns a layout of the same members on the first device of this layout."""
         return Layout.make(self.num_members, ensemble_axis=1, devices=[self.mesh.devices.flat[0]])
 
     def moved(self, tree: Tree, specs: Specs) -> Tree:
-        """Moves arrays from another layout to this one. Both must be on this host's devices.
-
-        Args:
-            tree: Pytree of arrays.
-            specs: Specs of the arrays, a tree prefix.
-        """
+        """Moves arrays from another layout to this one. Both must be on this host's devices."""
         return jax.tree.map(
             lambda spec, branch: jax.device_put(branch, self.sharding(spec)),
             specs,
@@ -417,9 +335,8 @@ class Layout:
             where: Name of the arguments, for error messages.
 
         Raises:
-            UserError: If an array is committed to devices outside the mesh, or has another number
-                of members or examples. Also if its type is not numeric, or a number does not fit
-                in 32 bits.
+            UserError: If an array is committed to devices outside the mesh, has another number of
+                members or examples, or does not fit in numbers of 32 bits.
         """
         leaves, structure = jax.tree.flatten(tree)
         if all(map(self.holds, leaves)):
@@ -433,25 +350,6 @@ class Layout:
         ]
         return jax.tree.unflatten(structure, on_mesh)
 
-    def as_arguments(self, tree: PyTree, specs: Specs, where: str) -> PyTree:
-        """Returns the arguments of a jitted program on this mesh.
-
-        A program moves arrays to its only device itself, in a tenth of the time of `placed`. On
-        several devices the arrays are placed.
-
-        Args:
-            tree: Pytree of arrays.
-            specs: Specs of the arrays, a tree prefix.
-            where: Name of the arguments, for error messages.
-
-        Raises:
-            UserError: If the type of an array is not numeric, or a number does not fit in 32 bits.
-                On several devices also as in `placed`.
-        """
-        if self.mesh.size > 1:
-            return self.placed(tree, specs, where)
-        return jax.tree.map(_copy_of_numpy, as_held(tree, where))  # A copy, as in `put_batch`.
-
     def holds(self, leaf: Leaf) -> bool:
         """Returns whether an array is on this mesh, so that a program can use it without a copy."""
         if not isinstance(leaf, jax.Array):
@@ -462,48 +360,19 @@ class Layout:
         return self.mesh.size == 1 and sharding.device_set == {self.mesh.devices.flat[0]}
 
     def _put_leaf(self, leaf: Leaf, spec: PartitionSpec, where: str) -> jax.Array:
-        if isinstance(leaf, jax.Array):
-            if not leaf.committed:
-                return jax.device_put(leaf, self.sharding(spec))
-            outside = leaf.sharding.device_set - set(self.mesh.devices.flat)
-            if outside:
-                raise UserError(
-                    f"{where} holds an array {leaf.dtype}{list(leaf.shape)} on "
-                    f"{', '.join(sorted(map(str, outside)))}, outside the mesh {self}. Put it on "
-                    "the mesh with layout.put, or make the layout with these devices."
-                )
-            return jax.device_put(leaf, self.sharding(spec))
-        return self.put(leaf, spec)
-
-
-def without_axes(fn: Callable[..., Tree]) -> Callable[..., Tree]:
-    """Returns a function that raises a `UserError` where `fn` names an axis of the devices.
-
-    Args:
-        fn: Function of pytrees of arrays.
-    """
-
-    def explained(*args: PyTree) -> Tree:
-        try:
-            return fn(*args)
-        except NameError as error:
-            if "unbound axis name" not in str(error):
-                raise
+        if not isinstance(leaf, jax.Array):
+            return self.put(leaf, spec)
+        outside = leaf.sharding.device_set - set(self.mesh.devices.flat)
+        if leaf.committed and outside:
             raise UserError(
-                f"The program names an axis of the devices: {str(error).partition('. ')[0]}. A "
-                "step is written for one member and the whole batch, so means and batch statistics "
-                "need no axis. Leave out psum and the like, and axis_name of BatchNorm."
-            ) from error
-
-    return explained
-
-
-def _copy_of_numpy(leaf: Leaf) -> Array:
-    """Returns a copy of an array in NumPy or of a number. JAX arrays are not copied."""
-    return leaf if isinstance(leaf, jax.Array) else np.array(leaf)
+                f"{where} holds an array {leaf.dtype}{list(leaf.shape)} on "
+                f"{', '.join(sorted(map(str, outside)))}, outside the mesh {self}. Put it on "
+                "the mesh with layout.put, or make the layout with these devices."
+            )
+        return jax.device_put(leaf, self.sharding(spec))
 
 
-def _lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:
+def lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:
     """Returns the positions along the first axis of a grid at which a process has a device."""
     return tuple(
         position
@@ -512,16 +381,9 @@ def _lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:
     )
 
 
-def _ranges(noun: str, numbers: Sequence[int]) -> str:
-    """Returns ascending numbers with their noun, where neighbours are written as a range.
-
-    >>> _ranges("member", [0, 1, 2, 5]), _ranges("data column", [3])
-    ('members 0 to 2, 5', 'data column 3')
-    """
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    spans = [str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(spans)}"
+def numbers_of(lines: Sequence[int], count: int) -> np.ndarray:
+    """Returns the numbers on some lines, each of which has `count` of all, int64[numbers]."""
+    return (np.array(lines, np.int64)[:, None] * count + np.arange(count)).ravel()
 
 
 def _check_device_flag() -> None:

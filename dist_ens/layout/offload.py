@@ -44,9 +44,6 @@ def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]
 
     Args:
         arrays: Global arrays by name, on the devices or in the hosts' memory.
-
-    Returns:
-        The parts of each array, by its name.
     """
     shards = [
         (name, shard)
@@ -77,9 +74,6 @@ def read_onto_devices(
         abstract: Shapes, types and shardings of the arrays, by name.
         read: Function that starts to read a part. It takes the name of the array and the index of
             the part in it, and returns a future whose `result()` is a NumPy array.
-
-    Returns:
-        The arrays on their devices, by name.
     """
     arrays: dict[str, jax.Array] = {}
     begun: collections.deque[tuple[str, dict[str, Reading], int]] = collections.deque()

@@ -21,7 +21,7 @@ from dist_ens.layout.specs import (
     is_spec,
 )
 from dist_ens.state import as_held
-from dist_ens.types import Leaf, PyTree, Shapes, Specs, Tree
+from dist_ens.types import Array, Leaf, PyTree, Shapes, Specs, Tree
 
 if TYPE_CHECKING:
     from dist_ens.layout.mesh import Layout
@@ -42,10 +42,6 @@ def put_batch(layout: "Layout", host_tree: PyTree, spec: PartitionSpec) -> PyTre
 
     Returns:
         The tree as global arrays. Every host must call this.
-
-    Raises:
-        UserError: If a leaf does not divide over the columns of `Layout.host_columns`, or its
-            members axis has another length than `Layout.host_members`.
     """
     axis = tuple(spec).index(DATA)
     _check_members(layout, host_tree, spec, "The array", jax_arrays_are_whole=False)
@@ -118,6 +114,11 @@ def put_members(layout: "Layout", tree: PyTree) -> PyTree:
     return jax.tree.map(put, as_held(tree))
 
 
+def copy_of_numpy(leaf: Leaf) -> Array:
+    """Returns a copy of an array in NumPy or of a number. JAX arrays are not copied."""
+    return leaf if isinstance(leaf, jax.Array) else np.array(leaf)
+
+
 def _on_device(array: Leaf, device: jax.Device) -> jax.Array:
     """Returns an array on a device. Keys in the host's memory become typed keys again."""
     generator = generator_of(array.dtype) if isinstance(array, np.ndarray) else None
@@ -141,12 +142,7 @@ def copied(tree: Tree) -> Tree:
 
 
 def copied_like(tree: Tree, like: Shapes) -> Tree:
-    """Returns copies of arrays of any layout, each with the sharding of another array.
-
-    Args:
-        tree: Pytree of arrays on this host's devices.
-        like: Pytree of the same structure, of arrays or of shapes with shardings.
-    """
+    """Returns copies of arrays of any layout, each with the sharding of another array or shape."""
     return jax.tree.map(
         lambda leaf, other: jax.device_put(leaf, other.sharding, may_alias=False), tree, like
     )
@@ -194,17 +190,13 @@ def to_host(tree: PyTree) -> PyTree:
 
 
 def check_lengths(layout: "Layout", tree: PyTree, specs: Specs, where: str) -> None:
-    """Checks the numbers of members and rows in the arguments of a function.
+    """Raises a `UserError` unless arrays hold the members of a layout, and rows for its columns.
 
     Args:
         layout: Layout with the mesh.
         tree: Pytree of arrays.
         specs: Specs of the arrays, a tree prefix.
         where: Name of the arrays, for error messages.
-
-    Raises:
-        UserError: If an array has another number of members than the layout, or its rows do not
-            divide over the data axis.
     """
 
     def check(spec: PartitionSpec, branch: PyTree) -> None:
@@ -215,48 +207,64 @@ def check_lengths(layout: "Layout", tree: PyTree, specs: Specs, where: str) -> N
 
 
 def check_rows(layout: "Layout", tree: PyTree, specs: Specs) -> None:
-    """Checks that the rows of each leaf of a batch divide over the columns of a mesh.
+    """Raises a `UserError` unless the rows of each leaf of a batch divide over the columns.
 
     Args:
         layout: Layout with the mesh. With a data axis of 1, any pytree is a batch.
         tree: Pytree of arrays. JAX arrays hold the rows of all hosts, others those of this host.
         specs: Specs of the leaves, a tree prefix. Leaves without the data axis are not checked.
-
-    Raises:
-        UserError: If a leaf has no axis of rows, or the number of columns does not divide its
-            length.
     """
-    has_rows = any(DATA in tuple(spec) for spec in jax.tree.leaves(specs, is_leaf=is_spec))
-    if layout.data_axis == 1 or not has_rows:
+    if layout.data_axis == 1:
         return
-    for number, (leaf, spec) in enumerate(
-        zip(jax.tree.leaves(tree), broadcast(specs, tree), strict=True)
-    ):
-        axis, shape = axis_of(spec, DATA), np.shape(leaf)
-        of_host = not isinstance(leaf, jax.Array)
-        columns = len(layout.host_columns) if of_host else layout.data_axis
-        if axis is None or (len(shape) > axis and shape[axis] % columns == 0):
-            continue
-        path, _ = jax.tree_util.tree_leaves_with_path(tree)[number]
-        length = shape[axis] if len(shape) > axis else 0
-        smaller = length // columns * columns
-        fitting = f"{smaller} or {smaller + columns}" if smaller else f"a multiple of {columns}"
-        raise UserError(
-            f"Leaf {jax.tree_util.keystr(path) or '(the whole)'} of the batch has "
-            f"{counted(length, 'row') if length else 'no rows'}, shape {list(shape)}, and the data "
-            f"axis has {columns} columns{' on this host' if columns < layout.data_axis else ''}, "
-            f"mesh {layout}. Use {fitting} rows. If the leaf holds no rows, give the Ensemble "
-            "batch_specs={...: 'shared'}, or lift the spec 'shared'."
-        )
+    axes = [axis_of(spec, DATA) for spec in broadcast(specs, tree)]
+    for number, (leaf, axis) in enumerate(zip(jax.tree.leaves(tree), axes, strict=True)):
+        columns = layout.data_axis if isinstance(leaf, jax.Array) else len(layout.host_columns)
+        shape = np.shape(leaf)
+        if axis is not None and (len(shape) <= axis or shape[axis] % columns):
+            raise UserError(
+                f"Leaf {_name_of(tree, number) or '(the whole)'} of the batch has the shape "
+                f"{list(shape)}, and its axis {axis} is divided over {columns} columns of the mesh "
+                f"{layout}. Use a multiple of {columns} rows. If the leaf holds no rows, give the "
+                "Ensemble batch_specs={...: 'shared'}, or lift the spec 'shared'."
+            )
+
+
+def _check_members(
+    layout: "Layout", tree: PyTree, spec: PartitionSpec, where: str, *, jax_arrays_are_whole: bool
+) -> None:
+    """Raises a `UserError` unless the members axis of every leaf has the right length.
+
+    If the spec has the data axis, each host gives the members of its rows. Otherwise every host
+    gives all members, as JAX arrays do if they are whole.
+    """
+    axis = axis_of(spec, ENSEMBLE)
+    if axis is None:
+        return
+    of_host = layout.num_members
+    if axis_of(spec, DATA) is not None:
+        of_host = len(layout.host_mesh_rows) * layout.members_per_device
+    for number, leaf in enumerate(jax.tree.leaves(tree)):
+        is_jax = isinstance(leaf, jax.Array)
+        count = layout.num_members if jax_arrays_are_whole and is_jax else of_host
+        # `np.shape` of a JAX array would take longer than all the rest of this check, which runs
+        # in every update.
+        shape = leaf.shape if is_jax else np.shape(leaf)
+        if shape[axis : axis + 1] != (count,):
+            raise UserError(
+                f"{where}{_name_of(tree, number)} has the shape {list(shape)}, and its axis {axis} "
+                f"should hold {counted(count, 'member')}. Give one row for each member."
+            )
+
+
+def _name_of(tree: PyTree, number: int) -> str:
+    """Returns the name of a leaf, such as `['w']`, from its number."""
+    return jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(tree)[number][0])
 
 
 def global_shapes(layout: "Layout", host_shapes: Shapes, specs: Specs) -> Shapes:
-    """Returns the shapes of a batch over all hosts.
+    """Returns the shapes of a batch over all hosts, from those of this host's part.
 
-    Args:
-        layout: Layout with the mesh.
-        host_shapes: Shapes and types of this host's part of the batch.
-        specs: Specs of the leaves, a tree prefix of `BATCH` and `REPLICATED`.
+    The specs are a tree prefix of `BATCH` and `REPLICATED`.
     """
     leaves, structure = jax.tree.flatten(host_shapes)
     columns, of_host = layout.data_axis, len(layout.host_columns)
@@ -267,40 +275,3 @@ def global_shapes(layout: "Layout", host_shapes: Shapes, specs: Specs) -> Shapes
         for leaf, spec in zip(leaves, broadcast(specs, host_shapes), strict=True)
     ]
     return jax.tree.unflatten(structure, whole)
-
-
-def _check_members(
-    layout: "Layout", tree: PyTree, spec: PartitionSpec, where: str, *, jax_arrays_are_whole: bool
-) -> None:
-    """Raises a `UserError` unless the members axis of every leaf has the right length.
-
-    If the spec has the data axis, each host gives the members of its rows. Otherwise every host
-    gives all members.
-
-    Args:
-        layout: Layout with the mesh.
-        tree: Pytree of arrays.
-        spec: Spec of every leaf. Without the members axis, nothing is checked.
-        where: Name of the tree, for error messages.
-        jax_arrays_are_whole: Whether JAX arrays hold the batch of all hosts.
-    """
-    axis = axis_of(spec, ENSEMBLE)
-    if axis is None:
-        return
-    of_all = of_host = layout.num_members
-    if axis_of(spec, DATA) is not None:
-        of_host = len(layout.host_mesh_rows) * layout.members_per_device
-    for number, leaf in enumerate(jax.tree.leaves(tree)):
-        is_whole = jax_arrays_are_whole and isinstance(leaf, jax.Array)
-        count = of_all if is_whole else of_host
-        # `np.shape` of a JAX array would take longer than all the rest of this check, which runs
-        # in every update.
-        shape = leaf.shape if isinstance(leaf, jax.Array) else np.shape(leaf)
-        if shape[axis : axis + 1] != (count,):
-            path, _ = jax.tree_util.tree_leaves_with_path(tree)[number]
-            whose = "" if count == of_all else f" of this host, of {of_all}"
-            raise UserError(
-                f"{where}{jax.tree_util.keystr(path)} has the shape {list(shape)}, and its axis "
-                f"{axis} should hold the {counted(count, 'member')}{whose}. Give one row for each "
-                "member."
-            )

@@ -11,7 +11,7 @@ from dist_ens.layout.specs import BATCH, BATCHES, DATA
 from dist_ens.types import PyTree, Tree
 
 
-def dealing_program(layout: Layout) -> Callable[[PyTree, jax.Array], PyTree]:
+def redistribution_program(layout: Layout) -> Callable[[PyTree, jax.Array], PyTree]:
     """Returns the program that gathers batches from a sharded split: `deal(parts, indices)`.
 
     `parts` has leaves [examples, ...] with the spec `BATCH`. `indices` holds the positions of the
@@ -22,8 +22,7 @@ def dealing_program(layout: Layout) -> Callable[[PyTree, jax.Array], PyTree]:
     gathers its examples from every part that it receives. So no device holds the whole split, and
     nothing crosses the ensemble axis.
 
-    Args:
-        layout: Layout with the mesh. Its data axis divides the examples and the batch.
+    The data axis of the layout divides the examples and the batch.
     """
     columns = layout.data_axis
 

@@ -1,21 +1,17 @@
 """Division of global arrays into the parts of the mesh's rows, and the inverse."""
 
+from collections.abc import Sequence
+
 import jax
 from jax.sharding import PartitionSpec
 
-from dist_ens.layout.mesh import Layout
+from dist_ens.layout.mesh import Layout, lines_of, numbers_of
 from dist_ens.layout.specs import ENSEMBLE, REPLICATED, axis_of, is_spec
 from dist_ens.types import PyTree, Specs, Tree
 
 
 def layout_of_row(layout: Layout, row: int, num_members: int) -> Layout:
-    """Returns a layout of some members on the devices of one row of a mesh.
-
-    Args:
-        layout: Layout with the mesh.
-        row: Number of the row.
-        num_members: Number of members on the row.
-    """
+    """Returns a layout of some members on the devices of one row of a mesh."""
     devices = layout.mesh.devices[row].tolist()
     return Layout.make(num_members, ensemble_axis=1, devices=devices)
 
@@ -23,11 +19,7 @@ def layout_of_row(layout: Layout, row: int, num_members: int) -> Layout:
 def part_of_row(layout: Layout, tree: Tree, row: int, specs: Specs) -> Tree:
     """Returns one row's part of global arrays as arrays of that row's layout, without copies.
 
-    Args:
-        layout: Layout of the arrays.
-        tree: Pytree of global arrays.
-        row: Number of the row.
-        specs: Specs of the arrays, a tree prefix of `tree`. Only their members axes are used.
+    Only the members axes of the specs, a tree prefix, are used.
     """
     of_row = layout_of_row(layout, row, layout.members_per_device)
 
@@ -72,3 +64,28 @@ def join_rows(layout: Layout, trees: dict[int, Tree], specs: Specs) -> Tree:
         return jax.tree.map(join, *branches)
 
     return jax.tree.map(whole, specs, *trees.values(), is_leaf=is_spec)
+
+
+def holdings(layout: Layout) -> list[str]:
+    """Returns for each process which members and columns of the data its devices hold."""
+    held, grid = [], layout.mesh.devices
+    for process_id in range(jax.process_count()):
+        rows, columns = lines_of(grid, process_id), lines_of(grid.T, process_id)
+        if rows:
+            members = numbers_of(rows, layout.members_per_device).tolist()
+            held.append(f"members {_ranges(members)}, data columns {_ranges(columns)}")
+        else:
+            held.append("no member")
+    return held
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Returns ascending numbers, where neighbours are written as a range.
+
+    >>> _ranges([0, 1, 2, 5])
+    '0 to 2, 5'
+    """
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    spans = [str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
+    return ", ".join(spans)

@@ -26,30 +26,17 @@ NAMES = {"members": MEMBERS, "batch": BATCH, "member_batch": MEMBER_BATCH, "shar
 
 
 def named_specs(specs: Specs) -> Specs:
-    """Returns a tree of partition specs from a tree of their public names.
-
-    Args:
-        specs: Name ("members", "batch", "member_batch" or "shared"), `PartitionSpec` of this file,
-            or a pytree of these.
-
-    Returns:
-        The tree with every name replaced by its `PartitionSpec`.
-
-    Raises:
-        UserError: If a name is not one of the four.
+    """Returns a tree of partition specs from a tree of their public names, or of both.
 
     >>> [tuple(spec) for spec in named_specs(("members", "batch"))]
     [('ensemble',), ('data',)]
     """
 
     def spec_of(spec: Specs) -> PartitionSpec:
-        if isinstance(spec, PartitionSpec):
+        if not isinstance(spec, str):
             return spec
-        if not isinstance(spec, str) or spec not in NAMES:
-            raise UserError(
-                f"{spec!r} is not a spec. Use one of {', '.join(map(repr, NAMES))}, or a pytree of "
-                "these."
-            )
+        if spec not in NAMES:
+            raise UserError(f"{spec!r} is not a spec. Use one of {', '.join(map(repr, NAMES))}.")
         return NAMES[spec]
 
     return jax.tree.map(spec_of, specs, is_leaf=is_spec)
@@ -121,10 +108,6 @@ def is_spec(value: object) -> bool:
 def axis_of(spec: PartitionSpec, name: str) -> int | None:
     """Returns the position of a mesh axis in a spec; None if the spec does not use it.
 
-    Args:
-        spec: Partition spec of an array.
-        name: Name of a mesh axis.
-
     >>> axis_of(MEMBER_METRICS, ENSEMBLE)
     1
     """
@@ -137,14 +120,9 @@ def members_axes(specs: Specs) -> Axes:
 
 
 def broadcast(prefix: Specs | Axes, tree: PyTree) -> list[Any]:
-    """Returns the leaf of a tree prefix that belongs to each leaf of a tree.
+    """Returns a list with the leaf of a tree prefix that belongs to each leaf of a tree.
 
-    Args:
-        prefix: Tree prefix of `tree`. None and partition specs are its leaves.
-        tree: Any pytree.
-
-    Returns:
-        A list in the order of `jax.tree.leaves(tree)`.
+    None and partition specs are leaves of the prefix.
     """
 
     def is_leaf(value: object) -> bool:

@@ -29,12 +29,7 @@ class Waves:
 
     @classmethod
     def at_least(cls, layout: Layout, count: int) -> "Waves":
-        """Returns the waves of a layout, with their number raised to a divisor of its members.
-
-        Args:
-            layout: Layout of all members.
-            count: Least number of waves. It is raised to the next divisor of the number of members
-                of a device.
+        """Returns `count` waves, or more: a divisor of the number of members of a device.
 
         >>> from dist_ens.layout import Layout
         >>> Waves.at_least(Layout.make(8, devices=jax.devices()[:1]), 3).count
@@ -49,14 +44,11 @@ class Waves:
         return dataclasses.replace(self.layout, num_members=self.layout.num_members // self.count)
 
     def take(self, tree: Tree, number: int) -> Tree:
-        """Returns one wave of the members, on the devices.
+        """Returns one wave of the members, on the devices, as global arrays of `layout_of_one`.
 
         Args:
             tree: Global arrays [members, ...] of `layout`, on the devices or in the hosts' memory.
             number: Number of the wave.
-
-        Returns:
-            The arrays of the wave's members, as global arrays of `layout_of_one`.
         """
         of_one = self.layout_of_one
         size = of_one.members_per_device
@@ -85,11 +77,7 @@ class Waves:
         )
 
     def resting_sharding(self, dtype: DTypeLike) -> NamedSharding:
-        """Returns the sharding that the arrays of `off_devices` have.
-
-        Args:
-            dtype: Type of the array.
-        """
+        """Returns the sharding that the arrays of `off_devices` have."""
         on_devices = self.layout.sharding(MEMBERS)
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return on_devices

@@ -114,13 +114,12 @@ class Distribution(Protocol):
     def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
         """Returns the summaries pooled over a subset of the members for each example.
 
+        Default: the mean of each leaf, in float64.
+
         Args:
             summaries: Summaries of the members, [members, examples, ...].
             masks: Whether a member is pooled for an example; bool[members, examples]. Every example
                 needs at least one member.
-
-        Returns:
-            The pooled summaries in float64, [examples, ...]; default: the mean of each leaf.
         """
         return {
             name: masked_mean(values.astype(np.float64), masks)
@@ -134,8 +133,8 @@ class Distribution(Protocol):
 
         Args:
             summary: Summary with leaves [n, examples, ...].
-            mean: Mean that was subtracted from the targets, float64[n]. None if the targets were
-                not standardised.
+            mean: Mean that was subtracted from the targets, float64[n]. Default: they were not
+                standardised.
             std: Standard deviation by which the targets were divided, float64[n].
         """
         if mean is None or std is None:
@@ -158,77 +157,42 @@ class Distribution(Protocol):
         return summary["mean"]
 
     def central_interval(self, summary: Summary, level: float) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ends of the central intervals of probability `level`, in (0, 1).
-
-        Raises:
-            UserError: If the distribution has no interval.
-        """
-        raise UserError(
-            f"{type(self).__name__} predictions have no interval. Train with an objective whose "
-            "distribution has one, such as gaussian_nll or pinball."
-        )
+        """Returns the ends of the central intervals of probability `level`, for the method cqr."""
+        raise TypeError(f"{type(self).__name__} predictions have no interval.")
 
     def probabilities(self, summary: Summary) -> np.ndarray:
-        """Returns the probabilities of the classes, float64[..., classes].
-
-        Raises:
-            UserError: If there are no classes.
-        """
-        raise UserError(
-            f"{type(self).__name__} predictions have no classes. Choose a method for real targets."
-        )
+        """Returns the probabilities of the classes, float64[..., classes], for conformal sets."""
+        raise TypeError(f"{type(self).__name__} predictions have no classes.")
 
     def calibrate(
         self, method: str, summary: Summary, labels: np.ndarray
     ) -> tuple[JsonDict, tuple[str, ...]]:
-        """Fits a map of summaries on validation data.
+        """Fits one of the maps in `calibrations`, of summaries, on validation data.
 
         Args:
-            method: One of `calibrations`.
+            method: Name of the map.
             summary: Summary of pooled predictions of the validation data.
             labels: Labels of the validation data.
 
         Returns:
             The parameters of the map as JSON values, and sentences about parameters that the
             validation data do not determine.
-
-        Raises:
-            UserError: If the data do not determine the map.
         """
-        fitting = ", ".join(self.calibrations)
-        way_out = f"Choose among {fitting}." if fitting else "Leave the calibration out."
-        raise UserError(
-            f"{type(self).__name__} predictions have no calibration {method!r}. {way_out}"
-        )
+        raise TypeError(f"{type(self).__name__} predictions have no calibration {method!r}.")
 
     def calibrated(self, method: str, parameters: JsonDict, summary: Summary) -> Summary:
-        """Returns a summary after a map that `calibrate` has fitted; default: unchanged.
-
-        Args:
-            method: Name of the map.
-            parameters: Parameters of the map.
-            summary: Summary of pooled predictions.
-        """
+        """Returns a summary after a map that `calibrate` has fitted; default: unchanged."""
         return summary
 
     def with_shown(self, prediction: Prediction, shown: Summary) -> Prediction:
-        """Returns a prediction whose ensemble's part is calibrated; default: unchanged.
+        """Returns a prediction on the host with a calibrated part in the form of `shown`.
 
-        Args:
-            prediction: Prediction before the calibration, on the host.
-            shown: Calibrated prediction in the form of `shown`.
+        Default: the prediction unchanged.
         """
         return prediction
 
     def with_pooling(self, name: str) -> Self:
-        """Returns the distribution with another way of pooling.
-
-        Args:
-            name: One of `poolings`.
-
-        Raises:
-            UserError: If the distribution is not pooled in this way.
-        """
+        """Returns the distribution with another of its `poolings`; else raises a `UserError`."""
         if name not in self.poolings:
             raise UserError(
                 f"pooling={name!r} does not fit {type(self).__name__} predictions, which are "

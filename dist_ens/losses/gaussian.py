@@ -23,8 +23,7 @@ from dist_ens.losses.distribution import (
 from dist_ens.losses.objective import Objective
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import REGRESSION
-from dist_ens.metrics.label_rows import one_a_row
-from dist_ens.metrics.metric import Metric
+from dist_ens.metrics.metric import Metric, one_a_row
 from dist_ens.metrics.regression import mixture_moments, regression_values
 
 # This smallest predicted variance keeps the logarithm finite.
@@ -38,9 +37,6 @@ def normal_distribution(outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     Args:
         outputs: Mean and raw variance, float[..., 2].
-
-    Returns:
-        Mean and variance, float[...] each.
 
     >>> mean, variance = normal_distribution(jnp.array([2.0, 0.0]))
     >>> float(mean), round(float(variance), 4)  # softplus(0) = log 2
@@ -88,9 +84,6 @@ def beta_nll(outputs: jax.Array, targets: jax.Array, *, beta: float) -> jax.Arra
         targets: Targets, float[...].
         beta: Exponent of the variance weighting, in [0, 1]; 0.5 in the paper.
 
-    Returns:
-        Losses, float[...].
-
     >>> outputs = jnp.array([0.0, 3.981515])  # mean 0 and variance softplus(3.981515) = 4
     >>> round(float(beta_nll(outputs, jnp.array(2.0), beta=0.5)), 3)  # 2 (log(8 pi) + 1) / 2
     4.224
@@ -103,13 +96,6 @@ def beta_nll(outputs: jax.Array, targets: jax.Array, *, beta: float) -> jax.Arra
 
 def squared_error_score(outputs: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
     """Returns the squared error of the first output, as `{"squared_error": float[...]}`.
-
-    Args:
-        outputs: Outputs whose first is the mean, float[..., outputs].
-        targets: Targets, float[...].
-
-    Returns:
-        Squared errors in the targets' unit squared.
 
     >>> float(squared_error_score(jnp.array([1.0, 0.0]), jnp.array(3.0))["squared_error"])
     4.0
@@ -158,14 +144,14 @@ class Gaussian(Distribution):
 
     @override
     def row_statistics(self, prediction: Values, labels: jax.Array) -> Values:
-        return regression_values(*_components(prediction), labels, as_one=self.pooling == "probs")
+        return regression_values(*components(prediction), labels, as_one=self.pooling == "probs")
 
     @override
     def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
         """Returns the mean and the variance of the mixture, and the parts of the variance."""
         predictions = jax.vmap(self.from_outputs)(with_samples(outputs, has_samples))
         members = jax.vmap(self.summary)(predictions)
-        means, variances = _components(self.pool(predictions))
+        means, variances = components(self.pool(predictions))
         mean = means.mean(axis=0)
         aleatoric = variances.mean(axis=0)
         epistemic = jnp.square(means - mean[None]).mean(axis=0)
@@ -183,7 +169,7 @@ class Gaussian(Distribution):
     @override
     def summary(self, prediction: Values) -> Values:
         """Returns the mean and the variance of the mixture."""
-        mean, variance = mixture_moments(*_components(prediction))
+        mean, variance = mixture_moments(*components(prediction))
         return {"mean": mean, "variance": variance}
 
     @override
@@ -295,7 +281,7 @@ def beta_gaussian(beta: float = 0.5, standardize: bool = False) -> Objective:
     )
 
 
-def _components(prediction: Values) -> tuple[jax.Array, jax.Array]:
+def components(prediction: Values) -> tuple[jax.Array, jax.Array]:
     """Returns the means and the variances of a mixture, [components, batch, ...]."""
     mean, variance = (jnp.moveaxis(prediction[name], -1, 0) for name in ("mean", "variance"))
     return mean, variance

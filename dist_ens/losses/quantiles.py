@@ -15,8 +15,7 @@ from dist_ens.losses.gaussian import squared_error_score
 from dist_ens.losses.objective import Objective
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import REGRESSION
-from dist_ens.metrics.label_rows import one_a_row
-from dist_ens.metrics.metric import Metric
+from dist_ens.metrics.metric import Metric, one_a_row
 
 
 def pinball(outputs: jax.Array, targets: jax.Array, *, levels: tuple[float, ...]) -> jax.Array:
@@ -28,9 +27,6 @@ def pinball(outputs: jax.Array, targets: jax.Array, *, levels: tuple[float, ...]
         outputs: Predicted quantile of each level, float[..., levels].
         targets: Targets, float[...].
         levels: Quantile levels, in (0, 1).
-
-    Returns:
-        Losses in the targets' unit, float[...].
 
     >>> float(pinball(jnp.array([1.0]), jnp.array(3.0), levels=(0.75,)))
     1.5

@@ -5,20 +5,14 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from typing_extensions import override
 
-from dist_ens.losses.distribution import Distribution, Summary, Values
-from dist_ens.losses.gaussian import Gaussian, squared_error_score
+from dist_ens.losses.distribution import Values
+from dist_ens.losses.gaussian import Gaussian, components, squared_error_score
 from dist_ens.losses.objective import Objective
 from dist_ens.losses.prediction import Prediction
-from dist_ens.metrics.catalogue import REGRESSION
-from dist_ens.metrics.label_rows import one_a_row
-from dist_ens.metrics.metric import Metric
+from dist_ens.metrics.metric import one_a_row
 from dist_ens.metrics.regression import regression_values
-
-# Points are normal distributions of variance 0, so they are pooled and summarised like them.
-_NORMAL = Gaussian()
 
 
 def mse(outputs: jax.Array, targets: jax.Array) -> jax.Array:
@@ -30,9 +24,6 @@ def mse(outputs: jax.Array, targets: jax.Array) -> jax.Array:
         outputs: Predictions, float[..., 1].
         targets: Targets, float[...].
 
-    Returns:
-        Losses in the targets' unit squared, float[...].
-
     >>> float(mse(jnp.array([1.0]), jnp.array(3.0)))
     4.0
     """
@@ -41,8 +32,10 @@ def mse(outputs: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point(Distribution):
+class Point(Gaussian):
     """The point prediction of a real target. Several members spread around their mean.
+
+    Points are normal distributions of variance 0, so they are pooled and summarised like them.
 
     Attributes:
         pooling: Way in which members are pooled, "probs" or "mixture". Both give the same mean.
@@ -52,12 +45,8 @@ class Point(Distribution):
     ([2.0], [1.0])
     """
 
-    pooling: str = "probs"
-    metrics: ClassVar[tuple[Metric, ...]] = REGRESSION
-    uncertainty_statistic: ClassVar[str | None] = "variance"
-    poolings: ClassVar[tuple[str, ...]] = ("probs", "mixture")
+    calibrations: ClassVar[tuple[str, ...]] = ()
     conformal: ClassVar[tuple[str, ...]] = ("cv+", "jackknife+")
-    lost_in_summary: ClassVar[tuple[str, ...]] = ("mixture_nll", "crps")
 
     @override
     def from_outputs(self, outputs: jax.Array) -> Values:
@@ -65,13 +54,8 @@ class Point(Distribution):
         return {"mean": mean, "variance": jnp.zeros_like(mean)}
 
     @override
-    def pool(self, predictions: Values) -> Values:
-        """Returns the points of all members."""
-        return _NORMAL.pool(predictions)
-
-    @override
     def row_statistics(self, prediction: Values, labels: jax.Array) -> Values:
-        mean, variance = (jnp.moveaxis(prediction[name], -1, 0) for name in ("mean", "variance"))
+        mean, variance = components(prediction)
         values = regression_values(mean, variance, labels, as_one=True)
         several = ("variance",) if len(mean) > 1 else ()
         of_points = ("prediction", "squared_error", "absolute_error", "crps", *several)
@@ -95,31 +79,6 @@ class Point(Distribution):
             std=jnp.sqrt(epistemic),
             unit="target",
         )
-
-    @override
-    def summary(self, prediction: Values) -> Values:
-        """Returns the mean and the variance of the points."""
-        return _NORMAL.summary(prediction)
-
-    @override
-    def from_summary(self, summary: Summary) -> Values:
-        return _NORMAL.from_summary(summary)
-
-    @override
-    def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
-        return _NORMAL.pool_summaries(summaries, masks)
-
-    @override
-    def shown(
-        self, summary: Summary, mean: np.ndarray | None = None, std: np.ndarray | None = None
-    ) -> dict[str, np.ndarray]:
-        """Returns `mean` and `variance` of the points, in the targets' own unit."""
-        return _NORMAL.shown(summary, mean, std)
-
-    @override
-    def shown_of(self, prediction: Prediction) -> dict[str, np.ndarray]:
-        """Returns `mean` and `variance` of a prediction."""
-        return _NORMAL.shown_of(prediction)
 
 
 def squared_error(standardize: bool = False) -> Objective:

@@ -45,7 +45,6 @@ from dist_ens.members.member import (
     Member,
     check_member,
     rematerialized,
-    require_member,
     with_compute_dtype,
     with_normalized_inputs,
 )
@@ -64,7 +63,6 @@ __all__ = [
     "from_nnx",
     "from_pytree",
     "rematerialized",
-    "require_member",
     "with_compute_dtype",
     "with_normalized_inputs",
 ]

@@ -69,16 +69,10 @@ def as_member(
     >>> member.has_apply
     False
     """
-    if network is not None and (init is not None or apply is not None):
-        raise UserError(
-            "as_member got both a network and init or apply. Give either a network or functions: "
-            "as_member(network) or as_member(init=..., apply=...)."
-        )
+    if (network is None) == (init is None):
+        raise UserError(f"as_member takes either a network or init, and maybe apply. {_NETWORKS}")
     if init is not None:
         return from_init_and_apply(init, apply)
-    if network is None:
-        missing = "a network" if apply is None else "init beside apply"
-        raise UserError(f"as_member did not get {missing}. {_NETWORKS}")
     if isinstance(network, Member):
         return network
     if _is_a(network, "flax.linen", "Module"):
@@ -87,34 +81,28 @@ def as_member(
         return from_haiku(network)
     if isinstance(network, tuple) and len(network) == 2 and all(map(callable, network)):
         return from_init_and_apply(*network)
-    _require_factory(network)
+    _check_factory(network)
     return _from_factory(network)
 
 
-def _require_factory(network: Network) -> None:
+def _check_factory(network: Network) -> None:
     """Raises a `UserError` unless an object may be a function or class that makes a network."""
     name = type(network).__name__
-    for library, argument in (("flax.nnx", "rngs"), ("equinox", "key")):
-        if _is_a(network, library, "Module"):
-            raise UserError(
-                f"The network is an instance of the {library} class {name}, whose parameters exist "
-                "already. Each member makes its own. Give a function that makes the module: "
-                f"as_member(lambda {argument}: {name}(..., {argument}={argument}))."
-            )
     if isinstance(network, type) and _is_a(network, "flax.linen", "Module", issubclass):
-        name = network.__name__
         raise UserError(
-            f"The network is the flax.linen class {name}, not an instance. Give an instance: "
-            f"as_member({name}(...))."
+            f"The network is the flax.linen class {network.__name__}, not an instance. Give an "
+            f"instance: as_member({network.__name__}(...))."
+        )
+    is_function = isinstance(network, functools.partial) or jax.tree_util.all_leaves([network])
+    if _is_a(network, "flax.nnx", "Module") or (callable(network) and not is_function):
+        argument = "rngs" if _is_a(network, "flax.nnx", "Module") else "key"
+        raise UserError(
+            f"The network is an instance of the class {name}, whose parameters exist already. Each "
+            "member makes its own. Give a function that makes an instance: "
+            f"as_member(lambda {argument}: {name}(...))."
         )
     if not callable(network):
         raise UserError(f"No network can be made from an object of type {name}. {_NETWORKS}")
-    if not isinstance(network, functools.partial) and not jax.tree_util.all_leaves([network]):
-        raise UserError(
-            f"The network is an instance of the class {name}, whose parameters exist already. Each "
-            "member makes its own. Give a function of a key that makes an instance: "
-            f"as_member(lambda key: {name}(...))."
-        )
 
 
 def _from_factory(make: Callable[..., Network]) -> Member:
@@ -122,15 +110,9 @@ def _from_factory(make: Callable[..., Network]) -> Member:
     argument = _argument_of(make)
     of_argument = _of_one_argument(make, argument)
     is_named = argument.name in ("rngs", "key")
-    network, kind = _traced(of_argument, [argument.name] if is_named else ["key", "rngs"])
+    network = _traced(of_argument, [argument.name] if is_named else ["key", "rngs"])
     name = type(network).__name__
     if _is_a(network, "flax.nnx", "Module"):
-        if kind == "key":
-            raise UserError(
-                f"{name_of(make)} makes the flax.nnx module {name} from a key. Make it from "
-                "rngs, so that its random streams can be set in every step: "
-                f"as_member(lambda rngs: {name}(..., rngs=rngs))."
-            )
         return from_nnx(of_argument)
     if _is_a(network, "equinox", "Module"):
         import equinox as eqx
@@ -155,11 +137,7 @@ def _from_factory(make: Callable[..., Network]) -> Member:
 
 
 def _argument_of(make: Callable[..., Network]) -> inspect.Parameter:
-    """Returns the parameter of a function or class that takes its key or its `rngs`.
-
-    Raises:
-        UserError: If there is no such parameter, or others have no default.
-    """
+    """Returns the parameter of a function or class that takes its key or its `rngs`."""
     parameters = [*_signature_of(make).parameters.values()]
     required = [
         parameter
@@ -170,17 +148,10 @@ def _argument_of(make: Callable[..., Network]) -> inspect.Parameter:
     named = [parameter for parameter in parameters if parameter.name in ("rngs", "key")]
     candidates = named[:1] or required
     others = [parameter.name for parameter in required if parameter not in candidates[:1]]
-    name = name_of(make)
-    if not candidates:
+    if not candidates or others:
         raise UserError(
-            f"{name} takes no key and no rngs, so all members would be equal. {_NETWORKS}"
-        )
-    if others:
-        raise UserError(
-            f"{name} cannot be called with {candidates[0].name} alone: it also needs "
-            f"{', '.join(others)}. Give a function of `key`, or of `rngs` for flax.nnx, that fills "
-            f"them in: as_member(lambda key: {name}(...)). Two functions are given as "
-            "as_member(init=..., apply=...)."
+            f"{name_of(make)} cannot be called with a key or with rngs alone"
+            f"{': it also needs ' + ', '.join(others) if others else ''}. {_NETWORKS}"
         )
     return candidates[0]
 
@@ -209,15 +180,10 @@ def _of_one_argument(
     return of_argument
 
 
-def _traced(make: Callable[[object], Network], kinds: list[str]) -> tuple[Network, str]:
-    """Returns the network that a function makes, with traced arrays, and the kind of its argument.
+def _traced(make: Callable[[object], Network], kinds: list[str]) -> Network:
+    """Returns the network that a function makes of a "key" or of "rngs", with traced arrays.
 
-    Args:
-        make: Function of one argument.
-        kinds: Kinds of argument to try one after another, "key" or "rngs".
-
-    Raises:
-        UserError: If the function raises an error for every kind.
+    The kinds of argument are tried one after another.
     """
     made: list[Network] = []
     errors: dict[str, Exception] = {}
@@ -235,7 +201,7 @@ def _traced(make: Callable[[object], Network], kinds: list[str]) -> tuple[Networ
             jax.eval_shape(
                 functools.partial(trace, kind=kind), jax.eval_shape(lambda: jax.random.key(0))
             )
-            return made[0], kind
+            return made[0]
         except Exception as error:  # A user's function may raise anything.
             errors[kind] = error
     said = " ".join(
@@ -250,11 +216,7 @@ def _is_a(
 ) -> bool:
     """Returns whether an object belongs to a class of a library, without importing the library.
 
-    Args:
-        network: Object or class.
-        library: Name of the module.
-        name: Name of the class in the module.
-        check: Function `isinstance` for an object, or `issubclass` for a class.
+    `check` is `isinstance` for an object, and `issubclass` for a class.
     """
     module = sys.modules.get(library)
     return module is not None and check(network, getattr(module, name))

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import jax
 
-from dist_ens.errors import UserError
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
     input_arguments,
@@ -39,9 +38,6 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
     Returns:
         The member.
 
-    Raises:
-        UserError: If equinox is not installed.
-
     >>> import equinox as eqx
     >>> member = from_equinox(lambda key: eqx.nn.LayerNorm(2))
     >>> params, model_state = member.init(jax.random.key(0), jax.numpy.zeros((1, 2)))
@@ -49,45 +45,58 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
     >>> member.apply(params, model_state, inputs, None, False)[0].round(3)
     Array([[-1.,  1.]], dtype=float32)
     """
-    try:
-        import equinox as eqx
-    except ImportError as error:
-        raise UserError(
-            "equinox is not installed, and from_equinox needs it. Install the extra: "
-            "pip install 'dist-ens[equinox]'."
-        ) from error
+    network = _Equinox(make, stateful)
+    return Member(
+        network.init,
+        network.apply,
+        name_of(make),
+        sample=functools.partial(network.forward, drops=False),
+        adapt_loss=network.adapt_loss,
+        parts_of=network.parts_of,
+    )
 
-    def made(key: Key) -> tuple[Network, ModelState]:
+
+class _Equinox:
+    """The functions of a member that is an equinox module; see `from_equinox`."""
+
+    def __init__(self, make: Callable[[Key], Network], stateful: bool) -> None:
+        import equinox
+
+        self._eqx, self._make, self._stateful = equinox, make, stateful
+
+    def _made(self, key: Key) -> tuple[Network, ModelState]:
         """Returns the module and its state, which is None without one."""
-        return eqx.nn.make_with_state(make)(key) if stateful else (make(key), None)
+        make = self._eqx.nn.make_with_state(self._make)
+        return make(key) if self._stateful else (self._make(key), None)
 
-    def parts_of(module: Network, state: ModelState | None) -> tuple[Params, ModelState]:
+    def parts_of(self, module: Network, state: ModelState | None) -> tuple[Params, ModelState]:
         """Returns the floating-point arrays of a module, and its other arrays with its state."""
-        params, rest = eqx.partition(module, eqx.is_inexact_array)
+        params, rest = self._eqx.partition(module, self._eqx.is_inexact_array)
         has_others = isinstance(state, tuple)  # As a state of the ensemble has them.
-        return params, state if has_others else (eqx.filter(rest, eqx.is_array), state)
+        return params, state if has_others else (self._eqx.filter(rest, self._eqx.is_array), state)
 
-    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
-        params, model_state = parts_of(*made(key))
+    def init(self, key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
+        params, model_state = self.parts_of(*self._made(key))
         require_parameters(params)
         return params, model_state
 
-    def whole(params: Params, buffers: Params) -> Network:
+    def _whole(self, params: Params, buffers: Params) -> Network:
         """Returns the module with its fields that are not arrays."""
         static = []
+        is_array = self._eqx.is_array
         jax.eval_shape(
-            lambda key: static.append(eqx.filter(made(key)[0], eqx.is_array, inverse=True)),
+            lambda key: static.append(self._eqx.filter(self._made(key)[0], is_array, inverse=True)),
             jax.eval_shape(lambda: jax.random.key(0)),
         )
-        return eqx.combine(params, buffers, static[0])
+        return self._eqx.combine(params, buffers, static[0])
 
-    def adapt_loss(loss: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    def adapt_loss(self, loss: Callable[..., PyTree]) -> Callable[..., PyTree]:
         def of_parts(
             params: Params, model_state: ModelState, *args: object, **others: object
         ) -> object:
             # A state of equinox may be used once, so each call makes a new one.
             buffers, state = jax.tree.map(lambda leaf: leaf, model_state)
-            match loss(whole(params, buffers), state, *args, **others):
+            match loss(self._whole(params, buffers), state, *args, **others):
                 case (value, (new_state, aux)):
                     return value, ((buffers, new_state), aux)
                 case returned:  # A check of all losses says what is wrong with it.
@@ -95,10 +104,13 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
 
         return of_parts
 
-    def is_dropout(part: Network) -> bool:
-        return isinstance(part, eqx.nn.Dropout)
+    def apply(
+        self, params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    ) -> tuple[Outputs, ModelState]:
+        return self.forward(params, model_state, inputs, key, train, drops=key is not None)
 
     def forward(
+        self,
         params: Params,
         model_state: ModelState,
         inputs: Inputs,
@@ -107,14 +119,18 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
         *,
         drops: bool,
     ) -> tuple[Outputs, ModelState]:
-        buffers, state = model_state
-        module = _switched(eqx.nn.inference_mode(whole(params, buffers), not train), train)
+        nn, (buffers, state) = self._eqx.nn, model_state
+        module = _switched(nn.inference_mode(self._whole(params, buffers), not train), train)
         call = type(module).__call__
         # Dropout outside training is switched on in its layers only, not in the network's call.
         mode = switch_arguments(call, train) if train or not drops else {}
+
+        def is_dropout(part: Network) -> bool:
+            return isinstance(part, nn.Dropout)
+
         if drops:
             module = jax.tree.map(
-                lambda part: eqx.nn.inference_mode(part, False) if is_dropout(part) else part,
+                lambda part: nn.inference_mode(part, False) if is_dropout(part) else part,
                 module,
                 is_leaf=is_dropout,
             )
@@ -124,7 +140,7 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
         ) -> tuple[Outputs, ModelState]:
             args, named = input_arguments(call, inputs, others=("key", "state"))
             named |= named_arguments(call, key=key) | mode
-            if not stateful:
+            if not self._stateful:
                 return module(*args, **named), None
             return module(*args, state, **named) if args else module(state=state, **named)
 
@@ -134,21 +150,6 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
             of_example, in_axes=(0, None, 0), out_axes=(0, None), axis_name="batch"
         )(inputs, state, keys)
         return outputs, (buffers, state) if train else model_state
-
-    def apply(
-        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
-    ) -> tuple[Outputs, ModelState]:
-        return forward(params, model_state, inputs, key, train, drops=key is not None)
-
-    sample = functools.partial(forward, drops=False)
-    return Member(
-        init,
-        apply,
-        name_of(make),
-        sample=sample,
-        adapt_loss=adapt_loss,
-        parts_of=parts_of,
-    )
 
 
 def _switched(module: Network, train: bool) -> Network:

@@ -1,10 +1,9 @@
 """Members made from two plain functions."""
 
-import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -92,41 +91,30 @@ def from_init_and_apply(
 
     The full form is `init(key, inputs) -> (params, model_state)` and
     `apply(params, model_state, inputs, key, train) -> (outputs, model_state)`. The short form is
-    that of `from_functions`. The number of parameters of `init` decides which form it is. If it can
-    be called with and without inputs, `apply` decides, or what `init(key)` returns.
+    that of `from_functions`. It is the full form if `init` can be called with two arguments.
 
     Args:
         init: Initialiser in either form.
         apply: Forward pass for a batch, in the same form. Default: the member cannot predict.
 
-    Returns:
-        The member.
-
     Raises:
-        UserError: If a function has the wrong number of parameters, or the form is not clear.
+        UserError: If a function has the wrong number of parameters.
     """
-    is_full = _is_full(init, apply)
-    if not is_full and call_error(init, 1):
-        raise UserError(
-            f"The function init has the parameters {_parameters(init)}. It must be "
-            f"{_FULL_INIT}, with () for no model state, or {_SHORT_INIT}. Change its parameters."
-        )
-    if apply is None:
-        make = _from_full_functions if is_full else from_functions
-        return dataclasses.replace(make(init, _missing_apply), name=name_of(init), has_apply=False)
-    if is_full:
-        if call_error(apply, 5):
+    is_full = not call_error(init, 2)
+    make = _from_full_functions if is_full else from_functions
+    for name, fn, error in (
+        ("init", init, None if is_full else call_error(init, 1)),
+        ("apply", apply, apply and (call_error(apply, 5) if is_full else _short_error(apply))),
+    ):
+        if error:
             raise UserError(
-                f"The function apply has the parameters {_parameters(apply)}. With {_FULL_INIT} "
-                f"it must be {_FULL_APPLY}. With {_SHORT_INIT} it may be {_SHORT_APPLY}."
+                f"The function {name} has the parameters {_parameters(fn)}. The two functions must "
+                f"be {_FULL_INIT} with () for no model state, and {_FULL_APPLY}; or {_SHORT_INIT} "
+                f"and {_SHORT_APPLY}."
             )
-        return _from_full_functions(init, apply)
-    if _short_error(apply):
-        raise UserError(
-            f"The function apply has the parameters {_parameters(apply)}. With {_SHORT_INIT} it "
-            f"must be {_SHORT_APPLY}. With {_FULL_INIT} it must be {_FULL_APPLY}."
-        )
-    return from_functions(init, apply)
+    if apply is None:
+        return dataclasses.replace(make(init, _missing_apply), name=name_of(init), has_apply=False)
+    return make(init, apply)
 
 
 def _from_full_functions(init: Callable[..., object], apply: Callable[..., object]) -> Member:
@@ -152,12 +140,7 @@ def _missing_apply(*_: object) -> NoReturn:
 
 
 def _two_of(returned: object, signature: str) -> tuple[PyTree, PyTree]:
-    """Returns the return value of a function, and raises a `UserError` unless it is a pair.
-
-    Args:
-        returned: Return value of the function.
-        signature: Required signature of the function, for error messages.
-    """
+    """Returns what a function of a signature returned, if it is a pair."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
         raise UserError(
@@ -167,36 +150,11 @@ def _two_of(returned: object, signature: str) -> tuple[PyTree, PyTree]:
     return returned
 
 
-def _is_full(init: Callable[..., object], apply: Callable[..., object] | None) -> bool:
-    """Returns whether `init` has the full form; see `from_init_and_apply`.
-
-    Raises:
-        UserError: If `init` may have either form.
-    """
-    if call_error(init, 2) or call_error(init, 1):
-        return not call_error(init, 2)
-    if apply is not None and bool(call_error(apply, 5)) != bool(_short_error(apply)):
-        return not call_error(apply, 5)
-    returned: list[PyTree] = []
-    with contextlib.suppress(Exception):  # Such an `init` needs its inputs.
-        jax.eval_shape(
-            lambda key: returned.append(init(key)), jax.eval_shape(lambda: jax.random.key(0))
-        )
-    is_pair = bool(returned) and isinstance(returned[0], tuple) and len(returned[0]) == 2
-    if is_pair and jax.tree.leaves(returned[0][1]):
-        raise UserError(
-            f"The function init with the parameters {_parameters(init)} returned a tuple of two, "
-            "which may be parameters and a model state, or parameters alone. Give it one of the "
-            f"forms {_FULL_INIT} and {_SHORT_INIT}, without a default."
-        )
-    return is_pair or not returned
-
-
 def _short_error(apply: Callable[..., object]) -> str | None:
     """Returns why `apply` cannot be called in the short form; None if it can."""
     return call_error(apply, 2, [*switch_arguments(apply, True)])
 
 
-def _parameters(fn: Callable[..., object]) -> str:
+def _parameters(fn: Any) -> str:
     """Returns the names of a function's parameters, for messages."""
     return f"({', '.join(inspect.signature(fn).parameters)})"

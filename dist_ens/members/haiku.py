@@ -2,12 +2,8 @@
 
 import inspect
 
-from dist_ens.errors import UserError
 from dist_ens.members.member import Member, require_parameters
-from dist_ens.members.modes import (
-    input_arguments,
-    switch_arguments,
-)
+from dist_ens.members.modes import input_arguments, switch_arguments
 from dist_ens.types import Inputs, Key, ModelState, Network, Outputs, Params
 
 
@@ -29,9 +25,6 @@ def from_haiku(transformed: Network) -> Member:
     Returns:
         The member. Its model state is Haiku's state, or `()` for `hk.Transformed`.
 
-    Raises:
-        UserError: If Haiku is not installed.
-
     >>> import haiku as hk, jax
     >>> network = hk.transform(lambda x: hk.Linear(2, w_init=hk.initializers.Constant(1.0))(x))
     >>> member = from_haiku(network)
@@ -39,13 +32,7 @@ def from_haiku(transformed: Network) -> Member:
     >>> member.apply(params, model_state, jax.numpy.array([[1.0, 2.0, 3.0]]), None, False)[0]
     Array([[6., 6.]], dtype=float32)
     """
-    try:
-        import haiku as hk
-    except ImportError as error:
-        raise UserError(
-            "dm-haiku is not installed, and from_haiku needs it. Install the extra: "
-            "pip install 'dist-ens[haiku]'."
-        ) from error
+    import haiku as hk
 
     stateful = isinstance(transformed, hk.TransformedWithState)
     names = [*inspect.signature(transformed.apply).parameters]

@@ -17,9 +17,6 @@ def with_label_scale(member: Member) -> Member:
     """Returns a member whose model state also holds the labels' mean and standard deviation.
 
     The mean is 0 and the standard deviation 1 until `set_label_scale` sets them.
-
-    Args:
-        member: Network of one member.
     """
 
     def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
@@ -43,12 +40,7 @@ def with_label_scale(member: Member) -> Member:
 
 
 def standardized(labels: jax.Array, model_state: ModelState) -> jax.Array:
-    """Returns labels minus their mean, divided by their standard deviation, float[...].
-
-    Args:
-        labels: Labels, float[...].
-        model_state: Model state of a member of `with_label_scale`.
-    """
+    """Returns labels minus their mean, divided by their standard deviation, float[...]."""
     return (labels - model_state[_MEAN]) / model_state[_STD]
 
 
@@ -58,12 +50,7 @@ def has_label_scale(model_state: ModelState) -> bool:
 
 
 def begin_label_scale(layout: Layout, state: State) -> State:
-    """Returns a state whose model state also holds a scale of labels; see `with_label_scale`.
-
-    Args:
-        layout: Layout of the state.
-        state: State of the ensemble. If its model state has a scale already, it is kept.
-    """
+    """Returns a state whose model state also holds a scale of labels, its own if it has one."""
     given = state.model_state
     if has_label_scale(given):
         return state

@@ -7,13 +7,9 @@ import flax.errors
 import flax.linen as nn
 import jax
 
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError
 from dist_ens.members.member import Member, require_parameters
-from dist_ens.members.modes import (
-    input_arguments,
-    switch_arguments,
-    switches,
-)
+from dist_ens.members.modes import input_arguments, switch_arguments, switches
 from dist_ens.state import described
 from dist_ens.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 
@@ -43,31 +39,44 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
     >>> member.apply(params, model_state, jax.numpy.array([[1.0, 2.0, 3.0]]), None, False)[0]
     Array([[6., 6.]], dtype=float32)
     """
-    fields = {
-        name
-        for name in switches(True)
-        if isinstance(getattr(module, name, 0), bool | None) and name in module.__dict__
-    }
-    call = type(module).__call__
-    in_call = switch_arguments(call, True)
+    network = _Linen(module, streams)
+    return Member(
+        network.init,
+        network.apply,
+        type(module).__name__,
+        sample=functools.partial(network.forward, streams=()),
+        parts_of=network.parts_of,
+    )
 
-    def mode(train: bool) -> tuple[nn.Module, dict[str, Any]]:
-        """Returns the module with its fields set, and the arguments of its call."""
+
+class _Linen:
+    """The functions of a member that is a flax.linen module; see `from_linen`."""
+
+    def __init__(self, module: nn.Module, streams: tuple[str, ...]) -> None:
+        self._module, self._streams = module, streams
+        self._call = type(module).__call__
+        in_call = switch_arguments(self._call, True)
+        self._fields = [
+            name
+            for name in switches(True)
+            if isinstance(getattr(module, name, 0), bool | None)
+            and name in module.__dict__
+            and name not in in_call
+        ]
+
+    def _applied(
+        self, method: str, train: bool, first: object, inputs: Inputs, **others: Any
+    ) -> Any:
+        """Calls `init` or `apply` of the module with a first argument, its switches set."""
         values = switches(train)
-        own: dict[str, Any] = {name: values[name] for name in fields - in_call.keys()}
-        return module.clone(**own) if own else module, switch_arguments(call, train)
+        fields: dict[str, Any] = {name: values[name] for name in self._fields}
+        module = self._module.clone(**fields) if fields else self._module
+        args, named = input_arguments(self._call, inputs)
+        mode = switch_arguments(self._call, train)
+        return getattr(module, method)(first, *args, **named, **mode, **others)
 
-    def rngs_of(key: Key | None, names: tuple[str, ...]) -> dict[str, jax.Array]:
-        if key is None:
-            return {}
-        keys = {name: jax.random.fold_in(key, i) for i, name in enumerate(names)}
-        # The module draws from this stream in place of one that is not there.
-        return keys | {"params": jax.random.fold_in(key, len(streams))}
-
-    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
-        switched, named = mode(False)
-        args, by_name = input_arguments(call, inputs)
-        variables = dict(switched.init(key, *args, **by_name, **named))
+    def init(self, key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
+        variables = dict(self._applied("init", False, key, inputs))
         params = variables.pop("params", {})
         require_parameters(params)
         return params, {
@@ -76,41 +85,37 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
             if name not in (_LOSSES, "perturbations") and not _is_sown(held)
         }
 
-    def parts_of(params: Params, model_state: ModelState | None) -> tuple[Params, ModelState]:
+    def parts_of(self, params: Params, model_state: ModelState | None) -> tuple[Params, ModelState]:
         if model_state is None and "params" in params:  # All variables, as `init` returns them.
             params, model_state = params["params"], {n: params[n] for n in params if n != "params"}
         return params, {} if model_state is None else model_state
 
+    def apply(
+        self, params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+    ) -> tuple[Outputs, ModelState]:
+        return self.forward(params, model_state, inputs, key, train, self._streams)
+
     def forward(
+        self,
         params: Params,
         model_state: ModelState,
         inputs: Inputs,
         key: Key | None,
         train: bool,
-        names: tuple[str, ...],
+        streams: tuple[str, ...],
     ) -> tuple[Outputs, ModelState]:
-        switched, named = mode(train)
-        args, by_name = input_arguments(call, inputs)
-        called = functools.partial(
-            switched.apply,
-            {"params": params, **model_state},
-            *args,
-            **by_name,
-            **named,
-            rngs=rngs_of(key, names),
-        )
+        rngs = {}
+        if key is not None:
+            rngs = {name: jax.random.fold_in(key, i) for i, name in enumerate(streams)}
+            # The module draws from this stream in place of one that is not there.
+            rngs["params"] = jax.random.fold_in(key, len(self._streams))
+        variables = {"params": params, **model_state}
         try:
             if not train:
-                return called(), model_state
-            outputs, new_state = called(mutable=[*model_state, _LOSSES])
-        except (
-            flax.errors.ScopeCollectionNotFound,
-            flax.errors.ScopeVariableNotFoundError,
-        ) as error:
-            raise UserError(
-                f"The model state lacks a variable of the network: {first_line(error)} Give "
-                "state_of the model_states of the networks too."
-            ) from error
+                return self._applied("apply", train, variables, inputs, rngs=rngs), model_state
+            outputs, new_state = self._applied(
+                "apply", train, variables, inputs, rngs=rngs, mutable=[*model_state, _LOSSES]
+            )
         except flax.errors.InvalidRngError as error:
             if '"dropout"' not in str(error):
                 raise
@@ -126,16 +131,6 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
                 f"mutable={[*model_state, _LOSSES]}, and returns the loss and the model state."
             )
         return outputs, dict(new_state)
-
-    def apply(
-        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
-    ) -> tuple[Outputs, ModelState]:
-        return forward(params, model_state, inputs, key, train, streams)
-
-    sample = functools.partial(forward, names=())
-
-    name = type(module).__name__
-    return Member(init, apply, name, sample=sample, parts_of=parts_of)
 
 
 def _is_sown(collection: PyTree) -> bool:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.errors import UserError, first_line
-from dist_ens.members.modes import Apply, evaluated
+from dist_ens.members.modes import Apply
 from dist_ens.randomness import pinned_generator
-from dist_ens.state import described, leaf_name, require_arrays, structure_text
+from dist_ens.state import described, leaf_name, require_arrays
 from dist_ens.types import (
     Inputs,
     Key,
@@ -21,7 +21,6 @@ from dist_ens.types import (
     Params,
     PyTree,
     Shapes,
-    Structure,
     Tree,
 )
 
@@ -70,39 +69,32 @@ class Member:
     def evaluate(
         self, params: Params, model_state: ModelState, inputs: Inputs, key: Key
     ) -> tuple[Outputs, ModelState]:
-        """Returns outputs and model state in evaluation; see `dist_ens.members.modes.evaluated`."""
-        return evaluated(self.apply, self.sample, params, model_state, inputs, key)
+        """Returns the outputs and the model state in evaluation, without dropout.
 
+        Nothing is random, except in a network that cannot be called without a key, such as a
+        variational autoencoder. Such a network is given the key.
 
-def require_member(member: object) -> None:
-    """Raises a `UserError` unless an object is a member.
-
-    Args:
-        member: Any object.
-
-    Raises:
-        UserError: If the object is not a `Member`.
-
-    >>> try:
-    ...     require_member(3)
-    ... except UserError as error:
-    ...     print(str(error).partition(". ")[0])
-    The network is of type int, not a dist_ens.members.Member
-    """
-    if not isinstance(member, Member):
-        raise UserError(
-            f"The network is of type {type(member).__name__}, not a dist_ens.members.Member. Make "
-            "one with dist_ens.members.as_member(network)."
-        )
+        Args:
+            params: Parameters of the member.
+            model_state: Model state of the member.
+            inputs: Inputs, a pytree with leaves [batch, ...].
+            key: Key for a network that needs one, [].
+        """
+        try:
+            return self.apply(params, model_state, inputs, None, False)
+        except UserError:
+            raise
+        except Exception as error:  # A network may raise anything without a key.
+            try:
+                return (self.sample or self.apply)(params, model_state, inputs, key, False)
+            except Exception:  # The network did not lack a key.
+                raise error from None
 
 
 def require_parameters(params: Params) -> None:
     """Raises a `UserError` unless every leaf of `params` is a floating-point array."""
     if not jax.tree.leaves(params):
-        raise UserError(
-            "The network has no parameters: its init returned a pytree without arrays. Return a "
-            "pytree of floating-point arrays."
-        )
+        raise UserError("The network has no parameters: its init returned no arrays.")
     require_arrays(params)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
@@ -119,10 +111,8 @@ def check_member(
 ) -> tuple[Shapes, Shapes]:
     """Traces a member, and raises an error if it does not fit its data. Nothing is computed.
 
-    Only `init` is traced if the member has no forward pass.
-
     Args:
-        member: Network to check.
+        member: Network to check. Only `init` is traced if it has no forward pass.
         inputs: Shapes and types of one batch of inputs, a pytree with leaves [batch, ...].
         output_shape: Required shape of the outputs, such as (batch, classes). Default: the outputs
             may be any pytree.
@@ -131,8 +121,8 @@ def check_member(
         Shapes and types of `(params, model_state)`.
 
     Raises:
-        UserError: If the network does not accept the inputs, or its outputs have another shape.
-            Also if it has no parameters, or changes the structure of its model state.
+        UserError: If the network does not accept the inputs, has no parameters, or its outputs have
+            another shape.
 
     >>> from dist_ens.members import as_member
     >>> member = as_member(
@@ -143,48 +133,31 @@ def check_member(
     >>> params["w"].shape
     (3, 2)
     """
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    given = described(inputs)
 
-    def init(key: Key, inputs: jax.Array) -> tuple[Params, ModelState]:
+    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
         params, model_state = member.init(key, inputs)
-        require_parameters(params)
+        require_parameters(params)  # JAX would not say how to register a class.
         return params, model_state
 
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    outputs = None
     try:
         params, model_state = jax.eval_shape(init, key, inputs)
         if member.has_apply:
-            outputs, new_state = jax.eval_shape(member.evaluate, params, model_state, inputs, key)
+            outputs, _ = jax.eval_shape(member.evaluate, params, model_state, inputs, key)
     except UserError:
         raise
     except Exception as error:  # A network may raise anything when its inputs do not fit.
         raise UserError(
-            f"The network does not accept the data's inputs. A batch {given} raised "
-            f"{type(error).__name__}: {first_line(error)} Choose a model for inputs of "
-            "this shape and type, or another data source."
+            f"The network does not accept the data's inputs. A batch {described(inputs)} raised "
+            f"{type(error).__name__}: {first_line(error)} Choose a model for inputs of this shape "
+            "and type, or another data source."
         ) from error
-    empty = [p for p, leaf in jax.tree_util.tree_leaves_with_path(params) if 0 in leaf.shape]
-    if empty:
-        raise UserError(
-            f"The inputs are too small for the network. With a batch {given} its parameter "
-            f"{leaf_name(empty[0])} is empty. Choose a model for smaller inputs, or larger inputs."
-        )
-    if not member.has_apply:
-        return params, model_state
     if output_shape is not None and getattr(outputs, "shape", None) != tuple(output_shape):
         raise UserError(
-            f"The network's outputs have the wrong shape: for a batch {given} it returned "
-            f"{described(outputs)} instead of shape {list(output_shape)}, one row per example and "
-            "one column per class or per number that the loss takes. Change the network's last "
-            "layer, or data.num_classes."
-        )
-    structure: Structure = jax.tree.structure(model_state)
-    new_structure: Structure = jax.tree.structure(new_state)
-    if new_structure != structure:
-        raise UserError(
-            "apply changed the structure of the model state: it returned "
-            f"{structure_text(new_structure)}, and init returned {structure_text(structure)}. "
-            "Create every entry of the state in init."
+            f"The network's outputs have the wrong shape: for a batch {described(inputs)} it "
+            f"returned {described(outputs)} instead of shape {list(output_shape)}. Change the "
+            "network's last layer, or data.num_classes."
         )
     return params, model_state
 
@@ -201,10 +174,6 @@ def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
         std: Standard deviation of the inputs, positive, with the same structure and lengths as
             `mean`.
 
-    Returns:
-        A member that takes inputs as the data source yields them; `member` itself if all means are
-        0 and all standard deviations 1.
-
     >>> from dist_ens.members import as_member
     >>> member = as_member(
     ...     init=lambda key: {"w": jnp.ones(())},
@@ -216,9 +185,8 @@ def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
     """
 
     def is_identity(mean: PyTree, std: PyTree) -> bool:
-        return all(np.all(np.asarray(value) == 0) for value in jax.tree.leaves(mean)) and all(
-            np.all(np.asarray(value) == 1) for value in jax.tree.leaves(std)
-        )
+        means, stds = (map(np.asarray, jax.tree.leaves(each)) for each in (mean, std))
+        return all((each == 0).all() for each in means) and all((each == 1).all() for each in stds)
 
     if is_identity(mean, std):
         return member
@@ -254,9 +222,6 @@ def with_compute_dtype(member: Member, dtype: str) -> Member:
     Args:
         member: Network of one member.
         dtype: Name of a floating-point type, such as `bfloat16`.
-
-    Returns:
-        The member that computes in `dtype`; `member` itself for `float32`.
 
     >>> from dist_ens.members import as_member
     >>> member = as_member(
@@ -307,12 +272,6 @@ def rematerialized(member: Member) -> Member:
 
     The results of matrix products and convolutions are stored. The backward pass computes the rest
     again.
-
-    Args:
-        member: Network of one member.
-
-    Returns:
-        The member with `jax.checkpoint` around its `apply`.
 
     >>> from dist_ens.members import as_member
     >>> member = as_member(

@@ -4,7 +4,6 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
-from dist_ens.errors import UserError
 from dist_ens.types import Inputs, Key, ModelState, Outputs, Params
 
 # Usual names of the switch. True means training in the first group, and evaluation in the second.
@@ -87,35 +86,3 @@ def named_arguments(fn: Callable[..., object], **values: object) -> dict[str, ob
     if any(argument.kind is argument.VAR_KEYWORD for argument in taken):
         return values
     return {name: values[name] for name in values.keys() & {each.name for each in taken}}
-
-
-def evaluated(
-    apply: Apply,
-    sample: Apply | None,
-    params: Params,
-    model_state: ModelState,
-    inputs: Inputs,
-    key: Key,
-) -> tuple[Outputs, ModelState]:
-    """Returns the outputs and the model state of a network in evaluation, without dropout.
-
-    Nothing is random, except in a network that cannot be called without a key, such as a
-    variational autoencoder. Such a network is given the key.
-
-    Args:
-        apply: Forward pass of the member.
-        sample: Forward pass of the member with a key and without dropout. None if it is `apply`.
-        params: Parameters of the member.
-        model_state: Model state of the member.
-        inputs: Inputs, a pytree with leaves [batch, ...].
-        key: Key for a network that needs one, [].
-    """
-    try:
-        return apply(params, model_state, inputs, None, False)
-    except UserError:
-        raise
-    except Exception as error:  # A network may raise anything without a key.
-        try:
-            return (sample or apply)(params, model_state, inputs, key, False)
-        except Exception:  # The network did not lack a key.
-            raise error from None

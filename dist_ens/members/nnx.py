@@ -9,11 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.members.member import Member, require_parameters
-from dist_ens.members.modes import (
-    input_arguments,
-    switch_arguments,
-    switches,
-)
+from dist_ens.members.modes import input_arguments, switch_arguments, switches
 from dist_ens.signatures import name_of
 from dist_ens.types import Inputs, Key, Leaf, ModelState, Outputs, Params, Tree
 

@@ -18,18 +18,17 @@ def adversarial(epsilon: float, input_ranges: ArrayLike = 1.0, *, key: str = "in
     The fast gradient sign method (FGSM) makes the copy x'. The method works with every loss of a
     dict batch.
 
+    Model state and auxiliary scalars are those of the unperturbed examples.
+
     Args:
         epsilon: Step size, as a fraction of each input's range; positive. The paper uses 0.01.
         input_ranges: Largest minus smallest value of each input in the training data: a number,
             float[*input], or float[groups, *input] with the ranges of each group of members.
         key: Key of the inputs in the batch.
 
-    Returns:
-        The method. Model state and auxiliary scalars are those of the unperturbed examples.
-
     Raises:
-        UserError: If `epsilon` is not positive and finite; when the loss is traced, if the batch is
-            not a dict with the key, or the inputs are not one array.
+        UserError: If `epsilon` is not positive and finite; when the loss is traced, if the batch
+            has no array with the key.
 
     >>> loss = lambda params, state, batch, info: (params * batch["inputs"].mean(), (state, {}))
     >>> value, _ = adversarial(0.5)(loss)(2.0, {}, {"inputs": jnp.array([1.0])}, None)

@@ -57,10 +57,9 @@ def bootstrap() -> Method:
     a third of the examples have count 0 in a member. The sum is divided by the number of examples,
     or by the sum of the weights, and not by the sum of the counts.
 
-    Returns:
-        The method. It works with every objective, and with losses that take the argument `counts`,
-        float[batch], and multiply the loss of each example by it. The data must be arrays or a
-        source, whose examples have positions.
+    The method works with every objective, and with losses that take the argument `counts`,
+    float[batch], and multiply the loss of each example by it. The data must be arrays or a source,
+    whose examples have positions.
 
     Raises:
         UserError: When the loss is traced, if the batches come from an iterator.

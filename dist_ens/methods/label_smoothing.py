@@ -9,15 +9,12 @@ from dist_ens.types import Batch, ModelState, Params
 
 
 def label_smoothing(alpha: float) -> Method:
-    """Trains on smoothed labels: a share of each class in place of one class.
+    """Trains an objective for classes on smoothed labels: a share of each class for one class.
 
         share_c = (1 - alpha) [c = label] + alpha / classes
 
     Args:
         alpha: Part of each label that is shared by all classes, in [0, 1).
-
-    Returns:
-        The method, for ensembles with an objective for classes.
 
     Raises:
         UserError: If `alpha` is not in [0, 1); when the loss is traced, if the labels are real

@@ -1,7 +1,7 @@
 """The loss of one member as a function that methods wrap."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -15,7 +15,7 @@ from dist_ens.members import Member
 from dist_ens.members.label_scale import standardized
 from dist_ens.members.member import floats_as
 from dist_ens.members.modes import switch_arguments
-from dist_ens.metrics.label_rows import one_a_row
+from dist_ens.metrics.metric import one_a_row
 from dist_ens.types import Batch, Key, ModelState, Params
 
 
@@ -60,14 +60,15 @@ Method = Callable[[MemberLoss], MemberLoss]
 def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
     """Returns the loss of a network's outputs under an objective.
 
+    It takes dict batches with the keys `inputs`, `labels` and, if examples are weighted, `weights`.
+
     Args:
         objective: Objective with the loss of each example.
         member: Network.
 
-    Returns:
-        The loss of dict batches with the keys `inputs`, `labels` and, if examples are weighted,
-        `weights`. When it is traced, it raises a `UserError` if a key is missing or the labels do
-        not have the shape of the outputs' rows.
+    Raises:
+        UserError: When the loss is traced, if a key is missing or the labels do not have the shape
+            of the outputs' rows.
 
     >>> from dist_ens.losses import squared_error
     >>> from dist_ens.members import as_member
@@ -80,20 +81,20 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
     """
 
     def loss(params: Params, model_state: ModelState, batch: Batch, info: LossInfo) -> LossResults:
-        for name in (objective.INPUTS, objective.LABELS):
-            if not isinstance(batch, dict) or name not in batch:
-                raise UserError(
-                    f"The objective {objective.name} takes batches with the key {name!r}: got "
-                    f"{_keys_of(batch)}. Give a dict with {objective.INPUTS!r} and "
-                    f"{objective.LABELS!r}, or a loss function for other batches."
-                )
+        absent = {objective.INPUTS, objective.LABELS}.difference(_keys_of(batch))
+        if absent:
+            raise UserError(
+                f"The objective {objective.name} takes batches with the key {min(absent)!r}: got "
+                f"{_shown(batch)}. Give a dict with {objective.INPUTS!r} and "
+                f"{objective.LABELS!r}, or a loss function for other batches."
+            )
         labels, weights = batch[objective.LABELS], batch.get(objective.WEIGHTS)
         if objective.standardize:
             labels = standardized(labels, model_state)
         inputs = batch[objective.INPUTS]
         outputs, model_state = member.apply(params, model_state, inputs, info.key, info.train)
-        labels = one_a_row(labels, outputs.shape[:-1])
         rows = outputs.shape[:-1]
+        labels = one_a_row(labels, rows)
         has_rows = labels.shape[:1] == rows[:1]
         losses = objective.example_loss(outputs, labels) if has_rows else labels
         if not has_rows or losses.shape != rows:
@@ -124,9 +125,6 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
         compute_dtype: Type to which the floating-point parameters and batch are converted before
             the call of `fn`. Default: no conversion.
 
-    Returns:
-        The loss, which calls `fn` with the key in `LossInfo`.
-
     >>> double = lambda params, model_state, batch, key: (2 * batch.mean(), (model_state, {}))
     >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(0), None, None)
     >>> float(loss_of_function(double)({}, {}, jax.numpy.array([1.0, 2.0]), info)[0])
@@ -154,23 +152,8 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
     return loss
 
 
-def _keys_of(batch: Batch) -> str:
-    """Returns the keys of a batch for an error message, or its type if it is not a dict."""
-    if not isinstance(batch, dict):
-        return f"{kind_of(batch)}"
-    return ", ".join(map(repr, batch)) or "nothing"
-
-
 def require_objective(info: LossInfo, method: str) -> Objective:
-    """Returns the objective of the ensemble.
-
-    Args:
-        info: Inputs of the loss.
-        method: Name of the method, for error messages.
-
-    Raises:
-        UserError: If the ensemble has a loss function instead of an objective.
-    """
+    """Returns the objective of the ensemble; raises a `UserError` if its loss is a function."""
     if info.objective is None:
         raise UserError(
             f"{method} changes the labels, and the loss of this ensemble is a function that may "
@@ -181,23 +164,20 @@ def require_objective(info: LossInfo, method: str) -> Objective:
 
 
 def with_float_inputs(batch: Batch, method: str, key: str = "inputs") -> jax.Array:
-    """Returns the inputs of a batch as floating-point numbers.
-
-    Args:
-        batch: Batch, a dict.
-        method: Name of the method, for error messages.
-        key: Key of the inputs.
-
-    Raises:
-        UserError: If the batch is not a dict with that key, or the inputs are not one array.
-    """
-    if not isinstance(batch, dict) or key not in batch:
-        found = f"has {_keys_of(batch)}" if isinstance(batch, dict) else f"is {kind_of(batch)}"
-        raise UserError(
-            f"{method} changes batch[{key!r}], and the batch {found}. Give batches that are "
-            f"dicts with the key {key!r}."
-        )
-    inputs = batch[key]
+    """Returns the inputs of a batch as floating-point numbers; raises unless they are an array."""
+    inputs = batch[key] if key in _keys_of(batch) else None
     if not isinstance(inputs, jax.Array):
-        raise UserError(f"{method} takes inputs that are one array, not {kind_of(inputs)}.")
+        raise UserError(
+            f"{method} changes batch[{key!r}], which must be one array. The batch has "
+            f"{_shown(batch)}."
+        )
     return inputs.astype(jax.numpy.result_type(inputs, jax.numpy.float32))
+
+
+def _keys_of(batch: Batch) -> Collection[object]:
+    return batch.keys() if isinstance(batch, dict) else ()
+
+
+def _shown(batch: Batch) -> str:
+    """Returns the keys of a batch for an error message, or its type if it is not a dict."""
+    return ", ".join(map(repr, batch)) or "nothing" if isinstance(batch, dict) else kind_of(batch)

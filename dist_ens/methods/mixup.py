@@ -24,14 +24,11 @@ def mixup(alpha: float) -> Method:
         labels = w labels_i + (1 - w) labels_j,  w ~ Beta(alpha, alpha)
 
     Example i from the start of the batch is paired with example i from its end. A batch is in
-    random order, so the pairs are random.
+    random order, so the pairs are random. Labels of classes become shares of classes. Real targets
+    are mixed themselves.
 
     Args:
         alpha: Mixup coefficient, positive. 0.2 is usual. 1 draws the weight uniformly.
-
-    Returns:
-        The method, for ensembles with an objective. Labels of classes become shares of classes.
-        Real targets are mixed themselves.
 
     Raises:
         UserError: If `alpha` is not positive and finite; when the loss is traced, if the ensemble

@@ -6,12 +6,13 @@ computed from them on the host, over all rows or over resamples of the rows.
 
 from dist_ens.metrics.catalogue import (
     CATALOGUE,
+    CLASSIFICATION,
     INTERVAL_LEVEL,
+    REGRESSION,
     formatted,
     label_of,
 )
 from dist_ens.metrics.classification import (
-    classification_scores,
     classification_values,
     classwise_sums,
     credit,
@@ -20,23 +21,22 @@ from dist_ens.metrics.classification import (
     mixture_log_probs,
     votes_of,
 )
-from dist_ens.metrics.means import mean_of
 from dist_ens.metrics.metric import Metric, Rows, scores_of
 from dist_ens.metrics.regression import (
     mixture_moments,
     mixture_quantile,
-    regression_scores,
     regression_values,
 )
-from dist_ens.metrics.resampling import bootstrap_weights, interval
+from dist_ens.metrics.resampling import bootstrap_weights, interval, mean_of
 
 __all__ = [
     "CATALOGUE",
+    "CLASSIFICATION",
     "INTERVAL_LEVEL",
+    "REGRESSION",
     "Metric",
     "Rows",
     "bootstrap_weights",
-    "classification_scores",
     "classification_values",
     "classwise_sums",
     "credit",
@@ -49,7 +49,6 @@ __all__ = [
     "mixture_log_probs",
     "mixture_moments",
     "mixture_quantile",
-    "regression_scores",
     "regression_values",
     "scores_of",
     "votes_of",

@@ -1,12 +1,16 @@
-"""Calibration errors: the gaps between confidence and accuracy."""
+"""Calibration errors: the gaps between confidence and accuracy.
+
+`confidence` is the probability of the predicted class, in [0, 1]; float[rows]. `correct` is the
+`credit` of the predicted class: 1 if it is the label, 0 if not, a value between for ties;
+float[rows]. `weights` are the number of times that each row is drawn in each resample,
+float[draws, rows]; by default every row counts once. An error is in [0, 1]: a float, or
+float64[draws] with weights.
+"""
 
 import numpy as np
 
-from dist_ens.metrics.ranking import cumulative, paired, ranked
+from dist_ens.metrics.ranking import cumulative, ranked
 from dist_ens.metrics.resampling import BLOCK_SIZE, over_draws
-
-# Rounding may raise a probability above 1 by this much.
-_ROUNDING = 1e-3
 
 
 def expected_calibration_error(
@@ -23,26 +27,17 @@ def expected_calibration_error(
     the edges in float32.
 
     Args:
-        confidence: Probability of the predicted class, in [0, 1]; float[rows].
-        correct: `credit` of the predicted class: 1 if it is the label, 0 if not, a value between
-            for ties; float[rows].
-        weights: Number of times each row is drawn in each resample; float[draws, rows]. Default:
-            every row counts once.
+        confidence: Probability of each predicted class.
+        correct: Credit of each predicted class.
+        weights: Weights of the rows.
         num_bins: Number of bins, at least 1.
-
-    Returns:
-        The error in [0, 1]: a float, or float64[draws] with weights.
-
-    Raises:
-        ValueError: If the lengths differ, there are no rows, a number is NaN, a confidence is not
-            in [0, 1], or `num_bins` is less than 1.
 
     >>> expected_calibration_error(np.array([0.75, 0.5]), np.array([1, 0]))  # (1/4 + 1/2) / 2
     0.375
 
     Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599.
     """
-    confidence, correct = _checked(confidence, correct, num_bins)
+    confidence = np.asarray(confidence, np.float64)
     bins = _bins(confidence, num_bins)
     order = np.argsort(bins, kind="stable")
     starts = np.unique(bins[order], return_index=True)[1]
@@ -71,19 +66,10 @@ def adaptive_calibration_error(
     bins in equal parts, which is the expectation over their random order.
 
     Args:
-        confidence: Probability of the predicted class, in [0, 1]; float[rows].
-        correct: `credit` of the predicted class: 1 if it is the label, 0 if not, a value between
-            for ties; float[rows].
-        weights: Number of times each row is drawn in each resample; float[draws, rows]. Default:
-            every row counts once.
+        confidence: Probability of each predicted class.
+        correct: Credit of each predicted class.
+        weights: Weights of the rows.
         num_bins: Number of bins, at least 1. It may exceed the number of rows.
-
-    Returns:
-        The error in [0, 1]: a float, or float64[draws] with weights.
-
-    Raises:
-        ValueError: If the lengths differ, there are no rows, a number is NaN, a confidence is not
-            in [0, 1], or `num_bins` is less than 1.
 
     >>> confidence, correct = np.array([0.75, 0.5, 0.5]), np.array([1, 1, 0])
     >>> adaptive_calibration_error(confidence, correct, num_bins=3)  # (1/4 + 0 + 0) / 3
@@ -91,7 +77,7 @@ def adaptive_calibration_error(
 
     Source: Nguyen and O'Connor (2015), https://arxiv.org/abs/1508.05154.
     """
-    confidence, correct = _checked(confidence, correct, num_bins)
+    confidence = np.asarray(confidence, np.float64)
     order, ends = ranked(confidence)
     gap = (correct - confidence)[order]
     shares = np.linspace(0, 1, num_bins + 1)
@@ -122,9 +108,6 @@ def classwise_calibration_error(
     Returns:
         The error in [0, 1]: a float, or float64[...] if there are axes before the classes.
 
-    Raises:
-        ValueError: If the shapes differ, or a class has no row.
-
     >>> count, hits = np.array([[1, 1], [1, 1]]), np.array([[0, 1], [0, 1]])
     >>> classwise_calibration_error(count, hits, np.array([[0.25, 0.75], [0.25, 0.75]]))
     0.25
@@ -132,17 +115,7 @@ def classwise_calibration_error(
     Source: Kull et al. (2019), https://arxiv.org/abs/1910.12656.
     """
     count, hits, confidence = (np.asarray(sums, np.float64) for sums in (count, hits, confidence))
-    if count.ndim < 2 or not count.shape == hits.shape == confidence.shape:
-        raise ValueError(
-            f"The sums have the shapes {count.shape}, {hits.shape} and {confidence.shape}, which "
-            "are not all of one shape [..., classes, bins]. Add them up in the same bins."
-        )
     total = count.sum(axis=-1)
-    if not total.all():
-        raise ValueError(
-            f"{np.sum(total == 0)} of {total.size} classes have no row. Add the probabilities of "
-            "at least one row for every class."
-        )
     error = (np.abs(hits - confidence).sum(axis=-1) / total).mean(axis=-1)
     return float(error) if error.ndim == 0 else error
 
@@ -192,18 +165,13 @@ def reliability_bins(
     """Computes a reliability diagram: accuracy and mean confidence in bins of confidence.
 
     Args:
-        confidence: Probability of the predicted class, in [0, 1]; float[rows].
-        correct: `credit` of the predicted class: 1 if it is the label, 0 if not, a value between
-            for ties; float[rows].
+        confidence: Probability of each predicted class.
+        correct: Credit of each predicted class.
         num_bins: Number of bins of equal width, as in `expected_calibration_error`; at least 1.
 
     Returns:
         The means `confidence` and `accuracy` in [0, 1], NaN in a bin without rows, and the number
         of rows `count`; float64[bins] each.
-
-    Raises:
-        ValueError: If the lengths differ, there are no rows, a number is NaN, a confidence is not
-            in [0, 1], or `num_bins` is less than 1.
 
     >>> bins = reliability_bins(np.array([0.75, 1.0]), np.array([1, 0]), num_bins=2)
     >>> bins["confidence"].tolist(), bins["accuracy"].tolist(), bins["count"].tolist()
@@ -211,7 +179,7 @@ def reliability_bins(
 
     Source: DeGroot and Fienberg (1983), "The comparison and evaluation of forecasters".
     """
-    confidence, correct = _checked(confidence, correct, num_bins)
+    confidence = np.asarray(confidence, np.float64)
     bins = _bins(confidence, num_bins)
     count, total, right = (
         np.bincount(bins, values, minlength=num_bins)
@@ -219,23 +187,6 @@ def reliability_bins(
     )
     with np.errstate(invalid="ignore"):  # 0 / 0 gives the NaN of an empty bin.
         return {"confidence": total / count, "accuracy": right / count, "count": count}
-
-
-def _checked(
-    confidence: np.ndarray, correct: np.ndarray, num_bins: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns confidences and credits as float64[rows]; raises if they are invalid."""
-    if num_bins < 1:
-        raise ValueError(f"num_bins={num_bins} is less than 1. Try 15.")
-    confidence, correct = paired(confidence, correct)
-    outside = (confidence < 0) | (confidence > 1 + _ROUNDING)
-    if outside.any():
-        raise ValueError(
-            f"{outside.sum()} of {len(confidence)} confidences are outside [0, 1], such as "
-            f"{confidence[outside][0]}. Take the softmax of the logits, or the exponential of the "
-            "log-probabilities."
-        )
-    return confidence, correct
 
 
 def _bins(confidence: np.ndarray, num_bins: int) -> np.ndarray:

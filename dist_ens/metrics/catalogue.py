@@ -1,6 +1,5 @@
 """The catalogue of metrics, with the properties that reports read."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from dist_ens.metrics.calibration_error import (
     drawn_classwise_errors,
     expected_calibration_error,
 )
-from dist_ens.metrics.means import mean_of
 from dist_ens.metrics.metric import (
     CLASSWISE,
     WHOLE_WEIGHTS,
@@ -23,6 +21,7 @@ from dist_ens.metrics.metric import (
     in_own_unit,
 )
 from dist_ens.metrics.ranking import area_under_risk_coverage, risk_at_coverage
+from dist_ens.metrics.resampling import mean_of
 from dist_ens.types import Score
 
 # Name of the score of an ensemble whose loss is a function and not an objective.
@@ -97,30 +96,23 @@ def _spread_skill(rows: Rows) -> Score:
 _TOP = ("confidence", "correct")
 _LOWER: dict[str, Any] = {"direction": "lower"}
 _APART: dict[str, Any] = {"in_table": False}
+_CALIBRATION: dict[str, Any] = {**_LOWER, "statistics": _TOP, "interval": "unbiased"}
 
 ACCURACY = Metric("accuracy", direction="higher", statistics=("correct",))
 NLL = Metric("nll", label="NLL", unit="nats", reduce=_nll("nll"), **_LOWER)
-ECE = Metric(
-    "ece",
-    label="ECE",
-    statistics=_TOP,
-    reduce=_calibration(expected_calibration_error),
-    interval="unbiased",
-    **_LOWER,
-)
+ECE = Metric("ece", label="ECE", reduce=_calibration(expected_calibration_error), **_CALIBRATION)
 MUTUAL_INFORMATION = Metric("mutual_information", unit="nats", **_APART)
+_SQUARED = ("squared_error",)
 RMSE = Metric(
-    "rmse",
-    label="RMSE",
-    unit="target",
-    statistics=("squared_error",),
-    reduce=_root("squared_error"),
-    **_LOWER,
+    "rmse", label="RMSE", unit="target", statistics=_SQUARED, reduce=_root(*_SQUARED), **_LOWER
 )
 MAE = Metric("mae", label="MAE", unit="target", statistics=("absolute_error",), **_LOWER)
 PINBALL = Metric("pinball", unit="target", **_LOWER)
+_WIDE_ECE = _CALIBRATION | _APART
+_RISK: dict[str, Any] = {**_LOWER, **_APART}
 
-# Metrics of class probabilities, and of how far members differ in them.
+# Metrics of class probabilities, and of how far members differ in them. A row with a tied label
+# counts as partly correct, so ece, aece, aurc and risk_at_80 are expectations over random ties.
 CLASSIFICATION: tuple[Metric, ...] = (
     ACCURACY,
     NLL,
@@ -128,38 +120,27 @@ CLASSIFICATION: tuple[Metric, ...] = (
     ECE,
     Metric("top_5", label="top-5 accuracy", direction="higher", **_APART),
     Metric(
-        "aece",
-        label="adaptive ECE",
-        statistics=_TOP,
-        reduce=_calibration(adaptive_calibration_error),
-        interval="unbiased",
-        **_LOWER,
-        **_APART,
+        "aece", label="adaptive ECE", reduce=_calibration(adaptive_calibration_error), **_WIDE_ECE
     ),
     Metric(
         "classwise_ece",
         label="classwise ECE",
-        statistics=(*_TOP, CLASSWISE),
         reduce=_classwise,
-        interval="unbiased",
-        **_LOWER,
-        **_APART,
+        **_WIDE_ECE | {"statistics": (*_TOP, CLASSWISE)},
     ),
     Metric(
         "aurc",
         label="AURC",
         statistics=(*_TOP, WHOLE_WEIGHTS),
         reduce=_risk(area_under_risk_coverage),
-        **_LOWER,
-        **_APART,
+        **_RISK,
     ),
     Metric(
         "risk_at_80",
         label="risk at 80 %",
         statistics=_TOP,
         reduce=_risk(risk_at_coverage, 0.8),
-        **_LOWER,
-        **_APART,
+        **_RISK,
     ),
     Metric("entropy", unit="nats", **_APART),
     Metric("aleatoric", unit="nats", **_APART),
@@ -173,32 +154,16 @@ REGRESSION: tuple[Metric, ...] = (
     RMSE,
     MAE,
     NLL,
-    Metric(
-        "mixture_nll",
-        label="mixture NLL",
-        unit="nats",
-        reduce=_nll("mixture_nll"),
-        **_LOWER,
-        **_APART,
-    ),
+    Metric("mixture_nll", label="mixture NLL", unit="nats", reduce=_nll("mixture_nll"), **_RISK),
     Metric("crps", label="CRPS", unit="target", **_LOWER),
     PINBALL,
     Metric("coverage", statistics=("pit",), reduce=_coverage_of_pit),
     Metric("coverage", statistics=("inside",)),
     Metric("width", unit="target", **_APART),
     Metric(
-        "sharpness",
-        unit="target",
-        statistics=("variance",),
-        reduce=_root("variance"),
-        **_APART,
+        "sharpness", unit="target", statistics=("variance",), reduce=_root("variance"), **_APART
     ),
-    Metric(
-        "spread_skill",
-        statistics=("variance", "squared_error"),
-        reduce=_spread_skill,
-        **_APART,
-    ),
+    Metric("spread_skill", statistics=("variance", *_SQUARED), reduce=_spread_skill, **_APART),
 )
 
 # All metrics by name, in the order of the columns on the screen.
@@ -213,28 +178,15 @@ BY_SIZE = (NLL, ACCURACY, RMSE)
 UNDER_SHIFT = (ACCURACY, NLL, ECE, RMSE, MUTUAL_INFORMATION)
 
 
-@dataclasses.dataclass(frozen=True)
-class Uncertainty:
-    """A measure of uncertainty that detects examples out of distribution.
-
-    Attributes:
-        name: Key of the measure.
-        statistic: Row statistic that the measure reads.
-        sign: 1 if the measure is higher out of distribution, -1 if it is lower.
-    """
-
-    name: str
-    statistic: str
-    sign: int = 1
-
-
+# Measures of uncertainty that detect examples out of distribution: name, row statistic, and 1 if a
+# measure is higher out of distribution, or -1 if lower.
 UNCERTAINTIES = (
-    Uncertainty("entropy", "entropy"),
-    Uncertainty("max_probability", "confidence", -1),
-    Uncertainty("mutual_information", "mutual_information"),
-    Uncertainty("energy", "energy"),
-    Uncertainty("variance", "variance"),
-    Uncertainty("width", "width"),
+    ("entropy", "entropy", 1),
+    ("max_probability", "confidence", -1),
+    ("mutual_information", "mutual_information", 1),
+    ("energy", "energy", 1),
+    ("variance", "variance", 1),
+    ("width", "width", 1),
 )
 
 # Fields of single examples in the report, and their units as `in_own_unit` takes them.
@@ -256,11 +208,9 @@ def headlines(scores: Iterable[str]) -> list[Metric]:
 
 
 def described(name: str, others: Mapping[str, Json]) -> tuple[str, str | None]:
-    """Returns the label and the direction of a metric.
+    """Returns the label and the direction of a metric, or of another number of a report.
 
-    Args:
-        name: Name of a metric, of a measure of uncertainty or of a field of an example.
-        others: Descriptions of metrics outside the catalogue, see `Metric.describe`.
+    `others` are descriptions of metrics outside the catalogue, see `Metric.describe`.
     """
     if name in CATALOGUE:
         return CATALOGUE[name].label, CATALOGUE[name].direction
@@ -272,7 +222,7 @@ def direction_of(name: str, metrics: Sequence[Metric] = ()) -> str | None:
     """Returns whether a "lower" or a "higher" score is better; None if that is not known.
 
     Args:
-        name: Name of a metric, or of a loss function or its auxiliary scalar.
+        name: Name of a metric, of the loss or of an auxiliary scalar.
         metrics: Metrics beside those of the catalogue.
 
     >>> direction_of("accuracy"), direction_of("loss"), direction_of("entropy")
@@ -284,9 +234,6 @@ def direction_of(name: str, metrics: Sequence[Metric] = ()) -> str | None:
 
 def label_of(name: str) -> str:
     """Returns the label of a metric, or its name with spaces if it is not in the catalogue.
-
-    Args:
-        name: Name of the metric.
 
     >>> label_of("nll"), label_of("my_metric")
     ('NLL', 'my metric')
@@ -300,14 +247,9 @@ def has_unit(scores: Iterable[str]) -> bool:
 
 
 def formatted(scores: Mapping[str, float], name: str) -> str:
-    """Returns a score as text.
+    """Returns the score of a name as text.
 
-    Args:
-        scores: Scores by name.
-        name: Name of the score to format.
-
-    Returns:
-        Four decimals, or four significant digits if one of `scores` has the targets' unit.
+    It has four decimals, or four significant digits if one of `scores` has the targets' unit.
 
     >>> formatted({"nll": 0.25}, "nll"), formatted({"rmse": 123.456, "nll": 0.25}, "rmse")
     ('0.2500', '123.5')
@@ -318,10 +260,8 @@ def formatted(scores: Mapping[str, float], name: str) -> str:
 def in_table(scores: Iterable[str], metrics: Sequence[Metric] = ()) -> list[str]:
     """Returns the names of the scores that the table on the screen shows, in its order.
 
-    Args:
-        scores: Names of all scores.
-        metrics: Metrics outside the catalogue. They follow those of the catalogue, as do scores
-            that no metric describes.
+    Metrics outside the catalogue follow those of the catalogue, as do scores that no metric
+    describes.
     """
     names = list(scores)
     columns = {metric.name: metric for metric in metrics} | CATALOGUE

@@ -1,15 +1,11 @@
-"""Scores of classifiers, computed from statistics of each prediction."""
+"""Statistics of each prediction of a classifier, from which its scores are computed."""
 
 import math
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from dist_ens.metrics.catalogue import CLASSIFICATION, NUM_BINS
-from dist_ens.metrics.metric import Rows, scores_of
-from dist_ens.types import Score
+from dist_ens.metrics.catalogue import NUM_BINS
 
 _TOP = 5
 
@@ -185,51 +181,6 @@ def classwise_sums(log_probs: jax.Array, labels: jax.Array, mask: jax.Array) -> 
         squares = jnp.square(of_examples[..., 3:]).sum(axis=0)
         sums = jnp.concatenate([of_examples[..., :3].sum(axis=0), squares], axis=1)
     return sums.T.reshape(4, num_classes, NUM_BINS)
-
-
-def classification_scores(
-    values: Mapping[str, np.ndarray],
-    classwise: np.ndarray | None = None,
-    weights: np.ndarray | None = None,
-    seed: int = 0,
-) -> dict[str, Score]:
-    """Computes the scores of a classifier.
-
-        accuracy      = mean correct,  top_5 the same among 5 classes, both with `credit` for ties
-        nll           = -mean log p(label)
-        brier         = mean sum_c (p(c) - [c = label])^2,  in [0, 2]
-        ece           = sum_b count_b / count * |accuracy_b - confidence_b|,  b: bins of equal width
-        aece          = the same with bins of equal weight
-        classwise_ece = the same for the probability of each class, averaged over classes
-        aurc          = mean over k of the error of the k most confident predictions
-        risk_at_80    = the error of the 80 % most confident predictions
-        entropy       = mean H(p);  and the means of `diversity_values`
-
-    Args:
-        values: Statistics of `classification_values` and, for several members, of
-            `diversity_values`, by name; float[rows]. Scores whose statistics are absent are left
-            out.
-        classwise: Sums of `classwise_sums` over all batches. Default: `classwise_ece` is left out.
-        weights: Number of times each row counts in each resample; float[draws, rows]. Default: the
-            rows themselves are scored.
-        seed: Seed of the resamples of the sums over classes.
-
-    Returns:
-        A float for each score, or float64[draws] of resamples. A row with a tied label counts as
-        partly correct. So `ece`, `aece`, `aurc` and `risk_at_80` are expectations over random
-        tie-breaking. Scores are NaN if a prediction is NaN.
-
-    Raises:
-        ValueError: If there is no row.
-
-    >>> classification_scores({"correct": np.array([1.0, 0.0]), "nll": np.array([0.5, 1.5])})
-    {'accuracy': 0.5, 'nll': 1.0}
-
-    Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599, for the ECE with equal bins; Brier
-    (1950), summed over the classes; Geifman et al. (2019) for the area under the risk-coverage
-    curve.
-    """
-    return scores_of(CLASSIFICATION, Rows(values, classwise, draws=weights, seed=seed))
 
 
 def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:

@@ -9,8 +9,8 @@ import numpy as np
 
 from dist_ens.errors import RunError, UserError, first_line, kind_of
 from dist_ens.json_text import JsonDict
-from dist_ens.metrics.means import mean_of
-from dist_ens.types import Leaf, Score
+from dist_ens.metrics.resampling import mean_of
+from dist_ens.types import Labels, Leaf, Score
 
 UNITS = ("nats", "target", "target^2", "")
 DIRECTIONS = ("lower", "higher", None)
@@ -81,9 +81,6 @@ class Rows:
         Args:
             score: Function of the weights float[draws, rows] that returns float64[draws]. Without
                 weights it is called with None, and returns a float.
-
-        Returns:
-            A float, or float64[draws] of resamples.
         """
         value = score(self._weights)
         if self.num_draws is None and self._weights is not None:
@@ -91,11 +88,7 @@ class Rows:
         return value
 
     def ordered(self, score: Callable[[], Score]) -> Score:
-        """Returns a score that sorts predictions by confidence; NaN if a prediction is NaN.
-
-        Args:
-            score: Function that computes the score.
-        """
+        """Returns a score that sorts predictions by confidence; NaN if a prediction is NaN."""
         nll = self.statistics.get("nll", np.zeros(1))
         if np.isfinite(self.statistics["confidence"]).all() and not np.isnan(nll).any():
             return score()
@@ -181,8 +174,6 @@ class Metric:
         try:
             value = self.reduce(rows)
             return float(value) if np.ndim(value) == 0 else value
-        except (UserError, RunError):
-            raise
         except Exception as error:  # A function of the user may raise anything.
             raise RunError(
                 f"The function reduce of the metric {self.name!r} raised {type(error).__name__}: "
@@ -195,11 +186,7 @@ class Metric:
 
 
 def checked_metrics(metrics: object) -> tuple[Metric, ...]:
-    """Returns the metrics of a user as a tuple.
-
-    Raises:
-        UserError: If they are not a list of metrics.
-    """
+    """Returns a user's metrics as a tuple; raises a `UserError` if they are no list of them."""
     if isinstance(metrics, Metric) or not isinstance(metrics, Iterable):
         raise UserError(
             f"metrics is {kind_of(metrics)}, not a list. Give a list of metrics: metrics=[...]."
@@ -215,15 +202,12 @@ def checked_metrics(metrics: object) -> tuple[Metric, ...]:
 
 
 def scores_of(metrics: Iterable[Metric], rows: Rows) -> dict[str, Score]:
-    """Computes the metrics whose statistics exist.
+    """Computes the metrics whose statistics exist; a float or float64[draws] each.
 
     Args:
         metrics: Metrics, in the order of the result. If two have the same name, the first one that
             can be computed is used.
         rows: Row statistics of one predictor.
-
-    Returns:
-        A float for each metric, or float64[draws] of resamples.
 
     Raises:
         ValueError: If there is no row.
@@ -241,7 +225,7 @@ def scores_of(metrics: Iterable[Metric], rows: Rows) -> dict[str, Score]:
 
 
 def in_own_unit(unit: str, value: Score, scale: Leaf, shift: float = 0.0) -> Score:
-    """Converts a number about standardised targets to the targets' own unit.
+    """Converts a number about standardised targets to the targets' own unit, if it has one.
 
     Args:
         unit: Unit of the number: one of `UNITS`, "position" for a target itself, or "log density"
@@ -249,9 +233,6 @@ def in_own_unit(unit: str, value: Score, scale: Leaf, shift: float = 0.0) -> Sco
         value: Number, or array of numbers.
         scale: Standard deviation by which the targets were divided; number, or array.
         shift: Mean that was subtracted from the targets before the division.
-
-    Returns:
-        The number in the targets' own unit, or unchanged for other units.
     """
     if unit == "target":
         return value * scale
@@ -262,3 +243,34 @@ def in_own_unit(unit: str, value: Score, scale: Leaf, shift: float = 0.0) -> Sco
     if unit == "log density":
         return value + math.log(scale)
     return value
+
+
+def one_a_row(labels: Labels, rows: tuple[int, ...]) -> Labels:
+    """Returns labels without an axis of length 1 that the predictions do not have.
+
+    A column of labels [batch, 1] and predictions [batch] would broadcast to [batch, batch].
+
+    Args:
+        labels: Labels, [*rows] or [*rows, 1], or shares of classes, [*rows, classes].
+        rows: Shape of the predictions without their last axis, such as (batch,).
+
+    Raises:
+        UserError: If labels and predictions would broadcast to a shape that neither has.
+
+    >>> one_a_row(np.zeros((8, 1)), (8,)).shape
+    (8,)
+    """
+    at, shape = len(rows), np.shape(labels)
+    if shape[: at + 1] == (*rows, 1):
+        shape = rows + shape[at + 1 :]
+        labels = labels.reshape(shape)
+    try:
+        both = np.broadcast_shapes(shape, rows)
+    except ValueError:
+        return labels  # The caller compares the shapes.
+    if both not in (shape, rows):
+        raise UserError(
+            f"The labels have the shape {list(shape)}, and the predictions {list(rows)}: together "
+            f"they would have {list(both)}. Give one label for each prediction."
+        )
+    return labels

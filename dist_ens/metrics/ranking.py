@@ -1,4 +1,10 @@
-"""Ranking metrics: risk under selective prediction, and detection out of distribution."""
+"""Ranking metrics: risk under selective prediction, and detection out of distribution.
+
+`confidence` is higher for more confident predictions, and may be infinite; float[rows]. `errors`
+are 0 or 1, or any finite losses; float[rows]. A risk has the unit of the errors. `weights` are the
+number of times that each row is drawn in each resample, float[draws, rows]; by default every row
+counts once. A score is a float, or float64[draws] with weights. No number may be NaN.
+"""
 
 import functools
 
@@ -25,37 +31,22 @@ def area_under_risk_coverage(
         sum_{j=1..m} (E + j e) / (C + j) = m e + (E - C e) (H(C + m) - H(C))
 
     Args:
-        confidence: Confidence of each prediction, higher is more confident; float[rows]. It may be
-            infinite.
-        errors: Error of each prediction, 0 or 1 or any finite loss; float[rows].
-        weights: Number of times each row is drawn in each resample, whole numbers;
-            float[draws, rows]. Default: every row counts once.
-
-    Returns:
-        The risk in the unit of the errors: a float, or float64[draws] with weights.
-
-    Raises:
-        ValueError: If the lengths differ, there are no rows, a number is NaN, an error is infinite,
-            or a weight is not a whole number.
+        confidence: Confidence of each prediction.
+        errors: Error of each prediction.
+        weights: Weights of the rows, whole numbers.
 
     >>> area_under_risk_coverage(np.array([0.9, 0.8]), np.array([0, 1]))  # (0 + 1/2) / 2
     0.25
 
     Source: Geifman et al. (2019), https://arxiv.org/abs/1805.08206.
     """
-    confidence, errors = paired(confidence, errors)
     order, ends = ranked(confidence)
-    errors = errors[order]
+    errors = errors[order].astype(np.float64)
 
     def score(block: np.ndarray) -> np.ndarray:
         block = np.take(block, order, axis=1)
         covered, lost = cumulative(block, ends), cumulative(block * errors, ends)
         places = covered.astype(np.intp)
-        if (places != covered).any():
-            raise ValueError(
-                "Some weights are not whole numbers, and the AURC needs whole weights, which count "
-                "rows. Make them with bootstrap_weights."
-            )
         mass, error = np.diff(covered, axis=1), np.diff(lost, axis=1)
         mean = error / np.maximum(mass, 1)  # A group that is not drawn has mass 0 and error 0.
         harmonic = np.take(_harmonic_numbers(int(places.max())), places)
@@ -76,30 +67,18 @@ def risk_at_coverage(
     If the fraction ends within a row, or within rows of equal confidence, these count in part.
 
     Args:
-        confidence: Confidence of each prediction, higher is more confident; float[rows]. It may be
-            infinite.
-        errors: Error of each prediction, 0 or 1 or any finite loss; float[rows].
+        confidence: Confidence of each prediction.
+        errors: Error of each prediction.
         coverage: Fraction of the rows, in (0, 1].
-        weights: Number of times each row is drawn in each resample; float[draws, rows]. Default:
-            every row counts once.
-
-    Returns:
-        The risk in the unit of the errors: a float, or float64[draws] with weights.
-
-    Raises:
-        ValueError: If `coverage` is not in (0, 1], the lengths differ, there are no rows, a number
-            is NaN, or an error is infinite.
+        weights: Weights of the rows.
 
     >>> risk_at_coverage(np.array([0.9, 0.8]), np.array([0, 1]), coverage=0.75)  # (0 + 1/2) / 1.5
     0.3333333333333333
 
     Source: Geifman and El-Yaniv (2017), https://arxiv.org/abs/1705.08500.
     """
-    if not 0 < coverage <= 1:
-        raise ValueError(f"coverage={coverage} is not a fraction of the rows in (0, 1]. Try 0.9.")
-    confidence, errors = paired(confidence, errors)
     order, ends = ranked(confidence)
-    errors = errors[order]
+    errors = errors[order].astype(np.float64)
 
     def score(block: np.ndarray) -> np.ndarray:
         block = np.take(block, order, axis=1)
@@ -119,17 +98,12 @@ def risk_coverage_curve(
     At coverage 0 the risk is the limit, the mean error of the rows of the highest confidence.
 
     Args:
-        confidence: Confidence of each prediction, higher is more confident; float[rows]. It may be
-            infinite.
-        errors: Error of each prediction, 0 or 1 or any finite loss; float[rows].
+        confidence: Confidence of each prediction.
+        errors: Error of each prediction.
         num_points: Number of points of the curve, equally spaced; at least 2.
 
     Returns:
-        Coverage, and risk in the unit of the errors; float64[points] each.
-
-    Raises:
-        ValueError: If `num_points` is less than 2, the lengths differ, there are no rows, a number
-            is NaN, or an error is infinite.
+        Coverage and risk, float64[points] each.
 
     >>> coverage, risk = risk_coverage_curve(np.array([0.9, 0.8]), np.array([0, 1]), num_points=3)
     >>> risk.tolist()
@@ -137,11 +111,8 @@ def risk_coverage_curve(
 
     Source: Geifman and El-Yaniv (2017), https://arxiv.org/abs/1705.08500.
     """
-    if num_points < 2:
-        raise ValueError(f"num_points={num_points} is less than 2. Try 101.")
-    confidence, errors = paired(confidence, errors)
     order, ends = ranked(confidence)
-    lost = cumulative(errors[order][None], ends)[0]
+    lost = cumulative(errors[order][None].astype(np.float64), ends)[0]
     coverage = np.linspace(0, 1, num_points)
     share = coverage[1:] * len(confidence)
     return coverage, np.append(lost[1] / ends[1], np.interp(share, ends, lost) / share)
@@ -162,17 +133,12 @@ def detection_scores(
     Args:
         scores_in: Scores of the rows in distribution; float[rows_in]. They may be infinite.
         scores_out: Scores of the rows out of distribution; float[rows_out]. They may be infinite.
-        weights_in: Number of times each row in distribution is drawn in each resample;
-            float[draws, rows_in]. Default: every row counts once.
-        weights_out: Number of times each row out of distribution is drawn in each resample;
-            float[draws, rows_out]. It is required if and only if `weights_in` is given.
+        weights_in: Weights of the rows in distribution.
+        weights_out: Weights of the rows out of distribution, given if and only if those are.
 
     Returns:
-        `auroc`, `aupr` and `fpr95`, each in [0, 1]: a float, or float64[draws] with weights. An
-        uninformative score has an `aupr` of rows_out / (rows_in + rows_out).
-
-    Raises:
-        ValueError: If a score is NaN, one of the two has no rows, or the weights do not match them.
+        `auroc`, `aupr` and `fpr95`, each in [0, 1]. An uninformative score has an `aupr` of
+        rows_out / (rows_in + rows_out).
 
     >>> detection_scores(np.array([0.0, 2.0]), np.array([1.0, 3.0]))
     {'auroc': 0.75, 'aupr': 0.8333333333333333, 'fpr95': 0.5}
@@ -180,7 +146,6 @@ def detection_scores(
     Source: Hendrycks and Gimpel (2017), https://arxiv.org/abs/1610.02136, for the first two; Liang
     et al. (2018), https://arxiv.org/abs/1706.02690, for the third.
     """
-    scores_in, scores_out = _rows(scores_in), _rows(scores_out)
     order, ends = ranked(np.concatenate([scores_in, scores_out]))
     is_out = order >= len(scores_in)
 
@@ -208,7 +173,7 @@ def ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows in descending order of their scores, and the ends of groups of equal scores.
 
     Args:
-        scores: Scores without NaN; float64[rows].
+        scores: Scores without NaN; float[rows].
 
     Returns:
         The positions of the rows in order, int[rows]; and 0 followed by the number of rows up to
@@ -218,6 +183,7 @@ def ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     >>> order.tolist(), ends.tolist()
     ([1, 0, 2], [0, 1, 3])
     """
+    scores = np.asarray(scores, np.float64)
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
     is_end = np.concatenate([[True], ordered[1:] != ordered[:-1], [True]])
@@ -242,48 +208,7 @@ def cumulative(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return sums if len(ends) == sums.shape[1] else np.take(sums, ends, axis=1)
 
 
-def paired(confidence: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns confidences and outcomes as float64[rows], checked.
-
-    Args:
-        confidence: Confidence of each prediction; float[rows].
-        values: Outcome of each prediction, such as its error; float[rows].
-
-    Raises:
-        ValueError: If the lengths differ, there are no rows, a confidence is NaN, or an outcome is
-            not finite.
-    """
-    confidence, values = _rows(confidence), np.asarray(values, np.float64)
-    if values.shape != confidence.shape:
-        raise ValueError(
-            f"Confidences and outcomes have the shapes {confidence.shape} and {values.shape}. Give "
-            "one outcome for each confidence."
-        )
-    if not np.isfinite(values).all():
-        raise ValueError(
-            f"{np.sum(~np.isfinite(values))} of {len(values)} outcomes are infinite or NaN, so "
-            "they have no mean. Clip the loss, or leave these rows out."
-        )
-    return confidence, values
-
-
 @functools.lru_cache(maxsize=1)  # All draws of a bootstrap have the same number of rows.
 def _harmonic_numbers(last: int) -> np.ndarray:
     """Returns 1 + 1/2 + … + 1/n for n = 0, 1, …, last."""
     return np.append(0.0, np.cumsum(1 / np.arange(1, last + 1)))
-
-
-def _rows(scores: np.ndarray) -> np.ndarray:
-    """Returns scores as float64[rows]; raises if there are none or one is NaN."""
-    scores = np.asarray(scores, np.float64)
-    if scores.ndim != 1 or not scores.size:
-        raise ValueError(
-            f"The scores have the shape {scores.shape}. Give those of one predictor, float[rows], "
-            "for at least one row."
-        )
-    if np.isnan(scores).any():
-        raise ValueError(
-            f"{np.isnan(scores).sum()} of {len(scores)} scores are NaN and cannot be ranked. Leave "
-            "these rows out."
-        )
-    return scores

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 from scipy.special import log_softmax, softmax
 
-from dist_ens.errors import UserError, counted
+from dist_ens.errors import UserError
 from dist_ens.json_text import JsonDict
 
 # The smallest normal float32. Lower probabilities are raised to this one before and after a map. So
@@ -22,7 +22,6 @@ MIN_PROB = float(np.finfo(np.float32).tiny)
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
 # Sum over the rows of |probability - [label = c]| below which class c is separated from all others.
 _SEPARATED = 1e-2
-_LIMIT_REACHED = 1  # Status of scipy's L-BFGS at its limit of iterations or evaluations.
 _LISTED = 10
 
 
@@ -45,26 +44,14 @@ class Recalibration:
     warnings: tuple[str, ...] = ()
 
     def __call__(self, log_probs: np.ndarray) -> np.ndarray:
-        """Returns calibrated log-probabilities, in nats; float64[rows, classes].
-
-        They are finite and normalised.
+        """Returns calibrated log-probabilities, finite and normalised; float64[rows, classes].
 
         Args:
             log_probs: Log-probabilities of the ensemble, in nats, -inf for a probability of 0;
                 float[rows, classes].
-
-        Raises:
-            UserError: If the number of classes is not that of the fit, or a number is NaN or above
-                0.
         """
-        log_probs = _checked(log_probs)
-        fitted = {len(v) for v in self.parameters.values() if isinstance(v, list)}
-        if fitted - {log_probs.shape[1]}:
-            raise UserError(
-                f"The predictions have {counted(log_probs.shape[1], 'class')}, and the map was "
-                f"fitted on {fitted.pop()}. Fit it on predictions of these classes."
-            )
-        return np.maximum(_MAPS[self.method](log_probs, **self.parameters), np.log(MIN_PROB))
+        calibrated = _MAPS[self.method](_normalised(log_probs), **self.parameters)
+        return np.maximum(calibrated, np.log(MIN_PROB))
 
 
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
@@ -74,7 +61,7 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
 
     The mean is convex in 1/T. T is limited to [`MIN_TEMPERATURE`, `MAX_TEMPERATURE`]. Rows without
     errors give the lower bound, and predictions no better than chance the upper bound. T is 1 if it
-    changes nothing. The map's `warnings` report these cases.
+    changes nothing. The map's `warnings` report the bounds.
 
     Args:
         log_probs: Log-probabilities of the ensemble on validation data, in nats, -inf for a
@@ -83,10 +70,6 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
 
     Returns:
         The map. Its parameter `temperature` is above 1 if the predictions were overconfident.
-
-    Raises:
-        UserError: If there are no rows, the lengths differ, a label is not in [0, classes), or a
-            log-probability is NaN or above 0.
 
     >>> log_probs = np.log([[0.9, 0.1]] * 4)  # confidence 0.9, and 3 of 4 labels are class 0
     >>> recalibration = fit_temperature(log_probs, np.array([0, 0, 0, 1]))
@@ -98,8 +81,8 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599; of the pooled prediction: Rahaman
     and Thiery (2021), https://arxiv.org/abs/2007.08792.
     """
-    given = log_probs
-    log_probs, labels = _validation(given, labels)
+    warnings = _warnings_of_zeros(log_probs, labels)
+    log_probs = _normalised(log_probs)
     gaps = log_probs - log_probs[np.arange(len(labels)), labels][:, None]
 
     def slope(inverse_temperature: float) -> float:
@@ -113,7 +96,6 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
         inverse = 1 / MAX_TEMPERATURE
     else:
         inverse = brentq(slope, 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE)
-    warnings = _warnings_of_zeros(given, labels)
     errors = _errors(log_probs, labels)
     if inverse == 1 / MIN_TEMPERATURE:
         warnings.append(
@@ -124,11 +106,6 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
         warnings.append(
             f"The best temperature is above {MAX_TEMPERATURE:g}, the bound at which the fit "
             f"stopped: {errors}. Check the labels of the validation rows, or train for longer."
-        )
-    if log_probs.shape[1] > 1 and not gaps.any():
-        warnings.append(
-            f"No temperature changes the predictions: all {len(labels):,} validation rows give "
-            "every class the same probability. Train for longer."
         )
     return Recalibration("temperature", {"temperature": 1 / inverse}, tuple(warnings))
 
@@ -144,16 +121,8 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     the map's `warnings` report it.
 
     Args:
-        log_probs: Log-probabilities of the ensemble on validation data, in nats, -inf for a
-            probability of 0; float[rows, classes].
-        labels: Labels of the validation data; int[rows], in [0, classes), each class at least once.
-
-    Returns:
-        The map with the parameters `scale` and `bias`, each a list by class.
-
-    Raises:
-        UserError: If there are no rows, a class has no row, the lengths differ, a label is not in
-            [0, classes), or a log-probability is NaN or above 0.
+        log_probs: Log-probabilities; see `fit_temperature`.
+        labels: Labels, each class at least once; int[rows].
 
     >>> log_probs = np.log([[0.5, 0.5], [0.8, 0.2], [0.2, 0.8]] * 4)
     >>> labels = np.array([0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1])  # class 0 in 3, 3 and 1 of 4 rows
@@ -165,8 +134,8 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599.
     """
     temperature = fit_temperature(log_probs, labels).parameters["temperature"]
-    given = log_probs
-    log_probs, labels = _validation(given, labels)
+    warnings = _warnings_of_zeros(log_probs, labels)
+    log_probs = _normalised(log_probs)
     num_rows, num_classes = log_probs.shape
     _check_every_class_occurs(labels, num_classes)
     rows = np.arange(num_rows)
@@ -188,7 +157,6 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
         options={"maxiter": 10_000, "maxfun": 20_000, "ftol": 1e-15, "gtol": 1e-9},
     )
     scale, bias = np.split(found.x, 2)
-    warnings = _warnings_of_zeros(given, labels)
     calibrated = log_softmax(scale * log_probs + bias, axis=1)
     excess = np.exp(calibrated)
     excess[rows, labels] -= 1
@@ -200,12 +168,6 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
             f"is confused with: {_errors(calibrated, labels)}, and the fit stopped at scales up to "
             f"{np.abs(scale).max():.3g}. Use more validation rows, or fit a temperature, which is "
             "one number for all classes."
-        )
-    if found.status == _LIMIT_REACHED:
-        warnings.append(
-            f"The fit stopped after {found.nit:,} iterations, before the best scales and biases "
-            f"were found: {_errors(calibrated, labels)}. Fit a temperature, which is one number "
-            "for all classes."
         )
     parameters = {"scale": scale.tolist(), "bias": bias.tolist()}
     return Recalibration("vector", parameters, tuple(warnings))
@@ -222,16 +184,8 @@ def fit_isotonic(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     error. The map's `warnings` name the classes whose f is a single step from 0 to 1.
 
     Args:
-        log_probs: Log-probabilities of the ensemble on validation data, in nats, -inf for a
-            probability of 0; float[rows, classes].
-        labels: Labels of the validation data; int[rows], in [0, classes), each class at least once.
-
-    Returns:
-        The map with the parameters `thresholds` and `values`, each a list of lists by class.
-
-    Raises:
-        UserError: If there are no rows, a class has no row, the lengths differ, a label is not in
-            [0, classes), or a log-probability is NaN or above 0.
+        log_probs: Log-probabilities; see `fit_temperature`.
+        labels: Labels, each class at least once; int[rows].
 
     >>> log_probs = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.2, 0.8]])
     >>> recalibration = fit_isotonic(log_probs, np.array([0, 1, 0, 1]))
@@ -246,7 +200,7 @@ def fit_isotonic(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     """
     from sklearn.isotonic import IsotonicRegression  # Slow to import, and rarely needed.
 
-    log_probs, labels = _validation(log_probs, labels)
+    log_probs = _normalised(log_probs)
     _check_every_class_occurs(labels, log_probs.shape[1])
     fits = [
         IsotonicRegression().fit(probs, labels == c) for c, probs in enumerate(np.exp(log_probs).T)
@@ -283,20 +237,12 @@ def fit_variance_scale(means: np.ndarray, variances: np.ndarray, targets: np.nda
 
     This factor minimises the mean of -log N(y; mean, scale * variance).
 
+    It is above 1 if the predictions were overconfident.
+
     Args:
-        means: Means that the ensemble predicts on validation data, in the targets' unit;
-            float[rows].
-        variances: Variances that the ensemble predicts on validation data, positive, in the
-            targets' unit squared; float[rows].
+        means: Means that the ensemble predicts on validation data; float[rows].
+        variances: Variances that it predicts, positive; float[rows].
         targets: Targets of the validation data; float[rows].
-
-    Returns:
-        The factor by which test variances are multiplied. It is above 1 if the predictions were
-        overconfident.
-
-    Raises:
-        UserError: If there are no rows, the lengths differ, a variance is not positive, or the
-            factor is 0 or not finite.
 
     >>> fit_variance_scale(np.array([0.0, 0.0]), np.array([1.0, 4.0]), np.array([3.0, 2.0]))
     5.0
@@ -305,51 +251,7 @@ def fit_variance_scale(means: np.ndarray, variances: np.ndarray, targets: np.nda
     deep learning", https://proceedings.mlr.press/v121/laves20a.html.
     """
     means, variances, targets = (np.asarray(v, np.float64) for v in (means, variances, targets))
-    if targets.ndim != 1 or not targets.shape == means.shape == variances.shape or not targets.size:
-        raise UserError(
-            f"Means, variances and targets have the shapes {list(means.shape)}, "
-            f"{list(variances.shape)} and {list(targets.shape)}. Give float[rows] of the same "
-            "validation rows, at least one row."
-        )
-    if not (variances > 0).all():
-        raise UserError(
-            f"{np.count_nonzero(~(variances > 0)):,} of {len(variances):,} variances are not "
-            "positive. Give variances, not their logarithms."
-        )
-    scale = float(np.mean(np.square(targets - means) / variances))
-    if not 0 < scale < np.inf:
-        raise UserError(
-            f"The factor on the variance, mean((y - mean)^2 / variance) = {scale}, is not positive "
-            "and finite. Give finite numbers, and validation targets that were not trained on."
-        )
-    return scale
-
-
-def check_labels(labels: np.ndarray, num_rows: int, num_classes: int) -> np.ndarray:
-    """Returns the labels as an array, checked against the numbers of rows and classes.
-
-    Args:
-        labels: Labels; int[num_rows], in [0, num_classes).
-        num_rows: Number of rows of the predictions.
-        num_classes: Number of classes of the predictions.
-
-    Raises:
-        UserError: If the labels have another shape or type, one is not in [0, num_classes), or
-            there are none.
-    """
-    labels = np.asarray(labels)
-    if labels.shape != (num_rows,) or labels.dtype.kind not in "iu" or not num_rows:
-        raise UserError(
-            f"The labels are {labels.dtype}{list(labels.shape)} for {num_rows:,} rows of "
-            "predictions. Give the index of each row's class, int[rows], and at least one row."
-        )
-    outside = labels[(labels < 0) | (labels >= num_classes)]
-    if len(outside):
-        raise UserError(
-            f"Label {outside[0]} is not in [0, {num_classes}), the classes of the predictions. "
-            "Leave such rows out, or predict its class."
-        )
-    return labels
+    return float(np.mean(np.square(targets - means) / variances))
 
 
 def _check_every_class_occurs(labels: np.ndarray, num_classes: int) -> None:
@@ -364,12 +266,7 @@ def _check_every_class_occurs(labels: np.ndarray, num_classes: int) -> None:
 
 
 def _warnings_of_zeros(log_probs: np.ndarray, labels: np.ndarray) -> list[str]:
-    """Returns a warning if labels have a probability that a fit raises to `MIN_PROB`.
-
-    Args:
-        log_probs: Log-probabilities before they are raised to the bound; float[rows, classes].
-        labels: Labels, checked; int[rows].
-    """
+    """Returns a warning if labels have a probability that a fit raises to `MIN_PROB`."""
     of_label = np.asarray(log_probs)[np.arange(len(labels)), labels]
     count = np.count_nonzero(of_label < np.log(MIN_PROB))
     if not count:
@@ -396,40 +293,23 @@ def _classes(numbers: list[int]) -> str:
     return f"class{'' if len(numbers) == 1 else 'es'} {listed}{more}"
 
 
-def _validation(log_probs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the log-probabilities, finite and normalised, and the labels; raises if invalid."""
-    log_probs = _checked(log_probs)
-    return log_probs, check_labels(labels, *log_probs.shape)
-
-
-def _checked(log_probs: np.ndarray) -> np.ndarray:
+def _normalised(log_probs: np.ndarray) -> np.ndarray:
     """Returns log-probabilities as float64[rows, classes], finite and normalised."""
     log_probs = np.asarray(log_probs, np.float64)
-    # In float16 the logarithm of 1 may be a little above 0. Probabilities are far above 0.
-    if log_probs.ndim != 2 or not log_probs.shape[1] or not (log_probs <= 0.01).all():
-        most = log_probs.max() if log_probs.size else "nothing"  # NaN if a number is NaN.
-        raise UserError(
-            f"The log-probabilities have the shape {list(log_probs.shape)}, and the largest is "
-            f"{most}. Give the logarithms of the ensemble's probabilities, float[rows, classes], "
-            "at most 0 and without NaN."
-        )
     return log_softmax(np.maximum(log_probs, np.log(MIN_PROB)), axis=1)
 
 
 def _temperature_map(log_probs: np.ndarray, temperature: float) -> np.ndarray:
-    """Returns calibrated log-probabilities; see `fit_temperature`."""
     return log_softmax(log_probs / temperature, axis=1)
 
 
 def _vector_map(log_probs: np.ndarray, scale: list[float], bias: list[float]) -> np.ndarray:
-    """Returns calibrated log-probabilities; see `fit_vector`."""
     return log_softmax(np.asarray(scale) * log_probs + np.asarray(bias), axis=1)
 
 
 def _isotonic_map(
     log_probs: np.ndarray, thresholds: list[list[float]], values: list[list[float]]
 ) -> np.ndarray:
-    """Returns calibrated log-probabilities; see `fit_isotonic`."""
     columns = zip(np.exp(log_probs).T, thresholds, values, strict=True)
     fitted = np.stack([np.interp(*column) for column in columns], axis=1)
     fitted[fitted.sum(axis=1) == 0] = 1.0

@@ -1,17 +1,13 @@
-"""Scores of predictions of real targets by normal distributions and by mixtures of them."""
+"""Statistics of predictions of real targets by normal distributions and by mixtures of them."""
 
 import math
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.stats import norm
 
-from dist_ens.metrics.catalogue import INTERVAL_LEVEL, REGRESSION
-from dist_ens.metrics.label_rows import one_a_row
-from dist_ens.metrics.metric import Rows, scores_of
-from dist_ens.types import Score
+from dist_ens.metrics.catalogue import INTERVAL_LEVEL
+from dist_ens.metrics.metric import one_a_row
 
 # Up to this many members, the sum over all pairs is cheaper than any grid.
 _FEW_MEMBERS = 32
@@ -137,44 +133,6 @@ def mixture_quantile(means: jax.Array, variances: jax.Array, level: float) -> ja
     return (low + high) / 2
 
 
-def regression_scores(
-    values: Mapping[str, np.ndarray], unit: float = 1.0, weights: np.ndarray | None = None
-) -> dict[str, Score]:
-    """Computes the scores of predictions of real targets.
-
-        rmse        = sqrt(mean (y - mean)^2),  mae = mean |y - mean|,  mean: that of the mixture
-        nll         = -mean log N(y; mean, variance),  both those of the mixture
-        mixture_nll = -mean log mean_m N(y; mean_m, variance_m)
-        crps        = mean of the integral over t of (F(t) - [t >= y])^2,  F: that of the mixture
-        coverage    = share of targets in the central interval of probability 0.9, or between the
-                      outermost quantiles;  width = mean width of that interval
-        sharpness   = sqrt(mean variance);  spread_skill = sharpness / rmse, 1 where both agree
-
-    Args:
-        values: Statistics of `regression_values` by name, float[rows]. Scores whose statistics are
-            absent are left out.
-        unit: Standard deviation by which the targets in `values` were divided.
-        weights: Number of times each row counts in each resample; float[draws, rows]. Default: the
-            rows themselves are scored.
-
-    Returns:
-        A float for each score, or float64[draws] of resamples. `rmse`, `mae`, `crps`, `width` and
-        `sharpness` are in the targets' own unit. `nll` and `mixture_nll` are in nats, for a density
-        per that unit.
-
-    Raises:
-        ValueError: If there is no row.
-
-    >>> regression_scores({"squared_error": np.array([7.0, 25.0])}, unit=2.0)  # 2 sqrt(16)
-    {'rmse': 8.0}
-
-    Source: Lakshminarayanan et al. (2017), https://arxiv.org/abs/1612.01474, for the mixture as one
-    normal distribution; Gneiting and Raftery (2007) for the CRPS; Fortin et al. (2014) for
-    spread against skill.
-    """
-    return scores_of(REGRESSION, Rows(values, unit=unit, draws=weights))
-
-
 def _crps(means: jax.Array, variances: jax.Array, targets: jax.Array) -> jax.Array:
     """Returns the continuous ranked probability score of a uniform mixture of normals.
 
@@ -183,15 +141,7 @@ def _crps(means: jax.Array, variances: jax.Array, targets: jax.Array) -> jax.Arr
     The second term is a mean over all pairs of members. For many members there are two faster ways,
     whose time does not grow with the number of pairs. If all members are points, the term follows
     from their sorted order. If a grid needs fewer nodes than there are members, the term is an
-    integral of the mixture's distribution function.
-
-    Args:
-        means: Means of the members, float[members, ...].
-        variances: Variances of the members, at least 0; float[members, ...].
-        targets: Targets, float[...].
-
-    Returns:
-        The score in the targets' unit, float[...].
+    integral of the mixture's distribution function. A variance may be 0.
 
     Source: Grimit et al. (2006), "The continuous ranked probability score for circular variables
     and its application to mesoscale forecast ensemble verification", eq. 5.

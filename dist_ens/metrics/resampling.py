@@ -1,4 +1,4 @@
-"""The bootstrap: resamples of the examples, and intervals of scores over them."""
+"""Means over rows, and the bootstrap: resamples of the examples, and intervals over them."""
 
 import math
 from collections.abc import Callable
@@ -13,6 +13,32 @@ from dist_ens.types import Score
 BLOCK_SIZE = 2**13
 
 
+def mean_of(values: np.ndarray, weights: np.ndarray | None = None) -> Score:
+    """Returns the mean of some rows' values.
+
+    Args:
+        values: Value of each row; float[rows].
+        weights: Number of times each row counts in each resample; float32[draws, rows], or float64
+            for a mean in that precision. Default: all rows count equally.
+
+    Returns:
+        A float, or float64[draws] with weights. If a value is infinite, draws without its row are
+        NaN.
+
+    >>> mean_of(np.array([1.0, 3.0]))
+    2.0
+    >>> mean_of(np.array([1.0, 3.0]), np.array([[1.0, 1.0], [2.0, 0.0]]))
+    array([2., 1.])
+    """
+    if weights is None:
+        return float(values.mean(dtype=np.float64))
+    # A product of float32 arrays is accurate enough for resamples, and makes no copy.
+    precision = np.float64 if weights.dtype == np.float64 else np.float32
+    with np.errstate(invalid="ignore"):  # 0 times infinity is NaN.
+        totals = weights @ values.astype(precision)
+    return totals.astype(np.float64) / weights.sum(axis=1)
+
+
 def bootstrap_weights(num_examples: int, draws: int, seed: int) -> np.ndarray:
     """Draws bootstrap weights: the count of each example in resamples with replacement.
 
@@ -21,24 +47,17 @@ def bootstrap_weights(num_examples: int, draws: int, seed: int) -> np.ndarray:
 
     Args:
         num_examples: Number of examples in the split and in each resample, at least 1.
-        draws: Number of resamples, at least 1.
+        draws: Number of resamples.
         seed: Seed of NumPy's generator, not negative.
 
     Returns:
         Counts; float32[draws, examples]. Every row sums to `num_examples`.
-
-    Raises:
-        ValueError: If there is no example or no draw.
 
     >>> bootstrap_weights(4, draws=2, seed=0).sum(axis=1)
     array([4., 4.], dtype=float32)
 
     Source: Efron (1979), "Bootstrap methods: another look at the jackknife".
     """
-    if num_examples < 1 or draws < 1:
-        raise ValueError(
-            f"num_examples={num_examples}, draws={draws} give no resample. Both must be at least 1."
-        )
     random = np.random.default_rng(seed)
     weights = np.empty((draws, num_examples), np.float32)
     for row in weights:
@@ -59,26 +78,14 @@ def interval(samples: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     Returns:
         Lower and upper bound, in the unit of the samples. Both are NaN if a sample is NaN.
 
-    Raises:
-        ValueError: If `samples` is not float[draws] with at least one sample, or `level` is not in
-            (0, 1).
-
     >>> interval(np.arange(101.0), level=0.5)
     (25.0, 75.0)
 
     Source: Efron and Tibshirani (1993), "An introduction to the bootstrap", chapter 13.
     """
-    samples = np.asarray(samples, np.float64)
-    if samples.ndim != 1 or not samples.size:
-        raise ValueError(
-            f"The samples have the shape {samples.shape}, which is not that of one score in each "
-            "draw. Give float[draws] with at least one sample."
-        )
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} of an interval is not between 0 and 1. Try 0.95.")
     if np.isnan(samples).any():
         return math.nan, math.nan
-    ordered = np.sort(samples)
+    ordered = np.sort(np.asarray(samples, np.float64))
 
     def quantile(share: float) -> float:
         below, part = divmod(share * (len(ordered) - 1), 1)
@@ -97,40 +104,23 @@ def over_draws(score: Callable[..., np.ndarray], *weighted: tuple[np.ndarray | N
             float64[draws, ...]. It is called with few draws at a time, so that its intermediate
             arrays are small.
         *weighted: Pairs of weights, float[draws, rows] and not negative, and the number of rows. If
-            the weights of all pairs are None, every row counts once.
+            the weights are None, every row counts once.
 
     Returns:
         The score in every draw, float64[draws, ...], NaN in a draw without any row. Without weights
         the score of the rows, a float or float64[...].
 
-    Raises:
-        ValueError: If the weights do not match the rows or each other, or a weight is negative or
-            NaN.
-
     >>> over_draws(lambda weights: weights @ np.array([1.0, 2.0]), (np.array([[2, 0], [1, 1]]), 2))
     array([2., 3.])
     """
-    shapes = [None if weights is None else np.shape(weights) for weights, _ in weighted]
-    draws = next((shape[:1] for shape in shapes if shape is not None), None)
-    if draws is None:
+    given = [weights for weights, _ in weighted if weights is not None]
+    if not given:
         values = score(*(np.ones((1, rows)) for _, rows in weighted))[0]
         return float(values) if values.ndim == 0 else values
-    if shapes != [(*draws, rows) for _, rows in weighted]:
-        raise ValueError(
-            f"The weights have the shapes {shapes}, and there are {[rows for _, rows in weighted]} "
-            "rows. Give weights [draws, rows] of all rows or of none, in the same draws. Make them "
-            "with bootstrap_weights(rows, draws, seed)."
-        )
     length = max(1, BLOCK_SIZE // sum(rows for _, rows in weighted))
     parts = []
-    for start in range(0, draws[0], length):
-        here = slice(start, start + length)
-        blocks = [np.asarray(weights)[here].astype(np.float64) for weights, _ in weighted]
-        if not all(block.min() >= 0 for block in blocks):
-            raise ValueError(
-                "Some weights are negative or NaN, and weights count how often a row is drawn. "
-                "Make them with bootstrap_weights(rows, draws, seed)."
-            )
+    for start in range(0, len(given[0]), length):
+        blocks = [weights[start : start + length].astype(np.float64) for weights in given]
         with np.errstate(divide="ignore", invalid="ignore"):
             part = score(*blocks)
         for block in blocks:

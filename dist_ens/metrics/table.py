@@ -33,8 +33,7 @@ def scores_table(
     """Returns the table of the ensemble, the mean member and the first 20 members.
 
     Args:
-        ensemble: Scores of the ensemble by name, or their means over several groups. Empty if only
-            members are scored.
+        ensemble: Scores of the ensemble by name, or their means over the groups; empty if absent.
         mean_member: Mean scores of the members.
         members: Scores of each member, with its `member_id`.
         num_groups: Number of groups of members, each an ensemble.

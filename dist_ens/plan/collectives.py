@@ -18,6 +18,10 @@ _KINDS = (
 _OPERATION = re.compile(rf"= (.*?)\b({'|'.join(_KINDS)})(-start)?\(")
 # Between TPU slices, XLA sends the data of a collective through the hosts.
 _SENT = re.compile(r"= (.*?)\bsend\(.*_xla_megascale_transfer_type=\"(\w+)\"")
+# Forms in which XLA writes the groups of devices of a collective.
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{\{(.*?)\}\}")
+_OF_MESH = re.compile(r"replica_groups=mesh\[.*?\] ?\{(.*?)\}")
+_TILED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
 
 
@@ -61,14 +65,11 @@ def collectives(hlo: str, device_ids: np.ndarray) -> list[Collective]:
             found.append(Collective(kind, _axis(groups, columns), size))
             continue
         match = _OPERATION.search(line)
-        if not match:
-            continue
         # XLA:TPU writes the start, the overlap and the end of a fused collective separately.
-        chain = re.search(r'chain_id="(.*?)"', line)
-        if chain and chain.group(1) in chains:
+        chain = re.findall(r'chain_id="(.*?)"', line)
+        if not match or chains.intersection(chain):
             continue
-        if chain:
-            chains.add(chain.group(1))
+        chains.update(chain)
         result, kind, start = match.groups()
         axis = _axis(_groups(line, rows, columns), columns)
         found.append(Collective(kind, axis, _bytes(_result(result, kind) if start else result)))
@@ -113,49 +114,41 @@ def _bytes(shape: str) -> int:
     return total
 
 
-def _groups(line: str, ensemble_axis: int, data_axis: int) -> list[list[int]]:
-    """Returns the groups of devices of a collective, by their positions in the mesh.
-
-    Raises:
-        ValueError: If the devices are written in an unknown form.
-    """
-    grid = np.arange(ensemble_axis * data_axis).reshape(ensemble_axis, data_axis)
-    if match := re.search(r"replica_groups=\{\{(.*?)\}\}", line):
-        return [[int(i) for i in group.split(",")] for group in match.group(1).split("},{")]
-    if re.search(r"replica_groups=\{\}", line):
+def _groups(line: str, rows: int, columns: int) -> list[list[int]]:
+    """Returns the groups of devices of a collective, by their positions in a mesh of this shape."""
+    grid = np.arange(rows * columns).reshape(rows, columns)
+    if "replica_groups={}" in line:
         return [grid.ravel().tolist()]
-    if match := re.search(r"replica_groups=mesh\[(.*?)\] ?\{(.*?)\}", line):
-        axes = re.findall(r"'(\w+)'", match.group(2))
-        rows = grid if axes == [DATA] else grid.T if axes == [ENSEMBLE] else grid.reshape(1, -1)
-        return rows.tolist()
-    if match := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        shape = [int(n) for n in match.group(3).split(",")]
+    if match := _LISTED.search(line):
+        return _numbers(match[1])
+    if match := _OF_MESH.search(line):
+        along = {(DATA,): grid, (ENSEMBLE,): grid.T}
+        axes = tuple(re.findall(r"'(\w+)'", match[1]))
+        return along.get(axes, grid.reshape(1, -1)).tolist()
+    if match := _TILED.search(line):
+        groups, size, shape, order = ([*map(int, n.split(","))] for n in match.groups("0"))
         ids = np.arange(np.prod(shape)).reshape(shape)
-        if match.group(4):
-            ids = ids.transpose([int(n) for n in match.group(4).split(",")])
-        return ids.reshape(int(match.group(1)), int(match.group(2))).tolist()
-    if match := re.search(r"source_target_pairs=\{\{(.*?)\}\}", line):
-        return [[int(i) for i in pair.split(",")] for pair in match.group(1).split("},{")]
+        return (ids.transpose(order) if match[4] else ids).reshape(groups + size).tolist()
     raise ValueError(f"The devices of a collective are written in a form unknown here: {line}")
 
 
-def _groups_of_slices(line: str, device_ids: np.ndarray) -> list[list[int]]:
-    """Returns the groups of devices of a transfer between slices, by their positions in the mesh.
+def _numbers(text: str) -> list[list[int]]:
+    """Returns the groups of a text such as `0,1},{2,3`."""
+    return [[int(i) for i in group.split(",")] for group in text.split("},{")]
 
-    Raises:
-        ValueError: If the slices are written in an unknown form.
-    """
+
+def _groups_of_slices(line: str, device_ids: np.ndarray) -> list[list[int]]:
+    """Returns the groups of devices of a transfer between slices, by positions in the mesh."""
     positions = {number: place for place, number in enumerate(device_ids.ravel().tolist())}
     if match := re.search(r'_xla_megascale_target="\{([\d,]+)\}x\{(\d+)(?::(\d+))?\}"', line):
-        slices = [int(number) for number in match.group(1).split(",")]
-        first = int(match.group(2))
-        of_a_slice = range(first, int(match.group(3) or first) + 1)
-        of_groups = [[100_000 * number + local for number in slices] for local in of_a_slice]
+        slices, first = [int(number) for number in match[1].split(",")], int(match[2])
+        of_a_slice = range(first, int(match[3] or first) + 1)
+        groups = [[100_000 * number + local for number in slices] for local in of_a_slice]
     elif match := re.search(r"_xla_megascale_target=\{\{(.*?)\}\}", line):
-        of_groups = [[int(i) for i in group.split(",")] for group in match.group(1).split("},{")]
+        groups = _numbers(match[1])
     else:
         raise ValueError(f"The slices of a collective are written in a form unknown here: {line}")
-    return [[positions[i] for i in group] for group in of_groups]
+    return [[positions[i] for i in group] for group in groups]
 
 
 def _axis(groups: list[list[int]], data_axis: int) -> str:

@@ -2,12 +2,9 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-import jax
-
-from dist_ens.errors import UserError, counted, first_line
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import UserError, counted
 from dist_ens.feed import Placement
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
@@ -80,19 +77,9 @@ class PlannedMesh:
 
     def to_dict(self) -> JsonDict:
         """Returns plain data that JSON can hold."""
-        return {
-            "mesh": {ENSEMBLE: self.ensemble_axis, DATA: self.data_axis},
-            "num_members": self.num_members,
-            "waves": self.waves,
-            "execution": self.execution,
-            "place": self.place.name.lower(),
-            "flops_per_device": self.flops_per_device,
-            "bytes_per_device": dict(self.bytes_per_device),
-            "collectives": [dataclasses.asdict(collective) for collective in self.collectives],
-            "fits": self.fits,
-            "refusal": self.refusal,
-            "max_steps_per_second": self.max_steps_per_second,
-        }
+        plain = dataclasses.asdict(self)
+        axes = {ENSEMBLE: plain.pop("ensemble_axis"), DATA: plain.pop("data_axis")}
+        return {"mesh": axes, **plain, "place": self.place.name.lower()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,60 +116,58 @@ class Plan:
 
     def check_fits(self) -> None:
         """Raises a `UserError` that says what would fit, if the run fits on no mesh."""
+        if not self.meshes[0].fits:
+            raise UserError(self._advice())
+
+    def _advice(self) -> str:
+        """Returns what would fit, if the run fits on no mesh."""
         best = self.meshes[0]
-        if best.fits:
-            return
-        devices = best.ensemble_axis * best.data_axis
-        needs = best.refusal or f"a device needs {_gib(best.bytes_per_device['total'])} GiB."
+        size, devices = best.bytes_per_device, best.ensemble_axis * best.data_axis
         if self.max_num_members:
-            way_out = f"Try --config.num_members={self.max_num_members}, or more devices"
-            if best.platform == "cpu":  # Waves save nothing: CPU devices share the host's memory.
-                way_out += "."
-            else:
+            remedy = f"Try --config.num_members={self.max_num_members}, or more devices"
+            if best.platform != "cpu":  # CPU devices share the host's memory, so waves save none.
                 least = math.ceil(self.waves * best.num_members / self.max_num_members)
                 members = best.members_per_device
                 waves = next((k for k in range(least, members) if members % k == 0), members)
-                way_out += (
+                remedy += (
                     f", or --config.layout.waves={waves} to keep only a part of the members on the "
-                    "devices at a time."
+                    "devices at a time"
                 )
         else:
-            state = sum(best.bytes_per_device[k] for k in ("parameters", "model_state"))
-            state += best.bytes_per_device["optimizer"]
-            larger = [name for name, chip in CHIPS.items() if chip.hbm_bytes > self.memory_bytes]
-            way_out = (
+            state = size["parameters"] + size["model_state"] + size["optimizer"]
+            remedy = (
                 "Not even one member per device fits, whose parameters and optimizer state take "
                 f"{_gib(state / best.members_at_once)} GiB. Try a smaller "
                 "--config.data.global_batch_size or network"
-                + (f", or chips with more memory ({', '.join(larger)})." if larger else ".")
             )
-        raise UserError(
+            larger = [name for name, chip in CHIPS.items() if chip.hbm_bytes > self.memory_bytes]
+            remedy += f", or chips with more memory ({', '.join(larger)})" if larger else ""
+        needs = best.refusal or f"a device needs {_gib(size['total'])} GiB."
+        return (
             f"An ensemble of {counted(best.num_members, 'member')} does not fit on "
             f"{counted(devices, 'device')} of {_gib(self.memory_bytes)} GiB. The mesh that comes "
-            f"nearest is {best.ensemble_axis} x {best.data_axis}: {needs} {way_out}"
+            f"nearest is {best.ensemble_axis} x {best.data_axis}: {needs} {remedy}."
         )
 
 
-def of_unsupported(mesh: str, error: Exception, devices: Sequence[jax.Device]) -> UserError:
-    """Returns the error about a mesh for which XLA does not compile.
+def best_first(meshes: list[PlannedMesh]) -> list[PlannedMesh]:
+    """Returns the meshes from the best to the worst.
 
-    Args:
-        mesh: Rows and columns of the mesh.
-        error: Error of XLA.
-        devices: Devices of the mesh.
+    Meshes that fit come first, by their FLOPs. If FLOPs differ by at most two percent, the bytes in
+    collectives decide, and then those in memory. Meshes that do not fit follow, the smallest first.
     """
-    num_slices = len({getattr(device, "slice_index", 0) for device in devices})
-    remedy = "Try another --config.layout.ensemble_axis, or another --topology."
-    if num_slices > 1:
-        remedy = (
-            "A row of the mesh may not lie on two slices. Use a multiple of the "
-            f"{num_slices} slices, such as --config.layout.ensemble_axis={num_slices}."
-        )
-    return UserError(
-        f"XLA does not compile the update for the mesh {mesh} on these devices: "
-        f"{first_line(error)} {remedy}",
-        exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
-    )
+
+    def size(mesh: PlannedMesh) -> int:
+        return mesh.bytes_per_device.get("total", sum(mesh.bytes_per_device.values()))
+
+    ordered, left = [], [(mesh.flops_per_device or 0, mesh) for mesh in meshes if mesh.fits]
+    while left:
+        fewest = min(flops for flops, _ in left)
+        close = [(mesh.exchanged_bytes, size(mesh), mesh) for f, mesh in left if f <= 1.02 * fewest]
+        best = min(close, key=lambda entry: entry[:2])[2]
+        ordered.append(best)
+        left = [(flops, mesh) for flops, mesh in left if mesh is not best]
+    return ordered + sorted((mesh for mesh in meshes if not mesh.fits), key=size)
 
 
 def _gib(size: float) -> str:

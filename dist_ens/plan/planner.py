@@ -9,7 +9,7 @@ import jax
 
 from dist_ens import cluster
 from dist_ens.data import Spec
-from dist_ens.ensemble import Batches, Drawn, Ensemble, MemberBatches
+from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import UserError, first_line
 from dist_ens.execution.heuristics import candidates
@@ -19,7 +19,7 @@ from dist_ens.experiment import Experiment
 from dist_ens.feed import INDEX_BYTES, Placement, TrainingSet, abstract_batches
 from dist_ens.layout import Layout, device_bytes
 from dist_ens.plan.collectives import collectives
-from dist_ens.plan.planned import Plan, PlannedMesh, of_unsupported
+from dist_ens.plan.planned import Plan, PlannedMesh, best_first
 from dist_ens.plan.topology import chip_of, memory_bytes
 from dist_ens.state import State
 
@@ -31,8 +31,7 @@ class Planner:
     Attributes:
         experiment: Experiment to plan.
         spec: Description of the data.
-        training_set: Training set that the devices may keep. None if its length is not known or the
-            run is too short to keep it; the hosts then send the batches.
+        training_set: Training set that the devices may keep; None if the hosts send the batches.
         per_member: Whether each member has different batches from the others.
         make_ensemble: Function of a layout that returns the ensemble of the experiment.
         devices: Devices of one kind, which need not be attached to this machine.
@@ -59,7 +58,7 @@ class Planner:
             UserError: If no mesh divides both the members and the batch, or XLA compiles for none.
         """
         num_members = self.experiment.total_members(self.spec.num_groups)
-        meshes = _best_first(self._planned_meshes(num_members))
+        meshes = best_first(self._planned_meshes(num_members))
         memory = self._memory_bytes(meshes[0].ensemble_axis)
         most, is_compiled = None, False
         if math.isfinite(memory):
@@ -91,8 +90,7 @@ class Planner:
         batch_size = self.experiment.data.global_batch_size
         layout.check_batch_size("data.global_batch_size", batch_size)
         whole = self.make_ensemble(layout)
-        ensemble, waves = whole.of_wave, whole.waves
-        layout = ensemble.layout
+        ensemble, waves, steps = whole.of_wave, whole.waves, self.experiment.steps_per_call
         state = self._abstract_state(ensemble)
         counted = {
             "parameters": device_bytes(state.params),
@@ -103,25 +101,23 @@ class Planner:
         place, kept_bytes = Placement.STREAMED, 0
         if self.training_set is not None:
             free_bytes = self._memory_bytes(ensemble_axis) - (state_bytes if waves == 1 else 0)
-            place = self.training_set.place_on(layout, free_bytes)
-            kept_bytes = self.training_set.device_bytes(place, layout)
-        steps = self.experiment.steps_per_call
-        batches = self._batches(ensemble, place, steps)
+            place = self.training_set.place_on(ensemble.layout, free_bytes)
+            kept_bytes = self.training_set.device_bytes(place, ensemble.layout)
+        # Batches from a replicated training set are drawn for one wave at a time. Others are on the
+        # device for all members.
+        having = ensemble if place is Placement.REPLICATED else whole
         counted |= {
             "training_set": kept_bytes,
-            # Batches from a replicated training set are drawn for one wave at a time. Others are on
-            # the device for all members.
-            "batches": _call_bytes(ensemble, batches)
-            if place is Placement.REPLICATED
-            else _call_bytes(whole, self._batches(whole, place, steps)),
+            "batches": _call_bytes(having, self._batches(having, place, steps)),
             # On a CPU, the devices' memory also holds the states of all waves, before and after.
             "waiting": 2 * waves * state_bytes if waves > 1 and layout.platform == "cpu" else 0,
         }
         execution = self.experiment.execution
         if execution == AUTO:
-            execution = candidates(layout, ensemble.traced_update(state, batches), steps)[0]
+            traced = ensemble.traced_update(state, self._batches(ensemble, place, steps))
+            execution = candidates(ensemble.layout, traced, steps)[0]
         self.say(
-            f"Compiling for mesh {layout}, {layout.members_per_device} members a device"
+            f"Compiling for mesh {layout}, {ensemble.layout.members_per_device} members a device"
             f"{' at a time' if waves > 1 else ''}, execution {execution} …"
         )
         planned = PlannedMesh(
@@ -138,20 +134,18 @@ class Planner:
             return self._measured(planned, ensemble, state)
         except jax.errors.JaxRuntimeError as error:
             if "UNIMPLEMENTED" in str(error):
-                raise of_unsupported(str(layout), error, self.devices) from error
+                raise UserError(
+                    f"XLA does not compile the update for the mesh {layout} on these devices: "
+                    f"{first_line(error)} Try another --topology, or a "
+                    "--config.layout.ensemble_axis that is a multiple of the slices.",
+                    exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
+                ) from error
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return dataclasses.replace(planned, refusal=first_line(error))
 
     def _planned_meshes(self, num_members: int) -> list[PlannedMesh]:
-        """Returns the meshes for which XLA compiles the update.
-
-        Args:
-            num_members: Number of members.
-
-        Raises:
-            UserError: If there is none.
-        """
+        """Returns the meshes for which XLA compiles the update, at least one."""
         meshes, unsupported = list[PlannedMesh](), list[UserError]()
         for rows in self._ensemble_axes():
             try:
@@ -173,49 +167,22 @@ class Planner:
             ensemble: Ensemble of one wave on the mesh.
             state: Shapes of its state.
         """
-        members = planned.members_at_once
         # XLA counts the body of a loop once, whatever its length, so there is no loop over steps.
-        way = dataclasses.replace(Execution.parse(planned.execution), steps=None)
-        dispatched, canonical = way.members == "loop", way.convolutions == "canonical"
-        given_to = self._one_member(ensemble, ensemble.microbatches) if dispatched else ensemble
-        program = self._compiled(planned, given_to, _unrolled(way) if dispatched else way)
-        over_members = way.members in ("map", "chunk") and members > 1
-        step = program
-        # For the same reason there is no loop over members, over microbatches, or over examples in
-        # the gradient of a kernel.
-        if over_members or ensemble.microbatches > 1 or canonical:
-            plain = dataclasses.replace(way, convolutions=None) if canonical else way
-            # A device computes the indices of a shared order once, and not for each member.
-            shared = over_members and not self.per_member
-            given = dataclasses.replace(planned, place=Placement.STREAMED) if shared else planned
-            step = self._compiled(given, self._one_member(ensemble, 1), _unrolled(plain))
-        times = 1 if step is program and not dispatched else members
-        memory = program.memory_analysis()
-        total = (
-            memory.argument_size_in_bytes
-            + memory.output_size_in_bytes
-            - memory.alias_size_in_bytes
-            + memory.temp_size_in_bytes
-            + memory.generated_code_size_in_bytes
-        )
-        # The arguments of the program include the batch of one step for its members, or a position
-        # in the order. It is replaced by the batches of a whole call for all members. If members
-        # have separate batches that the hosts sent, the members that run now also have a copy.
-        total += planned.bytes_per_device["batches"]
-        total -= _given_bytes(given_to, self._batches(given_to, planned.place, 1))
-        drawn = planned.place is Placement.REPLICATED
-        if self.per_member and not drawn and (dispatched or planned.waves > 1):
-            steps = self.experiment.steps_per_call
-            total += _call_bytes(given_to, self._batches(given_to, planned.place, steps))
-        total += planned.bytes_per_device["waiting"]
-        if planned.place is Placement.SHARDED:  # The program's arguments include only its batches.
-            total += planned.bytes_per_device["training_set"]
-        if dispatched:  # The member of the program is a copy, beside the states of all members.
+        execution = dataclasses.replace(Execution.parse(planned.execution), steps=None)
+        if execution.members == "loop":  # Its program is that of one member.
+            given_to = self._one_member(ensemble, ensemble.microbatches)
+            program = self._compiled(planned, given_to, _unrolled(execution))
+        else:
+            given_to, program = ensemble, self._compiled(planned, ensemble, execution)
+        step = self._without_loops(planned, ensemble, execution) or program
+        is_whole = step is program and execution.members != "loop"
+        times = planned.waves * (1 if is_whole else planned.members_at_once)
+        parts = dict(planned.bytes_per_device)
+        parts["activations"] = program.memory_analysis().temp_size_in_bytes
+        total = self._total_bytes(planned, given_to, program)
+        if execution.members == "loop":  # Its member is a copy, beside the states of all members.
             total += device_bytes((state.params, state.model_state, state.opt_state))
-        parts = dict(planned.bytes_per_device) | {"activations": memory.temp_size_in_bytes}
-        times *= planned.waves
-        flops = step.cost_analysis()["flops"] * times
-        chip = chip_of(self.devices[0])
+        flops, chip = step.cost_analysis()["flops"] * times, chip_of(self.devices[0])
         each = collectives(step.as_text(), ensemble.layout.mesh.device_ids)
         return dataclasses.replace(
             planned,
@@ -226,26 +193,64 @@ class Planner:
             max_steps_per_second=chip.peak_flops / flops if chip and flops else None,
         )
 
-    def _one_member(self, ensemble: Ensemble, microbatches: int) -> Ensemble:
-        """Returns an ensemble with one member per device, on the same mesh.
+    def _without_loops(
+        self, planned: PlannedMesh, ensemble: Ensemble, execution: Execution
+    ) -> Any | None:
+        """Returns the compiled step of one member if that of all members has a loop inside.
 
-        Args:
-            ensemble: Ensemble on the mesh.
-            microbatches: Number of microbatches of the new ensemble.
+        XLA counts a loop over members, over microbatches, or over examples in the gradient of a
+        kernel once. None if there is no such loop.
         """
+        over_members = execution.members in ("map", "chunk") and planned.members_at_once > 1
+        is_canonical = "canonical" in execution.lowerings
+        if not (over_members or is_canonical or ensemble.microbatches > 1):
+            return None
+        others = tuple(name for name in execution.lowerings if name != "canonical")
+        execution = dataclasses.replace(execution, lowerings=others)
+        if over_members and not self.per_member:
+            # A device computes the indices of a shared order once, and not for each member.
+            planned = dataclasses.replace(planned, place=Placement.STREAMED)
+        return self._compiled(planned, self._one_member(ensemble, 1), _unrolled(execution))
+
+    def _total_bytes(self, planned: PlannedMesh, given_to: Ensemble, program: Any) -> int:
+        """Returns all bytes on a device, given the compiled program and its ensemble.
+
+        The arguments of the program include the batch of one step for its members, or a position in
+        the order. It is replaced by the batches of a whole call for all members.
+        """
+        memory, place, counted = program.memory_analysis(), planned.place, planned.bytes_per_device
+        total = (
+            memory.argument_size_in_bytes
+            + memory.output_size_in_bytes
+            - memory.alias_size_in_bytes
+            + memory.temp_size_in_bytes
+            + memory.generated_code_size_in_bytes
+        )
+        total += counted["batches"] + counted["waiting"]
+        total -= _given_bytes(given_to, self._batches(given_to, place, 1))
+        if place is Placement.SHARDED:  # The program's arguments include only its batches.
+            total += counted["training_set"]
+        # If members have separate batches that the hosts sent, those that run now have a copy.
+        is_part = planned.waves > 1 or Execution.parse(planned.execution).members == "loop"
+        if self.per_member and place is not Placement.REPLICATED and is_part:
+            batches = self._batches(given_to, place, self.experiment.steps_per_call)
+            total += _call_bytes(given_to, batches)
+        return total
+
+    def _one_member(self, ensemble: Ensemble, microbatches: int) -> Ensemble:
+        """Returns an ensemble with one member per device, on the same mesh."""
         rows = ensemble.layout.ensemble_axis
         alone = self.make_ensemble(self._layout(rows, rows))
-        return dataclasses.replace(alone, microbatches=microbatches)
+        return alone.replace(microbatches=microbatches)
 
-    def _compiled(self, planned: PlannedMesh, ensemble: Ensemble, way: Execution) -> Any:
+    def _compiled(self, planned: PlannedMesh, ensemble: Ensemble, execution: Execution) -> Any:
         """Returns the compiled update of one step."""
-        ensemble = dataclasses.replace(ensemble, execution=str(way))
+        ensemble = ensemble.replace(execution=str(execution))
         state, batches = self._abstract_state(ensemble), self._batches(ensemble, planned.place, 1)
         update: Any = ensemble.update_steps  # Of one wave it is a jitted program.
         return update.lower(state, batches).compile()
 
     def _abstract_state(self, ensemble: Ensemble) -> State:
-        """Returns the shapes of an ensemble's state."""
         size = self.experiment.data.global_batch_size
         batch = {
             name: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype)
@@ -266,7 +271,6 @@ class Planner:
         )
 
     def _layout(self, num_members: int, ensemble_axis: int) -> Layout:
-        """Returns the layout of a number of members on a number of mesh rows."""
         devices = self.devices
         if self.are_cores:
             devices = cluster.devices_for(num_members, ensemble_axis)
@@ -278,11 +282,7 @@ class Planner:
         return memory * len(self.devices) // ensemble_axis if self.are_cores else memory
 
     def _ensemble_axes(self) -> list[int]:
-        """Returns the numbers of rows of the possible meshes, in descending order.
-
-        Raises:
-            UserError: If no mesh divides both the members and the batch.
-        """
+        """Returns the numbers of rows of the possible meshes, in descending order."""
         asked = self.experiment.layout.ensemble_axis
         if asked is not None:
             return [asked]
@@ -292,8 +292,7 @@ class Planner:
             return [k for k in range(devices, 0, -1) if members % k == 0]
         batch_size = self.experiment.data.global_batch_size
         common = math.gcd(members, devices)
-        parts = self.experiment.compute.microbatches
-        # Every column is to have examples of every part of the batch.
+        parts = self.experiment.compute.microbatches  # Each column has examples of every part.
         rows = [
             k
             for k in range(common, 0, -1)
@@ -318,9 +317,6 @@ class Planner:
         It extrapolates linearly from the bytes of two programs: one with the number of members that
         are asked for, at least two, and one with half of them. If the compiler refuses a program,
         the number is halved again.
-
-        Args:
-            first: Planned mesh with the number of members of the experiment.
         """
         fits, known = 0, list[tuple[int, int]]()
         members = max(2, first.members_at_once)
@@ -332,7 +328,7 @@ class Planner:
             if not planned.refusal:
                 known.append((members, planned.bytes_per_device["total"]))
             members //= 2
-        most = max(fits, _where(known, self._memory_bytes(first.ensemble_axis)) or 0)
+        most = max(fits, _line_at(known, self._memory_bytes(first.ensemble_axis)) or 0)
         return most * first.ensemble_axis * self.experiment.layout.waves
 
     def _max_num_members(self, first: PlannedMesh) -> int:
@@ -341,14 +337,11 @@ class Planner:
         With more than 200 members in a wave, it may be half a percent too low, which saves
         compilations. Bytes are close to affine in the number of members, so a line through the last
         two programs gives the number to compile next. Only compiled programs decide what fits.
-
-        Args:
-            first: Planned mesh with the number of members of the experiment.
         """
         memory = self._memory_bytes(first.ensemble_axis)
-        fits, too_many = 0, math.inf
-        planned, known = first, []
-        for tries in range(1, 100):
+        fits, too_many, tries = 0, math.inf, 0
+        planned, known = first, list[tuple[int, int]]()
+        while True:
             members = planned.members_at_once
             if planned.fits:
                 fits = members
@@ -358,48 +351,32 @@ class Planner:
                 return fits * first.ensemble_axis * self.experiment.layout.waves
             if not planned.refusal:
                 known.append((members, planned.bytes_per_device["total"]))
-            guess = _where(known[-2:], memory) or (2 * members if planned.fits else members // 2)
+            guess = _line_at(known[-2:], memory) or (2 * members if planned.fits else members // 2)
+            tries += 1
             # A refusal has no bytes, and a line that does not converge must be given up.
             if math.isfinite(too_many) and (planned.refusal or tries % 8 == 0):
                 guess = (fits + int(too_many)) // 2
-            guess = int(min(max(guess, fits + 1), too_many - 1))
-            planned = self._plan_members(first, guess)
-        raise RuntimeError(f"Between {fits} and {too_many} members per device no limit was found.")
+            planned = self._plan_members(first, int(min(max(guess, fits + 1), too_many - 1)))
 
     def _plan_members(self, first: PlannedMesh, members_at_once: int) -> PlannedMesh:
-        """Returns a planned mesh of the same shape with another number of members.
-
-        Args:
-            first: Planned mesh whose shape is used.
-            members_at_once: Number of members that a device holds at a time.
-        """
+        """Returns a planned mesh of the same shape with another number of members on a device."""
         rows = first.ensemble_axis
         return self.plan_mesh(members_at_once * self.experiment.layout.waves * rows, rows)
 
 
-def _where(points: list[tuple[int, int]], height: float) -> int | None:
-    """Returns the largest integer x at which the line through two points is at most a height.
+def _line_at(points: list[tuple[int, int]], height: float) -> int | None:
+    """Returns the largest integer x at which the line through points (x, y) is at most a height.
 
-    Args:
-        points: Points (x, y) of the line.
-        height: Largest allowed y.
-
-    Returns:
-        The integer; None if there are fewer than two points or the line does not rise.
+    None if there are fewer than two points, or the line does not rise.
     """
     if len(points) < 2:
         return None
     (x, y), (x2, y2) = sorted(points)
-    if y2 <= y:
-        return None
-    return math.floor(x + (height - y) * (x2 - x) / (y2 - y))
+    return math.floor(x + (height - y) * (x2 - x) / (y2 - y)) if y2 > y else None
 
 
 def _call_bytes(ensemble: Ensemble, batches: CallBatches) -> int:
-    """Returns the bytes of the batches of a call on a device.
-
-    These are only the indices of the examples, if the step draws them from a whole split.
-    """
+    """Returns the bytes of the batches of a call on a device, or of the indices that it draws."""
     if not isinstance(batches, Drawn):
         return device_bytes(batches)
     order, layout = batches.order, ensemble.layout
@@ -408,40 +385,11 @@ def _call_bytes(ensemble: Ensemble, batches: CallBatches) -> int:
 
 
 def _given_bytes(ensemble: Ensemble, batches: CallBatches) -> int:
-    """Returns the bytes of the batches in the arguments of a compiled program.
-
-    They include the positions of the examples only if a method uses them.
-    """
+    """Returns the bytes of the batches in a program, with positions only if a method uses them."""
     if isinstance(batches, Drawn):
         return device_bytes(batches.cursor)
-    if ensemble.uses_positions:
-        return device_bytes(batches)
-    if isinstance(batches, Batches | MemberBatches):
-        return device_bytes(batches.examples)
-    return device_bytes(batches)
+    return device_bytes(batches if ensemble.uses_positions else batches.examples)
 
 
-def _unrolled(way: Execution) -> Execution:
-    """Returns an execution with its members unrolled."""
-    return dataclasses.replace(way, members="unroll", chunk_size=None)
-
-
-def _best_first(meshes: list[PlannedMesh]) -> list[PlannedMesh]:
-    """Returns the meshes from the best to the worst.
-
-    Meshes that fit come first, by their FLOPs. If FLOPs differ by at most two percent, which the
-    form of an execution explains, the bytes in collectives decide, and then those in memory. Meshes
-    that do not fit follow, the smallest first.
-    """
-
-    def size(mesh: PlannedMesh) -> int:
-        return mesh.bytes_per_device.get("total", sum(mesh.bytes_per_device.values()))
-
-    ordered, left = [], [(mesh.flops_per_device or 0, mesh) for mesh in meshes if mesh.fits]
-    while left:
-        fewest = min(flops for flops, _ in left)
-        close = [(mesh.exchanged_bytes, size(mesh), mesh) for f, mesh in left if f <= 1.02 * fewest]
-        best = min(close, key=lambda entry: entry[:2])[2]
-        ordered.append(best)
-        left = [(flops, mesh) for flops, mesh in left if mesh is not best]
-    return ordered + sorted((mesh for mesh in meshes if not mesh.fits), key=size)
+def _unrolled(execution: Execution) -> Execution:
+    return dataclasses.replace(execution, members="unroll", chunk_size=None)

@@ -19,29 +19,28 @@ def plan_table(plan: Plan) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
+    names = ("members", "params", "optim", "set", "activ", "total", "fits", "GFLOPs", "steps/s <")
     table.add_column("mesh", no_wrap=True)
-    for name in (
-        "members",
-        "params",
-        "optim",
-        "set",
-        "activ",
-        "total",
-        "fits",
-        "GFLOPs",
-        "steps/s <",
-    ):
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for position, mesh in enumerate(plan.meshes):
-        table.add_row(*_row(mesh), style="bold" if position == 0 else None)
+        flops, pace = mesh.flops_per_device, mesh.max_steps_per_second
+        table.add_row(
+            _shape(mesh),
+            f"{mesh.members_per_device:,}",
+            *(_mib(mesh.bytes_per_device.get(name)) for name in _SIZES),
+            "yes" if mesh.fits else "no",
+            "?" if flops is None else _short(flops / 1e9),
+            "" if pace is None else _short(pace),
+            style="bold" if position == 0 else None,
+        )
     return table
 
 
 def mesh_line(mesh: PlannedMesh) -> str:
     """Returns a line on a mesh with its execution, training set and collectives.
 
-    The table has no columns for them. If the compiler refused the program, the line has its message
-    in place of the collectives.
+    If the compiler refused the program, its message stands in place of the collectives.
     """
     crossing = [(each.kind, each.axis) for each in mesh.collectives if each.axis != "none"]
     collectives = [
@@ -54,26 +53,12 @@ def mesh_line(mesh: PlannedMesh) -> str:
     return f"{_shape(mesh)}: {mesh.execution}{waves}; {mesh.place}; {needs}"
 
 
-def _row(mesh: PlannedMesh) -> list[str]:
-    """Returns the cells of a mesh."""
-    flops, pace = mesh.flops_per_device, mesh.max_steps_per_second
-    return [
-        _shape(mesh),
-        f"{mesh.members_per_device:,}",
-        *(_mib(mesh.bytes_per_device.get(name)) for name in _SIZES),
-        "yes" if mesh.fits else "no",
-        "?" if flops is None else _short(flops / 1e9),
-        "" if pace is None else _short(pace),
-    ]
-
-
 def _mib(size: float | None) -> str:
     """Returns bytes in MiB; a question mark if they are not known."""
     return "?" if size is None else _short(size / 2**20)
 
 
 def _shape(mesh: PlannedMesh) -> str:
-    """Returns the rows and columns of a mesh."""
     return f"{mesh.ensemble_axis} x {mesh.data_axis}"
 
 

@@ -21,7 +21,7 @@ from dist_ens.paths import shortened
 HERE = "here"
 # This variable marks a process that has the environment of a topology.
 _MARK = "DIST_ENS_PLANS_FOR"
-_MOST_CPU_DEVICES = 1024  # With more devices, XLA takes minutes to start.
+_NUMBER = r"[1-9]\d{0,3}"
 _GIB = 2**30
 
 
@@ -34,8 +34,7 @@ class Chip:
         axes: Number of axes of the interconnect.
         accelerator: Name of the chip in Cloud TPU, and the number of cores that the name counts for
             each chip.
-        hbm_bytes: Bytes of memory that a program can use. They are those that XLA:TPU reports as
-            available, a little less than the published 32, 16, 95 and 32 GiB.
+        hbm_bytes: Bytes of memory that XLA:TPU reports as available, a little less than published.
         peak_flops: Peak of dense bfloat16 operations per second.
 
     Source: https://cloud.google.com/tpu/docs/v4, …/v5e, …/v5p, …/v6e; memory: libtpu 0.0.42.
@@ -88,41 +87,22 @@ class Topology:
         if text == HERE:
             return cls(text, HERE)
         kind, _, size = text.partition(":")
-        if kind == "cpu" and re.fullmatch(r"[1-9]\d*", size):
-            if len(size) > 4 or int(size) > _MOST_CPU_DEVICES:
-                raise UserError(
-                    f"--topology={shortened(text)} has more than {_MOST_CPU_DEVICES:,} CPU "
-                    f"devices, the most of a process. Try --topology=cpu:{_MOST_CPU_DEVICES}, or a "
-                    "TPU topology."
-                )
-            return cls(text, kind, (int(size),))
-        match = re.fullmatch(r"([1-9]\d*(?:x[1-9]\d*)*)(?:\*([1-9]\d*))?", size)
-        if kind == "gpu":
+        chip = CHIPS.get(kind)
+        lengths = _NUMBER + f"x{_NUMBER}" * (chip.axes - 1 if chip else 0)
+        match = re.fullmatch(f"({lengths})" + (rf"(?:\*({_NUMBER}))?" if chip else "()"), size)
+        if match is None or (chip is None and kind != "cpu"):
+            hint = "" if chip else did_you_mean(kind, CHIPS)
+            tpus = [f"{name}:{'x'.join(['4'] * each.axes)}" for name, each in CHIPS.items()]
             raise UserError(
-                f"--topology={shortened(text)} names GPUs, for which programs are compiled only "
-                f"where they are. Try --topology={HERE} on the machine that has them."
+                f"--topology={shortened(text)} is not a topology.{hint} Use cpu:N, a slice of TPUs "
+                f"such as {', '.join(tpus)} (*2 for two slices), or {HERE}, which plans for the "
+                "GPUs of this machine, too."
             )
-        if kind not in CHIPS or match is None:
-            hint = did_you_mean(kind, CHIPS) if match and kind not in CHIPS else ""
-            raise UserError(
-                f"--topology={shortened(text)} is not a topology.{hint} Give here, cpu:N, or a "
-                "TPU's CHIP:AxB[xC] with *SLICES if there are several, such as v5e:4x4. The chips "
-                f"are {', '.join(CHIPS)}."
-            )
-        shape = tuple(int(n) for n in match.group(1).split("x"))
-        axes = CHIPS[kind].axes
-        if len(shape) != axes:
-            raise UserError(
-                f"--topology={shortened(text)} has {len(shape)} axes, and a {kind} has {axes}. Try "
-                f"--topology={kind}:{'x'.join(['4'] * axes)}."
-            )
-        return cls(text, kind, shape, int(match.group(2) or 1))
+        shape = tuple(int(n) for n in match[1].split("x"))
+        return cls(text, kind, shape, int(match[2] or 1))
 
     def is_at_hand(self) -> bool:
-        """Returns whether this process has the devices of the topology.
-
-        Every process has those of `here`. Only a process of `run_module` has those of another one.
-        """
+        """Returns whether this process has the devices: those of `here`, or of `run_module`."""
         return self.kind == HERE or os.environ.get(_MARK) == self.text
 
     def run_module(self, module: str, arguments: Sequence[str]) -> int:
@@ -157,11 +137,7 @@ class Topology:
         return code
 
     def devices(self) -> list[jax.Device]:
-        """Returns the devices, in the order of a run.
-
-        Raises:
-            UserError: If XLA does not know the topology.
-        """
+        """Returns the devices, in the order of a run."""
         if self.kind not in CHIPS:
             return jax.devices()
         options: dict[str, Any] = {"num_slices": self.num_slices} if self.num_slices > 1 else {}

@@ -1,18 +1,10 @@
-"""The figures of a report page, drawn by matplotlib and embedded in the page as SVG.
-
-A figure is about as wide as a phone, so that its text can be read there. Content that needs more
-room is divided among several figures side by side.
-"""
+"""The figures of a report page, drawn by matplotlib."""
 
 import dataclasses
-import html
-import io
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
@@ -25,52 +17,18 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-Numbers = Sequence[float | None] | np.ndarray
+from dist_ens.report.style import FAINT, INK, MUTED, Numbers, finite, new_figure, styled
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish, without the yellow.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 MOST_MEMBER_LINES = 100
 # Shapes that are drawn once a member are vectors up to this many members, and above it a PNG.
 _MOST_AS_VECTORS = 40
 _MOST_WITH_NUMBERS = 10
 _MOST_MEMBERS_NAMED = 10
 _MOST_POINTS_NAMED = 8
+_MOST_MARKED = 20  # Largest number of points of a curve that are marked.
 _LONGEST_LABEL = 18
-
-INK, _MUTED, _GRID, _FAINT = "#1d2329", "#5b6570", "#e4e7eb", "#8d97a3"
-# The page's style sheet sets these colours, for a bright and for a dark screen.
-_OF_THE_PAGE = {INK: "var(--ink)", _MUTED: "var(--muted)", _GRID: "var(--rule)"}
-_WIDTH = 5.4  # In inches, each of 72 units in the SVG.
 _SPAN_OF_LOG_AXIS = 10**1.5
-_PNG_DPI = 200
-_STYLE: Any = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": _FAINT,
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.labelcolor": _MUTED,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.facecolor": "none",
-    "font.size": 11,
-    "grid.color": _GRID,
-    "grid.linewidth": 0.8,
-    "legend.frameon": False,
-    "legend.handlelength": 1.4,
-    "lines.linewidth": 2,
-    "svg.fonttype": "none",
-    "text.color": INK,
-    "text.parse_math": False,  # A run may be called a$b$.
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
-    "xtick.labelsize": 10,
-    "ytick.labelsize": 10,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
-}
-_styled = matplotlib.rc_context(_STYLE)
+_IDEAL: Any = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,27 +52,7 @@ class Curve:
     band: tuple[Numbers, Numbers] | None = None
 
 
-def colours(count: int) -> list[str]:
-    """Returns a number of colours that can be distinguished."""
-    if count <= len(COLOURS):
-        return list(COLOURS[:count])
-    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.8, count))
-    return [matplotlib.colors.to_hex(shade) for shade in shades]
-
-
-def on_any_screen(colour: str) -> str:
-    """Returns a colour as CSS, which the page's style sheet makes lighter on a dark screen."""
-    return _OF_THE_PAGE.get(colour, f"color-mix(in srgb, {colour}, #fff var(--lift))")
-
-
-def finite(values: Numbers | Sequence[Numbers]) -> np.ndarray:
-    """Returns numbers as float[...], with NaN where one is missing or not finite."""
-    numbers = np.array(values, dtype=float)
-    numbers[~np.isfinite(numbers)] = np.nan
-    return numbers
-
-
-@_styled
+@styled
 def lines(
     curves: Sequence[Curve],
     *,
@@ -125,17 +63,12 @@ def lines(
 ) -> Figure:
     """Draws curves over one axis, each with its label at its end.
 
-    Args:
-        curves: Curves, in the order of drawing.
-        x_label: Label of the horizontal axis.
-        y_label: Label of the vertical axis.
-        x_is_count: Whether `x` is a count, for which the axis is logarithmic with base 2.
-        from_zero: Whether the vertical axis begins at zero.
+    If `x` is a count, its axis is logarithmic with base 2.
     """
-    figure = _figure(3.7)
+    figure = new_figure(3.7)
     axes = figure.add_subplot()
     for curve in curves:
-        _draw(axes, curve, marker="o" if len(curve.x) <= 20 else None)
+        _draw(axes, curve)
     if x_is_count:
         _count_axis(axes, [n for curve in curves for n in finite(curve.x)])
     else:
@@ -150,28 +83,27 @@ def lines(
     return figure
 
 
-@_styled
+@styled
 def against_diagonal(curves: Sequence[Curve], *, x_label: str, y_label: str) -> Figure:
     """Draws curves of one probability over another, together with the ideal diagonal."""
-    figure = _figure(4.6)
+    figure = new_figure(4.6)
     axes = figure.add_subplot()
     _diagonal(axes)
     for curve in curves:
-        _draw(axes, curve, marker="o" if len(curve.x) <= 20 else None)
+        _draw(axes, curve)
     axes.set(xlabel=x_label, ylabel=y_label)
     _legend(figure)
     return figure
 
 
-@_styled
+@styled
 def reliability(bins: Sequence[tuple[Curve, Numbers]]) -> Figure:
     """Draws accuracy over confidence in bins of equal width, and the share of examples in each bin.
 
     Args:
-        bins: Curves of accuracy over confidence with a point for each bin, each with the number of
-            examples in its bins.
+        bins: Curves with a point for each bin, each with the number of examples in its bins.
     """
-    figure = _figure(5.4)
+    figure = new_figure(5.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
     _diagonal(above)
     for curve, count in bins:
@@ -198,22 +130,19 @@ def reliability(bins: Sequence[tuple[Curve, Numbers]]) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def histograms(curves: Sequence[Curve], *, x_label: str, level: float | None = None) -> Figure:
-    """Draws densities over bins. A solid curve is filled.
+    """Draws densities over bins, whose edges are the `x` of a curve. A solid curve is filled.
 
-    Args:
-        curves: Curves whose `x` are the edges of the bins, and whose `y` is the density in each.
-        x_label: Label of the horizontal axis.
-        level: Height of a dashed horizontal line, the ideal density. Default: no line.
+    `level` is the ideal density, the height of a dashed line.
     """
-    figure = _figure(3.7)
+    figure = new_figure(3.7)
     axes = figure.add_subplot()
     drawn = [curve for curve in curves if np.isfinite(finite(curve.x)).all()]
     for curve in drawn:
         _stairs(axes, curve)
     if level is not None:
-        axes.axhline(level, color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+        axes.axhline(level, **_IDEAL)
     axes.set_ylim(bottom=0)
     axes.set(xlabel=x_label, ylabel="density")
     if len(drawn) > 1:
@@ -221,7 +150,7 @@ def histograms(curves: Sequence[Curve], *, x_label: str, level: float | None = N
     return figure
 
 
-@_styled
+@styled
 def training(
     steps: Numbers,
     members: np.ndarray,
@@ -232,29 +161,28 @@ def training(
 ) -> Figure:
     """Draws a faint curve for every member, and a few bold curves.
 
-    The vertical axis is logarithmic if the values span a wide range.
-
     Args:
         steps: Steps of the points.
         members: Values of the members, NaN if missing; float[points, members].
         curves: Bold curves.
         y_label: Label of the vertical axis.
-        y_values: All values of the figures that share the vertical axis, which set its range.
+        y_values: All values of the figures that share the vertical axis, which set its range. It is
+            logarithmic if the range is wide.
     """
-    figure = _figure(3.7)
+    figure = new_figure(3.7)
     axes = figure.add_subplot()
     count = members.shape[1]
     drawn = np.linspace(0, count - 1, min(count, MOST_MEMBER_LINES)).round().astype(int)
     axes.plot(
         finite(steps),
         members[:, drawn],
-        color=_FAINT,
+        color=FAINT,
         linewidth=0.8,
         alpha=float(np.clip(8 / max(count, 1), 0.2, 0.7)),
         rasterized=count > _MOST_AS_VECTORS,
     )
     for curve in curves:
-        _draw(axes, curve, marker=None)
+        _draw(axes, curve, most_marked=0)
     y_values = y_values[np.isfinite(y_values)]
     axes.update_datalim(np.column_stack([y_values, y_values]), updatex=False)
     if len(y_values) and y_values.max() > _SPAN_OF_LOG_AXIS * y_values.min() > 0:
@@ -270,18 +198,14 @@ def training(
     return figure
 
 
-@_styled
+@styled
 def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str, colour: str) -> Figure:
     """Draws a number for every pair of members. A larger number has a stronger colour.
 
-    Args:
-        matrix: Numbers, float[members, members]. The diagonal is left out, and cells that are not
-            finite are grey.
-        member_ids: Ids of the members, in their order.
-        label: Label of the colour bar.
-        colour: Colour of the largest number. Zero is transparent.
+    The diagonal of `matrix`, float[members, members], is left out. Cells that are not finite are
+    grey.
     """
-    figure = _figure(4.4)
+    figure = new_figure(4.4)
     axes = figure.add_subplot()
     values, count = finite(matrix), len(member_ids)
     np.fill_diagonal(values, np.nan)
@@ -289,7 +213,7 @@ def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str, colour: 
     shades = LinearSegmentedColormap.from_list("", [(colour, 0.0), (colour, 1.0)])
     cells = axes.imshow(
         np.ma.masked_invalid(values),
-        cmap=shades.with_extremes(bad=(_FAINT, 0.25)),
+        cmap=shades.with_extremes(bad=(FAINT, 0.25)),
         vmin=0,
         vmax=most or 1.0,
     )
@@ -314,44 +238,6 @@ def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str, colour: 
     return figure
 
 
-def svg(figure: Figure, alt: str, name: str) -> str:
-    """Returns a figure as an SVG element that scales with its container.
-
-    Args:
-        figure: Figure that a function of this module drew.
-        alt: Description of the figure for screen readers.
-        name: Name of the figure, unique on the page. The ids in the SVG are made from it.
-
-    Returns:
-        The SVG, the same for the same figure. It contains no date and refers to no other file.
-    """
-    file = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure.savefig(file, format="svg", dpi=_PNG_DPI, metadata=nothing)
-    text = file.getvalue()
-    inside = text[text.index(">", text.index("<svg")) + 1 :]
-    # The page has its own style sheet, and matplotlib's would apply to every element of the page.
-    # Ids of groups are the same in every figure, and nothing refers to them.
-    inside = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inside, flags=re.DOTALL)
-    inside = re.sub(r'<g id="[^"]*"', "<g", inside)
-    # Coordinates are cut to a hundredth of a unit, which is finer than any screen.
-    inside = re.sub(r'(?<= d=")[^"]*', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), inside)
-    # A bare colour would be the same on a bright and on a dark screen.
-    inside = re.sub(r"#[0-9a-f]{6}(?=[;\"])", lambda colour: on_any_screen(colour[0]), inside)
-    width, height = (72 * inches for inches in figure.get_size_inches())
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{html.escape(alt)}">'
-        f"{inside.strip()}"
-    )
-
-
-def _figure(height: float) -> Figure:
-    """Returns an empty figure of the common width; `height` is in inches."""
-    return Figure(figsize=(_WIDTH, height), layout="constrained")
-
-
 def _line(curve: Curve) -> dict[str, Any]:
     """Returns the style of a curve's line."""
     return {
@@ -361,8 +247,8 @@ def _line(curve: Curve) -> dict[str, Any]:
     }
 
 
-def _draw(axes: Axes, curve: Curve, *, marker: str | None) -> None:
-    """Draws a curve with its band."""
+def _draw(axes: Axes, curve: Curve, most_marked: int = _MOST_MARKED) -> None:
+    """Draws a curve with its band, and marks its points if they are few."""
     x = finite(curve.x)
     if curve.band is not None:
         low, high = (finite(edge) for edge in curve.band)
@@ -373,18 +259,13 @@ def _draw(axes: Axes, curve: Curve, *, marker: str | None) -> None:
         finite(curve.y),
         **_line(curve),
         label=_short(curve.label),
-        marker=marker,
+        marker="o" if len(x) <= most_marked else None,
         markersize=5,
     )
 
 
 def _stairs(axes: Axes, curve: Curve) -> None:
-    """Draws the heights of bins, filled if the curve is solid: two fills would show a third colour.
-
-    Args:
-        axes: Axes to draw on.
-        curve: Curve whose `x` are the edges of the bins.
-    """
+    """Draws the heights of bins, filled if solid: two fills would show a third colour."""
     edges, heights = finite(curve.x), np.nan_to_num(finite(curve.y))
     if not curve.dashed:
         axes.stairs(heights, edges, color=curve.colour, fill=True, alpha=0.25, linewidth=0)
@@ -393,7 +274,7 @@ def _stairs(axes: Axes, curve: Curve) -> None:
 
 def _diagonal(axes: Axes) -> None:
     """Draws the ideal diagonal from (0, 0) to (1, 1)."""
-    axes.plot((0, 1), (0, 1), color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="ideal")
+    axes.plot((0, 1), (0, 1), **_IDEAL, label="ideal")
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
 
 
@@ -415,10 +296,7 @@ def _count_axis(axes: Axes, counts: Sequence[float]) -> None:
 
 
 def _label_ends(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Writes each curve's label beside its last point, moved if labels would overlap.
-
-    A line in the curve's colour leads to the label.
-    """
+    """Writes each curve's label beside its last point, with a line to it if it had to be moved."""
     ends = []
     axes.get_ylim()  # This call computes the limits from the data.
     to_axes = axes.transData + axes.transAxes.inverted()

@@ -8,7 +8,7 @@ from typing import Any
 
 from dist_ens.file_reading import bytes_in
 from dist_ens.file_writing import replace_file
-from dist_ens.json_text import Json, from_json, is_number
+from dist_ens.json_text import Json, from_json
 from dist_ens.run_digests import write_run_file
 
 SUMMARY = "summary.json"
@@ -45,22 +45,15 @@ def write_summary(workdir: pathlib.Path, summary: Mapping[str, Json]) -> None:
 def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
     """Returns `seconds` and `member_examples_per_second` of the summary that was written at a step.
 
-    Args:
-        workdir: Folder of the run.
-        step: Number of steps already taken.
-
-    Returns:
-        The two numbers by name. Empty if there is no summary of this step, or it is damaged.
+    It is empty if there is no summary of this step, or it cannot be read.
     """
     try:
         before = from_json(bytes_in(workdir / SUMMARY))
     except (OSError, ValueError):
         return {}
     names = ("seconds", "member_examples_per_second")
-    if not isinstance(before, dict) or before.get("steps") != step:
-        return {}
-    pace = {n: before[n] for n in names if before.get(n) is not None and is_number(before[n])}
-    return pace if len(pace) == len(names) else {}
+    is_of_step = isinstance(before, dict) and before.get("steps") == step
+    return {name: before[name] for name in names if name in before} if is_of_step else {}
 
 
 def write_scores(path: pathlib.Path, scores: Mapping[str, Json]) -> None:

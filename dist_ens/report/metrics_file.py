@@ -11,17 +11,7 @@ METRICS = "metrics.jsonl"
 
 
 def read_metrics(workdir: pathlib.Path) -> list[JsonDict]:
-    """Returns the records of a run's metrics, and warns of lines that are not records.
-
-    Args:
-        workdir: Folder of the run.
-
-    Returns:
-        A mapping for each record, with its `step`. Empty if there is no file.
-
-    Raises:
-        OSError: If the file cannot be read.
-    """
+    """Returns the records of a run's metrics, each with its `step`; empty if there is no file."""
     return [record for _, record in records_in(workdir / METRICS)]
 
 
@@ -29,9 +19,6 @@ def records_in(path: pathlib.Path) -> list[tuple[bytes, JsonDict]]:
     """Returns the lines of a file that are records, each with its record.
 
     A last line without an end is ignored. It is still being written, or its writer was interrupted.
-
-    Args:
-        path: Path of the file.
     """
     try:
         *lines, _ = bytes_in(path).split(b"\n")
@@ -50,11 +37,7 @@ def records_in(path: pathlib.Path) -> list[tuple[bytes, JsonDict]]:
 
 
 def _record(line: bytes) -> JsonDict | None:
-    """Returns the record of a line: numbers by name, with a whole number as `step`.
-
-    None if the line is not a record. A step such as 5.0 is not a whole number here, because no run
-    writes it so.
-    """
+    """Returns the record of a line, numbers by name with a `step`; None if it is no record."""
     try:
         record = from_json(line)
     except ValueError:

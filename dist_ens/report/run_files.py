@@ -5,32 +5,21 @@ import hashlib
 import io
 import logging
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from dist_ens.array_files import read_npy
 from dist_ens.commands import command_line, quoted
-from dist_ens.errors import UserError
-from dist_ens.file_reading import opened_to_read
+from dist_ens.errors import UserError, first_line
+from dist_ens.file_reading import bytes_in
 from dist_ens.json_text import Json, JsonDict, from_json
 from dist_ens.paths import given_path
-from dist_ens.report.files import (
-    ANSWERS,
-    CURVES,
-    PAGE,
-    PICTURES,
-    SUMMARY,
-    to_json,
-)
-from dist_ens.report.forms import require_curves, require_summary
+from dist_ens.report.files import ANSWERS, CURVES, PAGE, PICTURES, SUMMARY, to_json
 from dist_ens.report.metrics_file import METRICS, read_metrics
 from dist_ens.run_digests import fault_of, write_run_file
 
-# Answer that holds the scores of the test split.
 SCORES = "scores"
+"""Answer that holds the scores of the test split."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +54,7 @@ class RunReport:
         return {option: answer for kind, _, option, answer in parts if kind == question}
 
     def older(self, answers: Iterable[Mapping[str, Json]]) -> list[str]:
-        """Returns a sentence if answers are of another step than the scores, and else nothing.
-
-        Args:
-            answers: Answers, with their `step`.
-        """
+        """Returns a sentence if answers are of another step than the scores, and else nothing."""
         older = sorted({of["step"] for of in answers if self.step is not None} - {self.step})
         if not older:
             return []
@@ -92,26 +77,20 @@ def write_report(
         curves: Data of the sections; see `RunReport`.
         pictures: Inputs of the examples; see `RunReport`.
     """
-    from dist_ens.report.page import write_page  # This import takes a second.
-
     write_run_file(workdir / CURVES, to_json(curves) + "\n")
     file = io.BytesIO()
     np.save(file, np.array(pictures))
     write_run_file(workdir / PICTURES, file.getvalue())
-    run = read_run(workdir)
-    run = dataclasses.replace(run, summary={**run.summary, **scores})
-    write_page(workdir / PAGE, [run], write_run_file)
+    redraw(workdir, scores)
 
 
-def redraw(workdir: pathlib.Path) -> None:
-    """Writes the page again from the files of a run.
-
-    Args:
-        workdir: Folder of the run.
-    """
+def redraw(workdir: pathlib.Path, scores: Mapping[str, Json] | None = None) -> None:
+    """Writes the page again from the files of a run, with other scores if they are given."""
     from dist_ens.report.page import write_page  # This import takes a second.
 
-    write_page(workdir / PAGE, [read_run(workdir)], write_run_file)
+    run = read_run(workdir)
+    run = dataclasses.replace(run, summary={**run.summary, **(scores or {})})
+    write_page(workdir / PAGE, [run], write_run_file)
 
 
 def read_run(workdir: pathlib.Path) -> RunReport:
@@ -121,17 +100,25 @@ def read_run(workdir: pathlib.Path) -> RunReport:
         workdir: Folder of the run.
 
     Raises:
-        UserError: If there is no such folder, it has no `curves.json`, or a file is damaged.
+        UserError: If there is no such folder, it has no `curves.json`, or a file cannot be read.
     """
     workdir = given_path(workdir, "workdir")
-    evaluate = command_line("dist-ens", "evaluate", workdir=workdir)
-    curves = _read(workdir / CURVES, partial(_object, require=require_curves), evaluate)
+    try:
+        curves = _read_json(workdir / CURVES)
+        summary = _read_json(workdir / SUMMARY) or {}
+        metrics = read_metrics(workdir)
+        pictures = workdir / PICTURES
+        shown = [*np.load(pictures, allow_pickle=False)] if pictures.exists() else []
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(
+            f"The files of {quoted(workdir)} cannot be read for the report: {first_line(error)} "
+            f"Remove the file, and type {_evaluate(workdir)} to write it again."
+        ) from error
     if curves is None:
         raise UserError(
             f"There is no {CURVES} in {quoted(workdir)}, from which a report is made. Train there, "
-            f"or type {evaluate} first."
+            f"or type {_evaluate(workdir)} first."
         )
-    train = "dist-ens train with the flags of the run"
     clauses = [fault_of(workdir / name) for name in (SUMMARY, ANSWERS, METRICS, CURVES, PICTURES)]
     faults = [
         f"Of {quoted(workdir)} {clause}, so what is shown of it may be wrong."
@@ -140,8 +127,6 @@ def read_run(workdir: pathlib.Path) -> RunReport:
     ]
     for fault in faults:
         logging.warning(fault)
-    read_summary = partial(_object, require=require_summary)
-    summary = _read(workdir / SUMMARY, read_summary, train) or {}
     answers = newest_answers(read_answers(workdir))
     scores = answers.pop(SCORES, None)
     if scores is not None and scores["step"] >= summary.get("steps", 0):
@@ -149,9 +134,9 @@ def read_run(workdir: pathlib.Path) -> RunReport:
     return RunReport(
         name=workdir.resolve().name,
         summary=summary,
-        metrics=_read(workdir / METRICS, lambda _: read_metrics(workdir), train) or [],
+        metrics=metrics,
         curves=curves | {name: of["curve"] for name, of in answers.items() if "curve" in of},
-        pictures=_read_pictures(workdir / PICTURES, evaluate),
+        pictures=shown,
         faults=faults,
         answers=answers,
         step=summary.get("steps"),
@@ -175,10 +160,6 @@ def keep_answers(
         answers: Answers by question, the newest last.
         is_newest: Whether the step is the newest of the run. Answers of later steps then belong to
             a run that was in the folder before, and are removed.
-
-    Raises:
-        UserError: If the file is damaged.
-        OSError: If it cannot be written.
     """
     kept = read_answers(workdir)
     if is_newest:
@@ -195,6 +176,8 @@ def keep_answers(
 def read_answers(workdir: pathlib.Path) -> JsonDict:
     """Returns the `steps` of `answers.json`; empty if there is no file.
 
+    A changed number would calibrate predictions, so the file has a hash of its content.
+
     Args:
         workdir: Folder of the run.
 
@@ -205,9 +188,18 @@ def read_answers(workdir: pathlib.Path) -> JsonDict:
     Raises:
         UserError: If the file is damaged.
     """
-    evaluate = command_line("dist-ens", "evaluate", workdir=workdir)
-    read = partial(_object, require=_require_answers)
-    return (_read(workdir / ANSWERS, read, evaluate) or {"steps": {}})["steps"]
+    try:
+        kept = _read_json(workdir / ANSWERS)
+        if kept is None:
+            return {}
+        if kept["sha256"] != _sha256(to_json(kept["steps"])):
+            raise ValueError("its content does not match its hash")
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{quoted(workdir / ANSWERS)} cannot be read for the report: {first_line(error)} "
+            f"Remove it, and type {_evaluate(workdir)} to write it again."
+        ) from error
+    return kept["steps"]
 
 
 def newest_answers(kept: Mapping[str, Json]) -> JsonDict:
@@ -228,82 +220,22 @@ def newest_answers(kept: Mapping[str, Json]) -> JsonDict:
     return found
 
 
-def _require_answers(value: Json) -> None:
-    """Raises a `ValueError` if a file does not hold the answers that were written.
-
-    A changed number would calibrate predictions, so that the file has a hash of its content.
-    """
-    if not isinstance(value, dict) or {*value} != {"sha256", "steps"}:
-        raise ValueError("it does not hold a hash and steps")
-    if value["sha256"] != _sha256(to_json(value["steps"])):
-        raise ValueError("its content does not match its hash")
-
-
-def _sha256(text: str) -> str:
-    """Returns the SHA-256 of a text, 64 hexadecimal digits."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _object(file: BinaryIO, require: Callable[[Json], None]) -> JsonDict:
-    """Returns the JSON object in a file.
-
-    Args:
-        file: File, open for reading.
-        require: Function that raises a `ValueError` if the object has another form.
-
-    Raises:
-        ValueError: If the file holds no JSON, or the object has another form.
-    """
-    value = from_json(file.read())
-    require(value)
+def _read_json(path: pathlib.Path) -> JsonDict | None:
+    """Returns the JSON object in a file, or None if there is no file."""
+    try:
+        value = from_json(bytes_in(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
     return value
 
 
-def _read_pictures(path: pathlib.Path, writer: str) -> list[np.ndarray]:
-    """Returns the pictures in a file, or none if there is no file.
-
-    Args:
-        path: Path of the file.
-        writer: Command that writes the file, for error messages.
-
-    Raises:
-        UserError: If the file cannot be read, or holds something else.
-    """
-    if not path.exists():
-        return []
-    try:
-        pictures = read_npy(path, PICTURES)
-    except UserError as error:
-        raise UserError(f"{error} Or remove the file; {writer} writes it again.") from error
-    of_pictures = pictures.ndim in (3, 4) and pictures.size and pictures.dtype.kind in "uif"
-    if pictures.shape[:1] != (0,) and not of_pictures:
-        raise UserError(
-            f"{quoted(path)} holds {pictures.dtype}{list(pictures.shape)}, not pictures [examples, "
-            f"height, width] or [examples, height, width, channels]. Remove it; {writer} writes it "
-            "again."
-        )
-    return [*pictures]
+def _evaluate(workdir: pathlib.Path) -> str:
+    return command_line("dist-ens", "evaluate", workdir=workdir)
 
 
-def _read(path: pathlib.Path, parse: Callable[[BinaryIO], Any], writer: str) -> Any:
-    """Returns the content of a file, or None if there is no file.
-
-    Args:
-        path: Path of the file.
-        parse: Function that returns the content of the open file.
-        writer: Command that writes the file, for error messages.
-
-    Raises:
-        UserError: If the file cannot be read.
-    """
-    try:
-        with opened_to_read(path) as file:
-            return parse(file)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, EOFError) as error:
-        why = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise UserError(
-            f"{quoted(path)} cannot be read for the report: {why}. Remove it; "
-            f"{writer} writes it again."
-        ) from error
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,21 +1,16 @@
 """`fit`: training of an ensemble, as a story that reads from top to bottom, without configs."""
 
-import dataclasses
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from dist_ens import cluster
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.data import OrderRule
 from dist_ens.ensemble import Ensemble
 from dist_ens.metrics import Metric
 from dist_ens.state import State
-from dist_ens.terminal import PlainConsole
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult, end_run, report_end
 from dist_ens.training.held_out import EvalData
 from dist_ens.training.preparing import prepared
-from dist_ens.training.run_record import record_of, with_data
 from dist_ens.training.services import running
 from dist_ens.types import Callback, Data
 
@@ -137,40 +132,13 @@ def fit(
 
 def run_fit(arguments: FitArguments, door: Door) -> FitResult:
     """Trains an ensemble for a door; see `fit`."""
-    say, warn = _printers(door, arguments.progress)
     # 1. Everything is checked before anything is written.
-    train, eval_data, info, names = prepared(arguments, say)
-    if door.record is None and arguments.checkpoints is not None:
-        record = with_data(
-            record_of(info.ensemble, train.batch), train, arguments.validation, names
-        )
-        door = dataclasses.replace(door, record=record)
+    job = prepared(arguments, door)
     # 2. The state is made on the mesh, or restored onto it; then the execution is chosen.
-    with running(arguments, train, eval_data, info, door, say, warn) as run:
+    with running(job) as run:
         # 3. The loop: evaluate, save, take the batch, update.
         while run.before():  # What is evaluated and saved is the state at `step`.
             run.update(run.next_batch())
-        result = end_run(run, names)
-    report_end(run, result, say, warn)
+        result = end_run(run, job)
+    report_end(run, job, result)
     return result
-
-
-def _printers(door: Door, progress: bool) -> tuple[Callable[[str], None], Callable[[str], None]]:
-    """Returns the functions that print a sentence and a warning.
-
-    A warning is reported even where nothing else is printed.
-    """
-    if not cluster.is_main():
-        return door.say or _be_silent, _be_silent
-    if door.say is not None or progress:
-        return (door.say or _print,) * 2
-    return _be_silent, logging.warning
-
-
-def _print(sentence: str) -> None:
-    """Prints a sentence on the console."""
-    PlainConsole().print(sentence, soft_wrap=True)
-
-
-def _be_silent(sentence: str) -> None:
-    """Ignores a sentence."""

@@ -24,14 +24,9 @@ _MOST_READ, _SAMPLED, _SAMPLED_OF_FILES = 2**26, 1000, 100
 
 
 def record_of(ensemble: Ensemble, batch: Batch) -> StepRecord:
-    """Returns the record of a run without the facts of its data.
-
-    Args:
-        ensemble: Ensemble to train.
-        batch: Shapes and types of a global batch.
-    """
+    """Returns the record of a run, without its data, given shapes and types of a global batch."""
     # The policy for failures may change on resume, so the record does not depend on it.
-    ensemble = dataclasses.replace(ensemble, failures=None)
+    ensemble = ensemble.replace(failures=None)
     objective, has_own = ensemble.trained_objective, ensemble.own_step is not None
     return StepRecord(
         member=ensemble.member.name,
@@ -59,12 +54,6 @@ def with_data(
     """Returns a record with the facts of the training data, the same on every host.
 
     The batches of an iterable cannot be read ahead, so the record has no facts of them.
-
-    Args:
-        record: Record of the run.
-        train: Training data.
-        validation: Share of the examples that `fit` holds out; None if it holds out none.
-        names: Names of the classes; empty if they have none.
     """
     record = dataclasses.replace(record, class_names=tuple(names) or None)
     if not isinstance(train, OrderedSplit):

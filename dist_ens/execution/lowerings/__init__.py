@@ -13,14 +13,16 @@ these reasons:
   divide, or it sends more than their results.
 """
 
-from dist_ens.execution.lowerings.callbacks import call_on_every_column, pure_callback
-from dist_ens.execution.lowerings.columns import SCATTER_ADD, scatter_add_by_columns
-from dist_ens.execution.lowerings.convolutions import (
-    CONVOLUTION,
-    convolution_as_patches,
-    convolution_in_canonical_layout,
-    convolutions_apart,
+from dist_ens.execution.lowerings.canonical import convolution_in_canonical_layout
+from dist_ens.execution.lowerings.columns import (
+    SCATTER_ADD,
+    call_on_every_column,
+    product_of_swapped_factors,
+    pure_callback,
+    scatter_add_by_columns,
 )
+from dist_ens.execution.lowerings.convolutions import CONVOLUTION, convolutions_apart
+from dist_ens.execution.lowerings.patches import convolution_as_patches
 from dist_ens.execution.lowerings.pooling import MAX_POOL_GRADIENT, max_pool_gradient_as_masks
 from dist_ens.execution.lowerings.products import (
     PRODUCT,
@@ -28,7 +30,6 @@ from dist_ens.execution.lowerings.products import (
     becomes_sums,
     flat_gradient_of_weights,
     product_in_whole_vectors,
-    product_of_swapped_factors,
 )
 
 __all__ = [

@@ -1,10 +1,19 @@
-"""Lowering of scatters: a sum of scattered rows is taken for each column's examples alone."""
+"""Lowerings that every step on several columns of the mesh has, where the compiler does badly.
+
+- It does not divide some sums over the examples, or sends more than their results.
+- JAX refuses calls of Python functions, such as `jax.pure_callback`, where the compiler divides the
+  work. Every column makes the call, with whole arrays.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
 
-from dist_ens.layout import sum_over_columns
+from dist_ens.execution.lowerings.products import PRODUCT
+from dist_ens.layout import on_every_column, sum_over_columns
 
 SCATTER_ADD = lax.scatter_add_p
 
@@ -19,6 +28,7 @@ def scatter_add_by_columns(
     **params: object,
 ) -> jax.Array:
     """Adds the rows of a batch to an array at some positions, as the gradient of an embedding does.
+    A scatter of another kind is left as it is.
 
     Args:
         operand: Array to which rows are added.
@@ -27,9 +37,6 @@ def scatter_add_by_columns(
         columns: Number of columns of the mesh, over which the batch is divided.
         dimension_numbers: Meaning of the axes, as in `jax.lax.scatter_add`.
         **params: Other parameters of `jax.lax.scatter_add_p`.
-
-    Returns:
-        The result of the scatter, up to rounding. A scatter of another kind is left as it is.
     """
     numbers = dimension_numbers
 
@@ -44,3 +51,45 @@ def scatter_add_by_columns(
     if indices.ndim == 1 or 0 in numbers.update_window_dims or not is_of_rows:
         return added(operand, indices, updates)
     return operand + sum_over_columns(rows, columns, indices, updates)
+
+
+def product_of_swapped_factors(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    dimension_numbers: jax.lax.DotDimensionNumbers,
+    precision: object,
+    **params: object,
+) -> jax.Array:
+    """Computes a gradient of weights as the transpose of the product of its swapped factors.
+
+    JAX multiplies the gradient of the outputs with the inputs, and transposes the product. On
+    several columns of the mesh, the compiler sums the product before it is transposed, and would
+    then copy it. Swapped, the two transpositions cancel. A product that does not sum over the first
+    axes, the examples, is unchanged.
+    """
+    (i, j), (batched, _) = dimension_numbers
+    params["precision"] = precision
+    differ = isinstance(precision, tuple) and precision[0] != precision[1]
+    if batched or 0 not in i or 0 not in j or differ:  # The precisions would not be swapped.
+        return PRODUCT.bind(lhs, rhs, dimension_numbers=dimension_numbers, **params)
+    params["out_sharding"] = None
+    product = PRODUCT.bind(rhs, lhs, dimension_numbers=((j, i), ((), ())), **params)
+    num_of_rhs = rhs.ndim - len(j)
+    return product.transpose(*range(num_of_rhs, product.ndim), *range(num_of_rhs))
+
+
+@functools.cache
+def pure_callback() -> Primitive:
+    """Returns the primitive of `jax.pure_callback`, which JAX does not export."""
+    result = jax.ShapeDtypeStruct((), jnp.float32)
+    return jax.make_jaxpr(lambda: jax.pure_callback(float, result))().eqns[0].primitive
+
+
+def call_on_every_column(*arrays: jax.Array, **params: object) -> list[jax.Array]:
+    """Calls a Python function without side effects on every column of a row."""
+
+    def call(*arrays: jax.Array) -> list[jax.Array]:
+        return pure_callback().bind(*arrays, **params)
+
+    return on_every_column(call)(*arrays)

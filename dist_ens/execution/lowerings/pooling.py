@@ -1,4 +1,4 @@
-"""Lowering of the gradient of max-pooling, without a scatter."""
+"""Lowering `masks`: the gradient of max-pooling by comparison, without a scatter."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 
-from dist_ens.execution.lowerings.windows import slices
+from dist_ens.execution.lowerings.shapes import slices
+from dist_ens.execution.spec import Lowering, register
 
 MAX_POOL_GRADIENT = lax.select_and_scatter_add_p
 
@@ -21,6 +22,7 @@ def max_pool_gradient_as_masks(
     window_dimensions: Sequence[int],
     window_strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
+    columns: int = 1,
 ) -> jax.Array:
     """Computes the gradient of max-pooling, or min-pooling, by comparing the values of a window.
 
@@ -34,6 +36,7 @@ def max_pool_gradient_as_masks(
         window_dimensions: Size of a window along each axis.
         window_strides: Distance between windows along each axis.
         padding: Padding before and after each axis.
+        columns: Number of columns of the mesh, which makes no difference.
 
     Returns:
         The gradient of `operand`.
@@ -62,13 +65,13 @@ def max_pool_gradient_as_masks(
     return lax.pad(spread, jnp.zeros((), spread.dtype), crop)
 
 
+register(Lowering("masks", MAX_POOL_GRADIENT, max_pool_gradient_as_masks))
+
+
 def _spread_apart(source: jax.Array, chosen: jax.Array, window: Sequence[int]) -> jax.Array:
     """Puts each value at the chosen position of its window; for windows without gaps or overlap.
 
-    Args:
-        source: Values, one per window.
-        chosen: Chosen position in each window, int32 in row-major order.
-        window: Size of a window along each axis.
+    `source` has one value per window, and `chosen` the position in it, int32 in row-major order.
     """
     shape = [n for pair in zip(source.shape, window, strict=True) for n in pair]
     position = jnp.zeros((), jnp.int32)
@@ -89,12 +92,8 @@ def _spread_overlapping(
 ) -> jax.Array:
     """Puts each value at the chosen position of its window, and adds where windows overlap.
 
-    Args:
-        source: Values, one per window.
-        chosen: Chosen position in each window, int32 in row-major order.
-        offsets: Offsets of the positions in a window, in row-major order.
-        strides: Distance between windows along each axis.
-        shape: Shape of the result.
+    `source` and `chosen` are as in `_spread_apart`. `offsets` are those of the positions in a
+    window, in row-major order, and `shape` is that of the result.
     """
     zero = jnp.zeros((), source.dtype)
     total = jnp.zeros(shape, source.dtype)

@@ -1,4 +1,4 @@
-"""Lowerings of matrix products: whole vectors of a CPU, and flat gradients of weights."""
+"""Lowerings `aligned` and `flat`: matrix products in forms that a CPU runs faster."""
 
 import functools
 import math
@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dist_ens.execution.lowerings.vectors import VECTOR, is_float32
+from dist_ens.execution.lowerings.shapes import VECTOR, is_float32
+from dist_ens.execution.spec import Lowering, register
 from dist_ens.layout import sum_over_columns
 from dist_ens.types import Leaf
 
@@ -33,12 +34,9 @@ def product_in_whole_vectors(
 
     Args:
         lhs: Left factor, as in `jax.lax.dot_general`.
-        rhs: Right factor, as in `jax.lax.dot_general`.
+        rhs: Right factor.
         columns: Number of columns of the mesh, over which the examples are divided.
         **params: Parameters of `dot_general_p`.
-
-    Returns:
-        The product, up to rounding.
     """
     if not _multiplies_matrices(lhs, rhs, **params):
         return PRODUCT.bind(lhs, rhs, **params)
@@ -64,7 +62,9 @@ def product_in_whole_vectors(
     return PRODUCT.bind(lhs, jnp.pad(rhs, missing), **params)[:, :width]
 
 
-def flat_gradient_of_weights(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def flat_gradient_of_weights(
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+) -> jax.Array:
     """Computes a gradient of weights as a product of matrices, [terms, height] and [terms, width].
 
     The sums are over all leading axes (examples, positions). XLA's CPU backend would fuse the
@@ -75,12 +75,10 @@ def flat_gradient_of_weights(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
     float32.
 
     Args:
-        lhs: Left factor, as in `jax.lax.dot_general`, with any number of axes.
-        rhs: Right factor, as in `jax.lax.dot_general`, with any number of axes.
+        lhs: Left factor, as in `jax.lax.dot_general`.
+        rhs: Right factor.
+        columns: Number of columns of the mesh, which makes no difference.
         **params: Parameters of `dot_general_p`.
-
-    Returns:
-        The product, up to rounding.
     """
     if not becomes_flat(lhs, rhs, **params):
         return PRODUCT.bind(lhs, rhs, **params)
@@ -95,49 +93,8 @@ def flat_gradient_of_weights(lhs: jax.Array, rhs: jax.Array, **params: Any) -> j
     return (product.T if wide else product).reshape(of_result)
 
 
-def product_of_swapped_factors(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    *,
-    dimension_numbers: jax.lax.DotDimensionNumbers,
-    precision: object,
-    **params: object,
-) -> jax.Array:
-    """Computes a gradient of weights as the transpose of the product of its swapped factors.
-
-    JAX multiplies the gradient of the outputs with the inputs, and transposes the product. On
-    several columns of the mesh, the compiler sums the product before it is transposed, and would
-    then copy it. Swapped, the two transpositions cancel.
-
-    Args:
-        lhs: Left factor, as in `jax.lax.dot_general`.
-        rhs: Right factor, as in `jax.lax.dot_general`.
-        dimension_numbers: Contracted and batched axes, as in `jax.lax.dot_general`.
-        precision: Precision of both factors, or a pair with that of each.
-        **params: Other parameters of `dot_general_p`.
-
-    Returns:
-        The product. A product that does not sum over the first axes, the examples, is unchanged.
-    """
-    (i, j), (batched, _) = dimension_numbers
-    params["precision"] = precision
-    differ = isinstance(precision, tuple) and precision[0] != precision[1]
-    if batched or 0 not in i or 0 not in j or differ:  # The precisions would not be swapped.
-        return PRODUCT.bind(lhs, rhs, dimension_numbers=dimension_numbers, **params)
-    params["out_sharding"] = None
-    product = PRODUCT.bind(rhs, lhs, dimension_numbers=((j, i), ((), ())), **params)
-    num_of_rhs = rhs.ndim - len(j)
-    return product.transpose(*range(num_of_rhs, product.ndim), *range(num_of_rhs))
-
-
 def becomes_flat(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
-    """Returns whether `flat_gradient_of_weights` changes a product.
-
-    Args:
-        lhs: Left factor, or its shape and type.
-        rhs: Right factor, or its shape and type.
-        **params: Parameters of `dot_general_p`.
-    """
+    """Returns whether `flat_gradient_of_weights` changes a product, from the factors' shapes."""
     (i, j), batched = params["dimension_numbers"]
     in_front = tuple(range(len(i)))
     if batched[0] or not in_front == tuple(i) == tuple(j) or not is_float32(lhs, rhs, **params):
@@ -152,18 +109,16 @@ def becomes_flat(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
 
 
 def becomes_sums(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
-    """Returns whether `product_in_whole_vectors` computes a product as sums of vectors.
-
-    Args:
-        lhs: Left factor, or its shape and type.
-        rhs: Right factor, or its shape and type.
-        **params: Parameters of `dot_general_p`.
-    """
+    """Returns whether `product_in_whole_vectors` computes a product as sums of vectors."""
     if not _multiplies_matrices(lhs, rhs, **params):
         return False
     ((i,), (j,)), _ = params["dimension_numbers"]
     height, terms, width = _sizes(lhs, rhs, **params)
     return terms in _SHORT or (i == j == 0 and (height in _SHORT or width in _SHORT))
+
+
+register(Lowering("aligned", PRODUCT, product_in_whole_vectors))
+register(Lowering("flat", PRODUCT, flat_gradient_of_weights))
 
 
 def _multiplies_matrices(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:

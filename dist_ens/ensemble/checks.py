@@ -1,0 +1,239 @@
+"""Checks of the arguments of an `Ensemble`, of its batches, and of what a user's loss returns."""
+
+import contextlib
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpy.typing import DTypeLike
+
+from dist_ens.ensemble.batches import rows_of
+from dist_ens.errors import UserError, counted, first_line, kind_of
+from dist_ens.ground.numbers import MOST_DROPOUT_SAMPLES, require_one_of, whole_number
+from dist_ens.losses import Objective, Ratio
+from dist_ens.members.modes import switch_arguments
+from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
+from dist_ens.signatures import call_error, name_of
+from dist_ens.state import described, leaf_type, leaf_types
+from dist_ens.types import Inputs, Metrics, ModelState, Outputs, Shapes
+
+_SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
+
+
+def checked_ids(member_ids: Iterable[Any] | None, num_members: int) -> tuple[int, ...] | None:
+    """Returns the members' ids, if given, as Python integers, each different and from 0 on."""
+    if member_ids is None:
+        return None
+    ids = tuple(whole_number("An id in member_ids", each, least=0) for each in member_ids)
+    if len(ids) != num_members or len(set(ids)) != len(ids):
+        raise UserError(
+            f"member_ids is {list(ids)} for {counted(num_members, 'member')}. Give each member a "
+            "different id."
+        )
+    return ids
+
+
+def checked_samples(count: int | None) -> int | None:
+    """Returns the number of dropout samples, if given, as a Python integer."""
+    if count is None:
+        return None
+    return whole_number("dropout_samples", count, least=1, most=MOST_DROPOUT_SAMPLES)
+
+
+def check_ids_of_groups(member_ids: Sequence[int], num_groups: int) -> None:
+    """Raises a `UserError` unless each group of members has as many as the others, in turn."""
+    is_in_turn = all(each % num_groups == n % num_groups for n, each in enumerate(member_ids))
+    if not is_in_turn or len(member_ids) % num_groups:
+        raise UserError(
+            f"The members {repr(list(member_ids))[:200]} are not the same number of each of the "
+            f"{num_groups} groups, in turn. The group of a member is its id modulo {num_groups}. "
+            f"Take whole sets of members, such as those with the ids 0 to {num_groups - 1}."
+        )
+
+
+def check_batch_specs(declared: object, microbatches: int) -> None:
+    """Raises a `UserError` unless an ensemble can use its `batch_specs`."""
+    names = jax.tree.leaves(declared)
+    if not isinstance(declared, str | Mapping) or not {"batch", "shared"}.issuperset(names):
+        raise UserError(
+            f"batch_specs is {declared!r}. Give a dict from keys of the batch to 'shared', or "
+            "'shared' for the whole batch."
+        )
+    if microbatches > 1 and "shared" in names:
+        raise UserError(
+            f"microbatches={microbatches} divides every leaf of a batch into parts, and "
+            f"batch_specs={declared!r} names leaves without rows. Leave one of them out."
+        )
+
+
+def checked_methods(methods: Iterable[Any]) -> tuple[Method, ...]:
+    """Returns the methods of an ensemble as a tuple, each a function from a loss to a loss."""
+    listed = [methods] if callable(methods) else list(methods)
+    for method in listed:
+        is_maker = method in (adversarial, bootstrap, label_smoothing, mixup)
+        if callable(methods) or is_maker or call_error(method, 1) is not None:
+            shown = name_of(method) if callable(method) else repr(method)[:80]
+            raise UserError(
+                f"methods holds {shown}. Give a tuple of functions from a loss to a loss, such as "
+                "methods=(dist_ens.methods.bootstrap(),)."
+            )
+    if all(any(getattr(m, kind, False) for m in listed) for kind in ("is_mixup", "is_bootstrap")):
+        raise UserError(
+            "The method mixup would mix out-of-bag examples into those of the member, which "
+            "bootstrap draws. Leave one of the two methods out."
+        )
+    return tuple(listed)
+
+
+def checked_dtype(dtype: DTypeLike | None) -> str | None:
+    """Returns the name of the type in which a network computes; None if `dtype` is None."""
+    if dtype is None:
+        return None
+    name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    require_one_of("compute_dtype", name, ("float32", "bfloat16"))
+    return name
+
+
+def check_loss(loss: Any) -> None:
+    """Raises a `UserError` unless a loss is an objective, or can be called as a loss function."""
+    if isinstance(loss, Objective):
+        return
+    name, error = name_of(loss), loss_call_error(loss)
+    makes_objective = getattr(loss, "__annotations__", {}).get("return") is Objective
+    if isinstance(loss, type) or makes_objective:
+        raise UserError(f"The loss is {name}, which was not called. Give {name}(...).")
+    if error is not None:
+        signature = inspect.signature(loss) if callable(loss) else ""
+        raise UserError(
+            f"The loss {name}{signature} cannot be called with four arguments: {error}. Give an "
+            f"objective, such as dist_ens.losses.categorical(10), or a function {_SIGNATURE}."
+        )
+
+
+def loss_call_error(fn: Any) -> str | None:
+    """Returns why an object cannot be called as a loss function; None if it can."""
+    if not callable(fn):
+        return f"it is {kind_of(fn)}"
+    named = ["counts"] if "counts" in inspect.signature(fn).parameters else []
+    return call_error(fn, 4, [*switch_arguments(fn, True, given=4), *named])
+
+
+def check_loss_outputs(
+    results: Any, model_state: ModelState
+) -> tuple[jax.Array | Ratio, ModelState, Metrics]:
+    """Returns the loss, the new model state and the metrics that a loss returned.
+
+    The metrics, float32[], are the loss and its auxiliary values. A `Ratio` stays one.
+    """
+    match results:
+        case (loss, (new_state, Mapping() as aux)):
+            pass
+        case _:
+            raise UserError(f"The loss returned {parts_text(results)}. A loss is {_SIGNATURE}.")
+    if "loss" in aux:
+        raise UserError(
+            "The auxiliary output of the loss has a key 'loss', which is the name of the loss "
+            "itself. Rename it."
+        )
+    metrics = {"loss": loss, **aux}
+    for name, value in metrics.items():
+        parts = value if isinstance(value, Ratio) else (value,)
+        if any(jnp.shape(part) != () for part in parts):
+            what = "loss" if name == "loss" else f"auxiliary value {name!r} of the loss"
+            raise UserError(
+                f"The {what} has the shape {list(jnp.shape(parts[0]))}, and it must be one number. "
+                "Average over the examples with dist_ens.losses.batch_mean."
+            )
+    if leaf_types(new_state) != leaf_types(model_state):
+        raise UserError(
+            f"The loss returned a model state of {described(new_state)}, and it was given one "
+            f"of {described(model_state)}. Return it with the structure, shapes and types that "
+            "it has after init."
+        )
+    in_float32 = jax.tree.map(lambda value: jnp.asarray(value).astype(jnp.float32), metrics)
+    return jax.tree.map(jnp.asarray, loss), new_state, in_float32
+
+
+def parts_text(value: Any) -> str:
+    """Returns what a function returned, for messages: nested tuples, and the kind of each part."""
+    if isinstance(value, tuple) and not isinstance(value, Ratio):
+        return f"({', '.join(map(parts_text, value))})"
+    return leaf_type(value) if hasattr(value, "shape") else kind_of(value)
+
+
+# Errors of tracing that a loss often causes, and what to do about each.
+_REMEDIES: dict[type[Exception], str] = {
+    jax.errors.TracerArrayConversionError: "Use jax.numpy in place of NumPy.",
+    jax.errors.UnexpectedTracerError: "Pass arrays through the batch, the parameters or the model "
+    "state, and keep none from an earlier call.",
+    jax.errors.ConcretizationTypeError: "Use jnp.where or jax.lax.cond in place of `if`, and "
+    "shapes in place of values.",
+}
+
+
+@contextlib.contextmanager
+def explained_errors(what: str = "loss") -> Iterator[None]:
+    """Turns the tracing errors that a loss often causes into a `UserError` that says what to do."""
+    try:
+        yield
+    except tuple(_REMEDIES) as error:
+        remedy = next(text for kind, text in _REMEDIES.items() if isinstance(error, kind))
+        raise UserError(
+            f"The {what} cannot be compiled: {type(error).__name__}: {first_line(error)} {remedy}"
+        ) from error
+
+
+@contextlib.contextmanager
+def explained_inputs(inputs: Inputs) -> Iterator[None]:
+    """Turns what a network raises for inputs that it does not take into a `UserError`."""
+    try:
+        yield
+    except (UserError, RuntimeError):  # A device may be full, or an array deleted.
+        raise
+    except Exception as error:  # The network of a user may raise anything.
+        raise UserError(
+            f"The network does not take the inputs {described(inputs)}: {type(error).__name__}: "
+            f"{first_line(error)} Give inputs like those of the training data, [examples, ...]. A "
+            "single example is an array of length 1."
+        ) from error
+
+
+def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) -> Outputs:
+    """Returns a member's outputs, which an objective takes if they have a row for each example."""
+    size: int = jax.tree.leaves(inputs)[0].shape[0] if objective is not None else 0
+    shape: tuple[int, ...] = getattr(outputs, "shape", ())
+    if objective is not None and (len(shape) < 2 or shape[0] != size):
+        raise ValueError(
+            f"The outputs are {described(outputs)}, and {objective.name} takes [{size}, ..., "
+            "outputs]."
+        )
+    return outputs
+
+
+def check_microbatches(field: str, count: int, batch: Shapes | int) -> None:
+    """Raises a `UserError` that names a field unless a batch divides into `count` microbatches.
+
+    Instead of the batch, the number of its examples over all hosts may be given.
+    """
+    rows = batch if isinstance(batch, int) else rows_of(batch)
+    if rows is None:
+        raise UserError(
+            f"{field}={count} divides the rows of a batch into parts, and the leaves of this "
+            f"batch have no common number of rows: {described(batch)}. Leave it out."
+        )
+    if rows % count:
+        raise UserError(
+            f"{field}={count} must divide the batch, which has {counted(rows, 'example')}. Use a "
+            f"divisor of {rows}."
+        )
+
+
+def check_alive(step: Any) -> None:
+    """Raises a `UserError` if a state, of which this is the step, was donated to an update."""
+    if isinstance(step, jax.Array) and step.is_deleted():
+        raise UserError(
+            "The state was given to an update before, which has freed its arrays. Go on with the "
+            "state that it returned: state, metrics = ensemble.update(state, batch)."
+        )

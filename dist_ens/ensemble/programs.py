@@ -1,0 +1,281 @@
+"""The programs of an ensemble, each traced and compiled when it is first used."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Hashable
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.extend.core import ClosedJaxpr
+
+from dist_ens import cluster
+from dist_ens.ensemble.batches import Batches, CallBatches
+from dist_ens.ensemble.checks import check_microbatches, explained_errors, require_rows
+from dist_ens.ensemble.gradient_step import GradientStep
+from dist_ens.ensemble.initial_state import Initializer, inputs_of, shapes_of, state_of_one
+from dist_ens.ensemble.memory import explained_memory
+from dist_ens.ensemble.microbatch_check import microbatch_warning
+from dist_ens.ensemble.optimizer import evaluates_others, evaluation_params
+from dist_ens.ensemble.own_step import OwnStep
+from dist_ens.ensemble.update_steps import Step, Update, dispatched, steps_of_all
+from dist_ens.ensemble.waves import results_in_waves, update_in_waves
+from dist_ens.errors import UserError
+from dist_ens.execution.apply import lowered
+from dist_ens.execution.heuristics import candidates
+from dist_ens.execution.lift import Lifted, sharded
+from dist_ens.execution.spec import AUTO, Execution
+from dist_ens.host_keys import host_array
+from dist_ens.layout import (
+    BATCH,
+    BATCHES,
+    MEMBER_BATCH,
+    MEMBERS,
+    Waves,
+    specs_of_batch,
+    without_axes,
+)
+from dist_ens.losses import Objective, Prediction, predict_leaves
+from dist_ens.members.label_scale import member_label_scale
+from dist_ens.methods import MemberLoss, loss_of_function, loss_of_objective
+from dist_ens.randomness import PREDICT, pinned_generator
+from dist_ens.state import State
+from dist_ens.types import Batch, Inputs, Key, Metrics, Outputs, PyTree
+
+if TYPE_CHECKING:
+    from dist_ens.ensemble.ensemble import Ensemble
+
+
+class Programs:
+    """The programs of an ensemble, which are compiled once and found again by later calls.
+
+    Args:
+        ensemble: Ensemble.
+
+    Attributes:
+        variants: Ensembles of the same members on another layout or with another execution.
+        elsewhere: Ensembles of some of the members, or on the layouts of given states.
+        evaluation: Programs that score the ensemble, which the room of evaluation keeps here.
+    """
+
+    def __init__(self, ensemble: "Ensemble") -> None:
+        self._ensemble = ensemble
+        self._of_shapes: dict[Hashable, Any] = {}
+        self.variants: dict[Hashable, Ensemble] = {}
+        self.elsewhere: dict[Hashable, Ensemble] = {}
+        self.evaluation: dict[Hashable, Any] = {}
+
+    @cached_property
+    def bare_loss(self) -> MemberLoss:
+        """The loss of one member without methods, `loss(params, model_state, batch, info)`."""
+        ensemble = self._ensemble
+        loss = ensemble.loss
+        if isinstance(loss, Objective):
+            return loss_of_objective(loss, ensemble.network)
+        if loss is None:
+            raise UserError(
+                "This ensemble has a step of its own and nothing to score it by. Give from_step or "
+                "evaluate objective=..., or eval_loss=eval_loss(state, batch, key) -> (loss, "
+                "metrics)."
+            )
+        return ensemble.member.adapt_loss(loss_of_function(loss, ensemble.compute_dtype))
+
+    @cached_property
+    def gradient_step(self) -> GradientStep | OwnStep:
+        """The step of one member on the whole batch, including the methods."""
+        ensemble = self._ensemble
+        if ensemble.own_step is not None:
+            return dataclasses.replace(ensemble.own_step, failures=ensemble.failures)
+        return GradientStep(
+            reduce(lambda inner, method: method(inner), ensemble.methods, self.bare_loss),
+            ensemble.optimizer,
+            ensemble.objective,
+            ensemble.microbatches,
+            ensemble.failures,
+        )
+
+    @cached_property
+    def step(self) -> Step:
+        """The step of one member, which is traced once for all programs that contain it."""
+        return jax.jit(self.gradient_step, inline=True)
+
+    def initializer(self, batch: Batch) -> Initializer:
+        """Returns the program that makes the state for batches of such shapes and types."""
+        ensemble = self._ensemble
+        shapes = shapes_of(inputs_of(ensemble, batch))
+        key = (jax.tree.structure(shapes), *jax.tree.leaves(shapes))
+        if key not in self._of_shapes:
+            make = state_of_one(
+                ensemble.network,
+                ensemble.optimizer,
+                shapes,
+                is_checked=ensemble.failures.is_checked,
+            )
+            self._of_shapes[key] = Initializer(make, ensemble.layout, ensemble.waves)
+        return self._of_shapes[key]
+
+    def update(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+        """Updates every member on one batch; see `Ensemble.update`."""
+        ensemble = self._ensemble
+        if ensemble.waves > 1:
+            return self._update_in_waves(state, batch)
+        # A dict of specs names the leaves of one structure of batches.
+        names_leaves = not isinstance(ensemble.batch_specs, str)
+        key = ("step", jax.tree.structure(batch)) if names_leaves else "step"
+        if key not in self._of_shapes:
+            self._of_shapes[key] = self._lifted_step(state, batch)
+        with explained_errors(), explained_memory(ensemble):
+            return self._of_shapes[key](state, batch)
+
+    def _lifted_step(self, state: State, batch: Batch) -> Lifted:
+        """Returns the program of one step for batches like the given one."""
+        ensemble = self._ensemble
+        layout, execution = ensemble.layout, ensemble.execution
+        specs = specs_of_batch(ensemble.batch_specs, batch)
+        placed = layout.placed(batch, specs, "The batch")
+        if ensemble.microbatches > 1:
+            check_microbatches("microbatches", ensemble.microbatches, placed)
+            self._warn_of_microbatches(state, Batches(jax.tree.map(lambda x: x[None], placed)))
+        if execution == AUTO:  # The rule chooses.
+            traced = self.traced_update(state, Batches.shapes_of_step(placed))
+            execution = candidates(layout, traced, 1)[0]
+        return Lifted(
+            self.step,
+            layout=layout,
+            in_specs=(MEMBERS, specs),
+            out_specs=MEMBERS,
+            # A single step is neither scanned nor dispatched with others.
+            execution=dataclasses.replace(Execution.parse(execution), steps=None),
+            donate_argnums=(0,),
+            names=("The state", "The batch"),
+        )
+
+    def _update_in_waves(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+        of_step = jax.tree.map(host_array, batch)
+        specs = specs_of_batch(self._ensemble.batch_specs, batch)
+        placed = Batches.put(self._ensemble.layout, [of_step], specs)
+        if "compared" not in self._of_shapes:
+            self._of_shapes["compared"] = True
+            self._warn_of_microbatches(state, placed)
+        state, metrics = self.update_steps(state, placed)
+        return state, {name: values[0] for name, values in metrics.items()}
+
+    def _warn_of_microbatches(self, state: State, batches: CallBatches) -> None:
+        with explained_errors(), explained_memory(self._ensemble):
+            warning = microbatch_warning(self._ensemble, state, batches)
+        if warning is not None and cluster.is_main():
+            logging.warning(warning)
+
+    @cached_property
+    def update_steps(self) -> Update:
+        """The update of several steps in one call; see `Ensemble.update_steps`."""
+        ensemble = self._ensemble
+        if ensemble.waves > 1:
+            waves = Waves(ensemble.layout, ensemble.waves)
+            return update_in_waves(waves, ensemble.of_wave.update_steps)
+        return dispatched(self.step, ensemble.layout, self._execution)
+
+    @cached_property
+    def _execution(self) -> Execution:
+        execution = self._ensemble.execution
+        return Execution.parse("vmap" if execution == AUTO else execution)
+
+    def trace_update(self, state: State, batches: CallBatches | PyTree) -> None:
+        """Traces `update_steps` in the ensemble's own execution, and computes nothing.
+
+        It raises any error that the network, or a lowering of one of its operations, raises.
+        """
+        update = steps_of_all(self.step, self._ensemble.layout, self._execution)
+        jax.eval_shape(update, state, batches)
+
+    def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
+        """Returns the traced update of one member after another; see `Ensemble.traced_update`."""
+        return self._plain_update.trace(state, batches).jaxpr
+
+    @cached_property
+    def _plain_update(self) -> jax.stages.Wrapped:
+        plain = Execution(members="map", steps="scanned")
+        return jax.jit(steps_of_all(self.step, self._ensemble.layout, plain))
+
+    @cached_property
+    def outputs(self) -> Callable[[State, Inputs], Outputs]:
+        """The outputs of all members for inputs on the layout; see `Ensemble.outputs`."""
+        ensemble = self._ensemble
+        if ensemble.waves > 1:
+            waves = Waves(ensemble.layout, ensemble.waves)
+            return results_in_waves(waves, ensemble.of_wave.outputs, MEMBER_BATCH)
+        return jax.jit(self._outputs)
+
+    def _outputs(self, state: State, inputs: Inputs) -> Outputs:
+        ensemble = self._ensemble
+        network, samples = ensemble.network, ensemble.dropout_samples
+        in_groups = ensemble.num_groups > 1
+
+        @pinned_generator()
+        def of_one(state: State, inputs: Inputs) -> Outputs:
+            params = evaluation_params(state.params, state.opt_state)
+            own = inputs
+            if in_groups:
+                group = state.member_id % ensemble.num_groups
+                own = jax.tree.map(lambda leaf: leaf[group], inputs)
+
+            key = jax.random.fold_in(state.key, PREDICT)
+            if samples is None:
+                outputs = network.evaluate(params, state.model_state, own, key)[0]
+                return require_rows(ensemble.objective, outputs, own)
+
+            def sample(key: Key) -> Outputs:
+                outputs = network.apply(params, state.model_state, own, key, False)[0]
+                return require_rows(ensemble.objective, outputs, own)
+
+            return jax.vmap(sample, out_axes=1)(jax.random.split(key, samples))
+
+        specs = (MEMBERS, BATCHES if in_groups else BATCH)
+        member = lowered(of_one, self._execution, ensemble.layout)
+        of_all = sharded(member, ensemble.layout, specs, MEMBER_BATCH, self._execution)
+        return of_all(state, inputs)
+
+    @cached_property
+    def predict(self) -> Callable[[State, Inputs], Prediction]:
+        """The pooled prediction for inputs on the layout, `predict(state, inputs)`."""
+        ensemble = self._ensemble
+        if ensemble.num_groups > 1:
+            raise UserError(
+                f"predict pools all members, and this ensemble has {ensemble.num_groups} groups of "
+                "members that were trained on other examples. Use apply, or dist-ens predict."
+            )
+        objective, has_samples = ensemble.objective, ensemble.dropout_samples is not None
+
+        def pooled(outputs: Outputs, state: State) -> Prediction:
+            if objective is None:
+                return predict_leaves(outputs)
+            samples = jax.numpy.moveaxis(outputs, 2, 1) if has_samples else outputs
+            prediction = objective.distribution.predict(samples, has_samples=has_samples)
+            if objective.standardize:
+                prediction = prediction.in_unit(*member_label_scale(state))
+            return prediction
+
+        if ensemble.waves > 1:
+            pool = jax.jit(pooled)
+            return lambda state, inputs: pool(self.outputs(state, inputs), state)
+        return jax.jit(lambda state, inputs: pooled(self._outputs(state, inputs), state))
+
+    def needed(self, state: State) -> State:
+        """Returns a state without the optimizer's state, unless predictions depend on it.
+
+        To pass more arrays to a program takes time.
+        """
+        if "evaluates_others" not in self._of_shapes:
+            self._of_shapes["evaluates_others"] = evaluates_others(state.opt_state)
+        if self._of_shapes["evaluates_others"] or self._ensemble.waves > 1:
+            return state._replace(class_names=())
+        return state._replace(opt_state=(), failures=(), class_names=())
+
+
+def step_of_one(ensemble: "Ensemble") -> Callable[..., tuple[State, Metrics]]:
+    """Returns the step of one member without mesh or lowerings: `step(state, batch, index=None)`.
+
+    The leaves of `state` are those of one member, and `batch` is the whole batch. The speed of
+    executions is measured against this step.
+    """
+    return without_axes(ensemble.programs.gradient_step)

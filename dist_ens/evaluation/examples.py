@@ -1,0 +1,163 @@
+"""Data of a user's, of any kind, as examples to score."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from typing_extensions import override
+
+from dist_ens.data import Source, Spec, Split, TreeSplit
+from dist_ens.data.class_names import are_names, listed, with_class_numbers
+from dist_ens.ensemble.batches import rows_of
+from dist_ens.errors import UserError, kind_of
+from dist_ens.evaluation.label_checks import check_keys
+from dist_ens.host_keys import generator_of, host_array
+from dist_ens.losses import Objective
+from dist_ens.state import refuse_lists
+from dist_ens.types import Batch, Data, PyTree, Specs
+
+
+class Examples(NamedTuple):
+    """The examples to score.
+
+    Attributes:
+        split: Examples with random access.
+        spec: Description of the source of the examples. None if they do not come from a source.
+        class_names: Names of the classes of arrays; empty if they have none.
+    """
+
+    split: Split
+    spec: Spec | None = None
+    class_names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeBatches(Split):
+    """Batches that hold no rows. A loss function scores one after another.
+
+    Attributes:
+        batches: Batches of one structure, arrays in the host's memory.
+    """
+
+    batches: Sequence[Batch]
+
+    @property
+    @override
+    def in_memory(self) -> bool:
+        return True
+
+    @override
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @override
+    def take(self, indices: np.ndarray) -> Batch:
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *(self.batches[i] for i in indices))
+
+
+def examples_of(
+    data: Data | Examples, names: Sequence[str] = (), batch_specs: Specs = "batch"
+) -> Examples:
+    """Returns data as examples with random access.
+
+    Args:
+        data: Examples, a source (its test split), a split, a pytree of arrays, or a finite iterable
+            of batches, which is read completely.
+        names: Names of the classes of training; empty if they have none.
+        batch_specs: Parts of a batch that hold no rows; see `Ensemble`.
+
+    Raises:
+        UserError: If the data has another type, or other classes than those of training.
+    """
+    if isinstance(data, Source):
+        if names and data.spec.class_names not in (None, tuple(names)):
+            raise UserError(
+                f"The classes of the source are {listed(data.spec.class_names or ())}, and the "
+                f"members were trained on {listed(names)}. Give a source of the same classes."
+            )
+        return Examples(data.test, data.spec)
+    if isinstance(data, Examples):
+        return data._replace(class_names=tuple(names)) if names else data
+    if isinstance(data, Split):
+        return Examples(data, class_names=tuple(names))
+    if not _is_tree(data):
+        data = _batches_of(data)
+        if batch_specs != "batch" or any(rows_of(batch) is None for batch in data):
+            return Examples(WholeBatches(data), class_names=tuple(names))
+    arrays = with_class_numbers(arrays_of(data), Objective.LABELS, names, "The data")
+    return Examples(TreeSplit(arrays), class_names=tuple(names))
+
+
+def arrays_of(data: Data) -> PyTree:
+    """Returns a pytree of arrays [examples, ...]: the data itself, or its batches joined."""
+    if _is_tree(data):
+        refuse_lists(data, "the data")
+        return data
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *_batches_of(data))
+
+
+def parts_of_objective(objective: Objective, split: Split) -> Split:
+    """Returns a split with the parts that an objective reads.
+
+    Raises:
+        UserError: If the inputs or the labels are absent, a key is misspelt, or the examples are
+            batches without rows.
+    """
+    if isinstance(split, WholeBatches):
+        raise UserError(
+            f"The objective {objective.name} scores examples, and the arrays of a batch of the "
+            "data have different lengths. Give every array one row for each example."
+        )
+    example = split.take(np.zeros(1, np.int64))
+    found = example if isinstance(example, Mapping) else {}
+    check_keys(objective, found)
+    absent = {objective.INPUTS, objective.LABELS} - {*found}
+    if absent:
+        raise UserError(
+            f"The objective {objective.name} takes data with the key {min(absent)!r}: got "
+            f"{', '.join(map(repr, found)) or 'no dict'}. Give a dict with {objective.INPUTS!r} "
+            f"and {objective.LABELS!r}."
+        )
+    if not isinstance(split, TreeSplit):
+        return split
+    # An objective reads no other part of the data, as in training.
+    names = (objective.INPUTS, objective.LABELS, objective.WEIGHTS)
+    return TreeSplit({name: split.tree[name] for name in names if name in split.tree})
+
+
+def _is_tree(data: Data) -> bool:
+    """Returns whether data is a pytree of arrays, and not an iterable of batches."""
+    return isinstance(data, Mapping | tuple) or hasattr(data, "dtype")
+
+
+def _batches_of(data: Data) -> list[Batch]:
+    """Returns the batches of a finite iterable, checked; see `arrays_of`."""
+    if not isinstance(data, Iterable):
+        raise UserError(
+            f"The data is {kind_of(data)}. Give a dict of arrays, a source of "
+            "dist_ens.data, or an iterable of batches."
+        )
+    batches = []
+    for number, batch in enumerate(data):
+        refuse_lists(batch, f"batch {number} of the data", and_numbers=False)
+        batches.append(jax.tree.map(host_array, batch))
+        leaves = jax.tree.leaves(batches[-1])
+        if not all(map(_is_of_batch, leaves)):
+            found = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
+            raise UserError(
+                f"The data is {kind_of(data)}, and its item {number} is no batch of examples, but "
+                f"holds {found}. Give a dict of arrays [examples, ...], or an iterable of such "
+                "batches."
+            )
+    if not batches:
+        raise UserError("The data has no batches. Give at least one.")
+    return batches
+
+
+def _is_of_batch(leaf: np.ndarray) -> bool:
+    """Returns whether a leaf of a batch holds numbers, keys, or names of classes."""
+    is_number = jax.numpy.issubdtype(leaf.dtype, jax.numpy.number) or leaf.dtype == bool
+    is_name = are_names(leaf) and leaf.ndim > 0
+    return is_number or is_name or generator_of(leaf.dtype) is not None

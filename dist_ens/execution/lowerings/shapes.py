@@ -1,0 +1,61 @@
+"""Shapes on which several lowerings depend: the windows of an array, and the vectors of a CPU."""
+
+import itertools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from numpy.typing import DTypeLike
+
+from dist_ens.types import Leaf
+
+# The widest vectors hold this number of float32 values.
+VECTOR = 16
+
+
+def slices(
+    array: jax.Array,
+    window: Sequence[int],
+    steps_in_window: Sequence[int],
+    space: Sequence[int],
+    strides: Sequence[int],
+    first_axis: int = 2,
+) -> list[jax.Array]:
+    """Returns, for each position in a window, the values of all windows at that position.
+
+    Args:
+        array: Array [..., *axes of the windows, ...].
+        window: Size of a window along each of these axes.
+        steps_in_window: Distance between neighbouring positions of a window, along each axis.
+        space: Number of windows along each axis.
+        strides: Distance between neighbouring windows, along each axis.
+        first_axis: Position of the first of these axes in `array`.
+
+    Returns:
+        One array [..., *space, ...] for each position of a window, in row-major order.
+    """
+    before, after = first_axis, array.ndim - first_axis - len(window)
+    found = []
+    for position in itertools.product(*map(range, window)):
+        start = [p * step for p, step in zip(position, steps_in_window, strict=True)]
+        limit = [
+            a + (n - 1) * s + 1 if n else a for a, n, s in zip(start, space, strides, strict=True)
+        ]
+        found.append(
+            lax.slice(
+                array,
+                (0,) * before + tuple(start) + (0,) * after,
+                (*array.shape[:before], *limit, *array.shape[array.ndim - after :]),
+                (1,) * before + tuple(strides) + (1,) * after,
+            )
+        )
+    return found
+
+
+def is_float32(
+    lhs: Leaf, rhs: Leaf, *, preferred_element_type: DTypeLike | None, **_: object
+) -> bool:
+    """Returns whether both factors and their product are float32."""
+    types = lhs.dtype, rhs.dtype, preferred_element_type or lhs.dtype
+    return all(dtype == jnp.float32 for dtype in types)

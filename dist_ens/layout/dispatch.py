@@ -1,0 +1,73 @@
+"""Dispatch of programs in which devices wait for each other, on CPUs.
+
+The devices of a CPU share a pool of threads, and a device that waits for others keeps one. With
+many calls under way, no thread may be left for the device that all wait for, and XLA ends the
+process. Accelerators have no such pool.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.stages import Lowered, Traced, Wrapped
+
+from dist_ens import cluster
+from dist_ens.layout.mesh import Layout
+from dist_ens.layout.specs import DATA, ENSEMBLE, REPLICATED
+from dist_ens.types import PyTree, Tree
+
+
+def in_turn(layout: Layout, program: Wrapped) -> Wrapped:
+    """Returns a jitted program that can be called any number of times without waiting.
+
+    A call first waits for its arguments, which an earlier call computes. Programs of several rows
+    still compute at the same time.
+
+    Args:
+        layout: Layout of the program.
+        program: Program made by `jax.jit`. It is returned itself unless the layout has several
+            columns of CPU devices.
+    """
+    return program if layout.data_axis == 1 or layout.platform != "cpu" else _InTurn(program)
+
+
+def settled(layout: Layout, results: Tree) -> Tree:
+    """Returns results of a program, for which it waits if the layout has several CPU devices."""
+    is_alone = layout.mesh.size == 1 or layout.platform != "cpu"
+    return results if is_alone else jax.block_until_ready(results)
+
+
+class _InTurn(Wrapped):
+    """A jitted program that waits for its arguments before it is dispatched."""
+
+    def __init__(self, program: Wrapped) -> None:
+        self._program = program
+
+    def __call__(self, *args: PyTree, **options: PyTree) -> PyTree:
+        return self._program(*jax.block_until_ready(args), **options)
+
+    def trace(self, *args: PyTree, **options: PyTree) -> Traced:
+        return self._program.trace(*args, **options)
+
+    def lower(self, *args: PyTree, **options: PyTree) -> Lowered:
+        return self._program.lower(*args, **options)
+
+
+def connect_hosts(layout: Layout) -> None:
+    """Opens the connections that collectives over the axes of the mesh use between hosts.
+
+    On CPUs the arrays travel by Gloo. It gives a host 30 s to come when a connection is opened,
+    and more time afterwards. The first collective may follow a compilation, for which the hosts can
+    need times that differ by more than 30 s. So the connections are opened before it, when the
+    hosts have just met.
+
+    Args:
+        layout: Layout of the ensemble. Every host must call this.
+    """
+    if jax.process_count() == 1 or layout.platform != "cpu":
+        return
+    cluster.as_main_sees(0)  # The hosts wait here for each other.
+
+    def sums(one: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(jax.lax.psum(one, axes) for axes in (DATA, ENSEMBLE, (ENSEMBLE, DATA)))
+
+    program = layout.shard_map(sums, in_specs=(REPLICATED,), out_specs=REPLICATED)
+    jax.block_until_ready(jax.jit(program)(jnp.float32(1)))

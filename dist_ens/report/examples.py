@@ -1,0 +1,108 @@
+"""Single examples and the scores of classes, as a report page lists them."""
+
+import base64
+import dataclasses
+import io
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from PIL import Image
+
+from dist_ens.json_text import Json
+from dist_ens.metrics.catalogue import label_of
+from dist_ens.report.panels import Shown, having
+from dist_ens.report.text import is_number, number
+
+_PICTURE_PIXELS = 96
+_VISIBLE = 32  # A uint8 picture whose pixels are all below this value would look black.
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """A list of examples or of classes of one run.
+
+    Attributes:
+        title: Name of the run among several; empty for a single run.
+        fields: Heading of each field.
+        rows: Texts of the fields, of each example or class.
+        urls: Picture of each example; empty if an example has none.
+    """
+
+    title: str
+    fields: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    urls: Sequence[str] = ()
+
+
+def class_lists(shown: Sequence[Shown]) -> list[Listed]:
+    """Returns the scores of each class, of the runs whose classes have names."""
+    lists = []
+    for each in shown:
+        rows, scores = each.run.summary.get("by_class", []), each.run.summary.get("test", {})
+        names = [name for name in scores if any(name in row for row in rows)]
+        cells = [
+            [row["class"], str(row["examples"]), *(number(row.get(n), scores) for n in names)]
+            for row in rows
+        ]
+        lists.append(Listed(each.title, ["class", "examples", *map(label_of, names)], cells))
+    return [each for each in lists if each.rows]
+
+
+def example_lists(shown: Sequence[Shown], name: str) -> list[Listed]:
+    """Returns single examples, with pictures if every example of a run has one.
+
+    Args:
+        shown: Runs that are shown on the page.
+        name: Name of the examples in the curves of a run.
+    """
+    lists = []
+    for each, examples in having(shown, name):
+        scores = each.run.summary.get("test", {})
+        fields = list(dict.fromkeys(field for example in examples for field in example))
+        first = 0 if name == "hardest" else len(each.run.curves.get("hardest", []))
+        pictures = each.run.pictures[first : first + len(examples)]
+        has_pictures = len(pictures) == len(examples)
+        rows = [[_text(f, example.get(f), scores) for f in fields] for example in examples]
+        urls = [picture_url(values) for values in pictures] if has_pictures else []
+        lists.append(Listed(each.title, [*map(label_of, fields)], rows, urls))
+    return lists
+
+
+def _text(field: str, value: Json, scores: Mapping[str, Json]) -> str:
+    """Returns a field of an example as text: a name, a class, a target, or a score."""
+    if isinstance(value, str):
+        return value
+    if is_number(value) and float(value).is_integer():
+        return f"{value:.0f}"
+    rmse: Json = scores.get("rmse")
+    if field in ("label", "prediction") and is_number(value) and is_number(rmse) and rmse > 0:
+        # Enough digits show an error even if the target is far larger.
+        return f"{value:.{max(2 - math.floor(math.log10(rmse)), 0)}f}"
+    return number(value, scores)
+
+
+def picture_url(values: np.ndarray) -> str:
+    """Returns a picture as a `data:` URL, at most 96 pixels wide and high.
+
+    Args:
+        values: Pixels, [h, w] or [h, w, c]. A uint8 picture is shown unchanged if a pixel is at
+            least 32. All other pictures are scaled, so that the smallest value is black and the
+            largest white. With any number of channels except three, the mean over the channels is
+            shown.
+    """
+    values = np.asarray(values)
+    as_it_is = values.dtype == np.uint8 and values.max() >= _VISIBLE
+    if values.ndim == 3 and values.shape[-1] != 3:
+        values = values.mean(axis=-1)
+    if as_it_is:
+        values = values.astype(np.uint8)
+    else:
+        values = np.nan_to_num(values.astype(float), posinf=0, neginf=0)
+        low, high = values.min(), values.max()
+        values = (255 * (values - low) / max(high - low, 1e-30)).round().astype(np.uint8)
+    image = Image.fromarray(values)
+    image.thumbnail((_PICTURE_PIXELS, _PICTURE_PIXELS))
+    file = io.BytesIO()
+    image.save(file, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

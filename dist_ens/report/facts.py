@@ -1,0 +1,95 @@
+"""The facts about a run that a report page lists below its result."""
+
+from collections.abc import Mapping
+
+from dist_ens.errors import counted
+from dist_ens.json_text import Json
+from dist_ens.layout import DATA, ENSEMBLE
+from dist_ens.report.text import DASH, is_number
+
+MOST_MEMBERS = 20
+"""Largest number of members that the page lists."""
+
+
+def facts(summary: Mapping[str, Json]) -> list[tuple[str, str]]:
+    """Returns the facts about a run, as pairs of a term and its value.
+
+    Args:
+        summary: Content of `summary.json`.
+    """
+    failures, mesh = summary.get("failures", {}), summary.get("mesh")
+    pace = summary.get("member_examples_per_second")
+    found = [
+        ("members", _members(summary)),
+        ("NaN predicted", _broken(summary)),
+        (f"failed, policy {failures.get('policy')}", _failed(failures.get("members", []))),
+        *_trained_on(summary.get("experiment", {}), summary.get("network")),
+        ("steps", f"{summary['steps']:,}" if "steps" in summary else ""),
+        (f"mesh, {ENSEMBLE} x {DATA}", mesh and f"{mesh[ENSEMBLE]} x {mesh[DATA]}"),
+        ("execution", summary.get("execution")),
+        ("time", _duration(summary["seconds"]) if is_number(summary.get("seconds")) else ""),
+        ("member-examples per second", f"{pace:,.0f}" if is_number(pace) else ""),
+    ]
+    return [(term, value) for term, value in found if value]
+
+
+def _members(summary: Mapping[str, Json]) -> str:
+    if "num_members" not in summary:
+        return ""
+    members, groups = summary["num_members"], summary.get("groups") or 1
+    in_groups = f" in {groups:,} groups of {members // groups:,}" if groups > 1 else ""
+    return f"{members:,}{in_groups}"
+
+
+def _broken(summary: Mapping[str, Json]) -> str:
+    """Returns which members predict NaN, in words."""
+    broken = summary.get("broken_members")
+    if not broken:
+        return ""
+    is_left_out = {*broken} <= {*summary.get("left_out_members", ())}
+    left_out = ", left out of the ensemble" if is_left_out else ""
+    return f"by members {', '.join(map(str, broken))}{left_out}"
+
+
+def _failed(members: list[Mapping[str, Json]]) -> str:
+    """Returns what happened to the members with failed updates, in words."""
+    clauses = []
+    for member in members[:MOST_MEMBERS]:
+        first, last = member["first_step"], member["last_step"]
+        when = f"at step {first:,}" if first == last else f"from step {first:,} to {last:,}"
+        count = counted(member["failed_updates"], "failed update")
+        frozen = ", frozen" if member["is_frozen"] else ""
+        clauses.append(f"member {member['member_id']}: {count} {when} ({member['cause']}){frozen}")
+    if more := len(members) - len(clauses):
+        clauses.append(f"{more:,} more")
+    return "; ".join(clauses)
+
+
+def _trained_on(experiment: Mapping[str, Json], network: str | None) -> list[tuple[str, str]]:
+    """Returns the settings by which runs differ, as pairs of a term and its value."""
+    if not experiment:
+        return []
+    data, loss, optimizer = (experiment[name] for name in ("data", "loss", "optimizer"))
+    examples = "" if data["examples"] == "shared" else f", {data['examples']}"
+    beside = "".join(
+        f", {name.replace('_', ' ')} {value}" for name, value in loss["options"].items() if value
+    )
+    schedule = "" if optimizer["schedule"] == "constant" else f", {optimizer['schedule']}"
+    return [
+        ("network", network or DASH),
+        ("data", data["source"] + examples),
+        ("loss", loss["name"] + beside),
+        ("optimizer", f"{optimizer['name']}, {optimizer['learning_rate']:g}{schedule}"),
+        ("batch", f"{data['global_batch_size']:,}"),
+        ("seed", str(experiment["seed"])),
+    ]
+
+
+def _duration(seconds: float) -> str:
+    """Returns a duration in its two largest units."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60:,} h {minutes % 60} min"

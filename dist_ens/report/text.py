@@ -1,0 +1,39 @@
+"""Numbers as the text of a report page."""
+
+import math
+from collections.abc import Mapping
+
+from dist_ens.json_text import Json
+from dist_ens.metrics.catalogue import has_unit
+
+DASH = "—"
+
+
+def is_number(value: Json) -> bool:
+    """Returns whether a value is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def number(value: Json, scores: Mapping[str, Json]) -> str:
+    """Returns a number as text, or a dash if it is not finite.
+
+    The text has four decimals, or four significant digits if a score has the targets' unit.
+
+    Args:
+        value: Number; None if it is missing.
+        scores: Scores to which the number belongs; empty for other numbers.
+
+    >>> number(0.25, {"nll": 0.25}), number(123.456, {"rmse": 5.0}), number(None, {})
+    ('0.2500', '123.5', '—')
+    """
+    if not is_number(value):
+        return DASH
+    if scores and not has_unit(scores) and abs(value) < 1e4:
+        return f"{value:.4f}"
+    return f"{value:#.4g}".removesuffix(".")
+
+
+def interval(intervals: Mapping[str, Json] | None, name: str, scores: Mapping[str, Json]) -> str:
+    """Returns the two ends of a score's interval, or an empty string without an interval."""
+    ends = (intervals or {}).get(name)
+    return " to ".join(number(end, scores) for end in ends) if ends else ""

@@ -1,0 +1,102 @@
+"""A watchdog for a process that is alive but stuck, which no other process notices.
+
+A thread looks at the progress. A call of C that holds the GIL stops this thread, too. So at each
+look the thread starts two timers that need no GIL, and that end a little later than the thread
+would act: one of `faulthandler`, which prints the stacks, and one of the kernel, which kills.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from dist_ens import progress
+from dist_ens.errors import ExitCode
+from dist_ens.peers import Peers
+
+_LONGEST_LOOK_SECS = 1.0
+LATER_SECS = 15.0  # Time for the thread to act and to reach the other processes.
+
+
+def begin(
+    stacks_after_secs: float, stuck_after_secs: float, leave: Callable[[int, str], object]
+) -> None:
+    """Starts to watch the progress of this process.
+
+    Args:
+        stacks_after_secs: Time without progress after which the stacks of all threads are printed,
+            in seconds; 0 for never.
+        stuck_after_secs: Time without progress after which the process ends, in seconds; 0 for
+            never.
+        leave: Function that prints a message and ends this process with an exit code.
+    """
+    progress.made()  # The wait for the other processes has a time-out of its own.
+    if stacks_after_secs or stuck_after_secs:
+        arguments = (stacks_after_secs, stuck_after_secs, leave)
+        threading.Thread(target=_watch, args=arguments, name="watchdog", daemon=True).start()
+
+
+def _watch(
+    stacks_after_secs: float, stuck_after_secs: float, leave: Callable[[int, str], object]
+) -> None:
+    """Prints the stacks at the first time-out, and ends the process at the second."""
+    limits = [limit for limit in (stacks_after_secs, stuck_after_secs) if limit]
+    printed_at = -1  # Progress at which the stacks were printed last.
+    kill_after = _kernel_timer()
+    while True:
+        age = progress.age_secs()
+        if stacks_after_secs and progress.count() != printed_at:
+            if age > stacks_after_secs:
+                printed_at = progress.count()
+                faulthandler.cancel_dump_traceback_later()
+                print(
+                    f"No step for {age:.0f} s (--stacks_after_secs). The stacks of all threads:",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                faulthandler.dump_traceback(file=2, all_threads=True)
+            else:
+                faulthandler.dump_traceback_later(stacks_after_secs - age + LATER_SECS, file=2)
+        if stuck_after_secs:
+            if age > stuck_after_secs:
+                leave(
+                    ExitCode.HOST_LOST,
+                    f"error: There was no step for --stuck_after_secs={stuck_after_secs:g}."
+                    f"{_behind()} Run the same command again to continue from the last checkpoint.",
+                )
+            kill_after(stuck_after_secs - age + LATER_SECS)
+        time.sleep(min(_LONGEST_LOOK_SECS, *(limit / 10 for limit in limits)))
+
+
+def _behind() -> str:
+    """Returns a sentence on the process of the run that is behind, if there are several."""
+    peers = Peers.current
+    with contextlib.suppress(Exception):  # Process 0 may be lost.
+        if peers is not None:
+            return f" The least progress was made by {peers.behind()}."
+    return ""
+
+
+def _kernel_timer() -> Callable[[float], None]:
+    """Returns a function that makes the kernel kill this process after some seconds.
+
+    Each call replaces the one before. Only Linux has these timers.
+    """
+    if not sys.platform.startswith("linux"):
+        return lambda secs: None
+    libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+    clock_monotonic, by_signal = 1, 0
+    event = struct.pack("Pii48x", 0, signal.SIGKILL, by_signal)
+    libc.timer_create(clock_monotonic, event, ctypes.byref(timer))
+
+    def kill_after(secs: float) -> None:
+        whole, part = divmod(secs, 1.0)
+        once = struct.pack("4l", 0, 0, int(whole), int(part * 1e9))
+        libc.timer_settime(timer, 0, once, None)
+
+    return kill_after
