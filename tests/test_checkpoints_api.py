@@ -216,8 +216,12 @@ def test_a_step_that_is_saved_is_not_saved_again(tmp_path):
 
 
 def test_an_event_after_a_save_has_begun_belongs_to_the_next_checkpoint(tmp_path):
+    def fails(_):
+        opened.add_event(0, Event(2, "failed"))
+        return {}
+
     with Checkpoints(tmp_path, keep=2).open(record()) as opened:
-        opened.save(1, state_of(1.0), after=lambda: opened.add_event(0, Event(2, "failed")))
+        opened.save(1, state_of(1.0), before=fails)
         opened.save(2, state_of(2.0))
     events = [read_lineages(tmp_path, step)[1][0].events for step in (1, 2)]
     assert events == [(), (Event(2, "failed"),)]
@@ -234,13 +238,14 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
 def test_an_interruption_waits_for_no_save_and_unlocks_the_folder(tmp_path):
     began, let_go = threading.Event(), threading.Event()
 
-    def after():
+    def before(_):
         began.set()
         let_go.wait(60)
+        return {}
 
     def save_and_interrupt():
         with Checkpoints(tmp_path).open(record()) as opened:
-            opened.save(1, state_of(1.0), after=after)
+            opened.save(1, state_of(1.0), before=before)
             assert began.wait(60)
             raise KeyboardInterrupt
 
