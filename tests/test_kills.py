@@ -34,19 +34,11 @@ MOST_KILLS = 5  # of one run, which then goes on to its end
 
 @dataclasses.dataclass
 class Counted:
-    """Kills of runs of a number of processes.
-
-    Attributes:
-        kills: Number of kills.
-        in_a_save: Number of kills that left an unfinished checkpoint.
-        of_one: Number of kills that hit one process first.
-        before_a_save: Number of kills before the first checkpoint.
-        runs: Number of runs, each with some of the kills.
-    """
+    """Numbers of kills and of the runs that they hit."""
 
     kills: int = 0
-    in_a_save: int = 0
-    of_one: int = 0
+    in_a_save: int = 0  # It left an unfinished checkpoint.
+    of_one: int = 0  # One process was hit before the others.
     before_a_save: int = 0
     runs: int = 0
 
@@ -96,16 +88,9 @@ def is_saving(workdir, after):
 
 
 class KilledRun:
-    """A run that is killed some times and then left alone.
+    """A run that is killed some times, at moments that are drawn, and then left alone.
 
-    Args:
-        folder: Folder for the run and its output.
-        name: Name of the run.
-        num_processes: Number of its processes.
-        whole_secs: Duration of such a run that is never stopped, in seconds. It compiles, which
-            later runs do not.
-        draw: Source of the moments.
-        counted: Counts, which grow.
+    A whole run that is never stopped takes `whole_secs`. It compiles, which later runs do not.
     """
 
     def __init__(self, folder, name, num_processes, whole_secs, draw, counted):

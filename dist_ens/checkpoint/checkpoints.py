@@ -17,7 +17,7 @@ from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.opened import OpenCheckpoints
 from dist_ens.checkpoint.record import LOOP_RECORD, RESUMES, check_resumes
 from dist_ens.checkpoint.retention import Retention
-from dist_ens.checkpoint.run_folder import locked, require_writable_folder
+from dist_ens.checkpoint.run_folder import locked, make_folder
 from dist_ens.checkpoint.store import CheckpointStore
 from dist_ens.commands import quoted
 from dist_ens.errors import UserError
@@ -207,7 +207,7 @@ class Checkpoints:
         """
         folder = pathlib.Path(self.folder)
         best = self._higher_is_better(directions or {})
-        require_writable_folder(folder)
+        make_folder(folder)
         keep = Retention(
             self.keep, self.keep_every_steps, self.keep_best, self.keep_best_of_members, best
         )

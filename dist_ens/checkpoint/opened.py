@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import jax
-
 from dist_ens import cluster
 from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.causes import explained
@@ -100,9 +98,7 @@ class OpenCheckpoints:
         record: Mapping[str, Json] | None = None,
         scores: Mapping[str, float] | None = None,
         host_files: Mapping[str, bytes] | None = None,
-        after: Callable[[], None] = lambda: None,
-        late_files: Callable[[], Mapping[str, bytes]] = dict,
-        is_wanted: Callable[[Mapping[str, Leaf]], bool] = lambda _: True,
+        before: Callable[[Mapping[str, Leaf]], Mapping[str, bytes] | None] = lambda _: {},
         is_last: bool = False,
         kept_step: int | None = None,
     ) -> None:
@@ -118,10 +114,9 @@ class OpenCheckpoints:
             record: Description of the run. Default: the one that the folder was opened with.
             scores: See `Snapshot`, and so `host_files` and `kept_step`.
             host_files: Bytes that belong to this host, by name.
-            after: Function that the writing thread calls before it writes.
-            late_files: Function that returns more host files, called after `after`.
-            is_wanted: Function of the copied leaves that returns whether to write them, the same on
-                every host.
+            before: Function of the leaves, whose copies may not have ended, that the writing thread
+                calls before it writes. It returns more host files; None, on all hosts, to write
+                nothing.
             is_last: Whether the run ends with this save.
             kept_step: Step that is kept in any case.
         """
@@ -132,12 +127,10 @@ class OpenCheckpoints:
             return
         leaves = leaves_off_devices(state)
 
-        def before() -> Mapping[str, bytes]:
+        def checked_before() -> Mapping[str, bytes]:
             self._require_same_folder()
-            after()
-            files = late_files()
-            jax.block_until_ready([p.array for leaf in leaves.values() for p in leaf.pieces])
-            if not is_wanted(leaves):
+            files = before(leaves)
+            if files is None:
                 raise UnwantedError
             return files
 
@@ -149,7 +142,7 @@ class OpenCheckpoints:
             host_files=host_files or {},
             lineages=dict(self._lineages),  # The thread that writes is late; later events come.
             kept_step=kept_step,
-            before=before,
+            before=checked_before,
         )
         failed = (lambda _: None) if is_last else partial(self._say_failure, step)
         self._store.save(snapshot, failed=failed)
@@ -278,18 +271,12 @@ class OpenCheckpoints:
                 f"damaged: {_why(hosts, damage)}. {remedy}",
                 exit_code=ExitCode.DAMAGED,
             ) from damage
-        self._set_aside(step, hosts, damage, f". The run resumes from step {older}.")
-        return True
-
-    def _set_aside(
-        self, step: int, hosts: Sequence[int], damage: RunError | None, consequence: str
-    ) -> None:
-        """Sets a checkpoint aside in which hosts found damage, and says so."""
         moved = self._store.set_aside(step)
         self._report(
             f"The checkpoint of step {step} is damaged: {_why(hosts, damage)}. It is kept as "
-            f"{quoted(moved)}{consequence}"
+            f"{quoted(moved)}. The run resumes from step {older}."
         )
+        return True
 
     def _report(self, sentence: str) -> None:
         """Prints a sentence on process 0, and logs it on the others."""

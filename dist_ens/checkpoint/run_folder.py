@@ -24,7 +24,7 @@ _LOCK = ".lock"
 _SHARED_SECS = 10.0
 
 
-def require_writable_folder(folder: pathlib.Path) -> None:
+def make_folder(folder: pathlib.Path) -> None:
     """Makes a folder, and raises a `UserError` if this user may not write to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

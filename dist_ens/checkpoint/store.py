@@ -200,6 +200,7 @@ class CheckpointStore:
                 path = set_aside(path)
             except OSError as refused:
                 error = refused
+        self._opened = None
         if step == self.newest_step:
             self.newest_step = None
         if cluster.any_host(error is not None):

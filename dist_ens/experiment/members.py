@@ -198,21 +198,16 @@ def _require_same_run(
 
 
 def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, object, object]]:
-    """Returns the differences between two runs apart from seeds and members.
-
-    Returns:
-        `(what, value in record, value in other)` for each difference.
-    """
-    kinds = ["experiment" in each for each in (record, other)]
-    if kinds[0] != kinds[1]:
-        ways = ["started from a config" if kind else "made in Python" for kind in kinds]
-        return [("the way it began", ways[0], ways[1])]
+    """Returns the differences between two runs apart from seeds and members, with both values."""
+    is_of_config, other_is = ("experiment" in each for each in (record, other))
+    if is_of_config != other_is:
+        return [("the run of a config", is_of_config, other_is)]
     one, two = (
         dataclasses.replace(StepRecord.from_dict(each).with_members([0]), seed=0)
         for each in (record, other)
     )
     different = two.differences(one)
-    if kinds[0]:
+    if is_of_config:
         runs = [Run.from_dict(each).with_members((0,)) for each in (record, other)]
         first, second = (dataclasses.replace(run.experiment, seed=0) for run in runs)
         different = differences_on_resume(first, second) or different

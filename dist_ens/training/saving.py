@@ -61,14 +61,16 @@ class Saving(Service):
             if not self._failures.may_replace_checkpoints(step, has_finite_member=has_finite):
                 return
 
-        def is_wanted(leaves: Mapping[str, Leaf]) -> bool:
-            return not is_alone or self._failures.may_replace_checkpoints(
-                step, has_finite_member=has_finite_member(leaves)
-            )
+        states = saved_states([*self._run.services, self._data])
 
-        def after() -> None:
+        def before(leaves: Mapping[str, Leaf]) -> Mapping[str, bytes] | None:
             reader.catch_up(step)
             self._run.call_all("sync")
+            files = states()
+            is_wanted = not is_alone or self._failures.may_replace_checkpoints(
+                step, has_finite_member=has_finite_member(leaves)
+            )
+            return files if is_wanted else None
 
         kept_step = self._run.best_step()
         is_named = info.is_last and kept_step is not None
@@ -78,9 +80,7 @@ class Saving(Service):
             record=self._record,
             scores=self._scores_at(step),
             host_files={RESULT_FILE: str(kept_step).encode()} if is_named else {},
-            after=after,
-            late_files=saved_states([*self._run.services, self._data]),
-            is_wanted=is_wanted,
+            before=before,
             is_last=is_last,
             kept_step=kept_step,
         )
