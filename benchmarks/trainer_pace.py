@@ -65,11 +65,12 @@ def main() -> None:
     bare = _BareLoop(_trained_with(_stop_at_once, experiment, source, parts), source)
     turns = _Turns(calls, lambda: bare.secs(calls))
     run = _trained_with(turns, experiment, source, parts).run
-    if (run.execution, run.num_devices) != (bare.run.execution, bare.run.num_devices):
+    num_devices, bare_devices = (each.saved_record.num_devices for each in (run, bare.run))
+    if (run.execution, num_devices) != (bare.run.execution, bare_devices):
         raise UserError(
             f"The trainer and the bare loop cannot be compared: the trainer ran {run.execution} on "
-            f"{run.num_devices} devices, and the bare loop {bare.run.execution} on "
-            f"{bare.run.num_devices}. Set --config.execution, or raise --pairs."
+            f"{num_devices} devices, and the bare loop {bare.run.execution} on "
+            f"{bare_devices}. Set --config.execution, or raise --pairs."
         )
     ratios = []
     for secs, before, after in zip(

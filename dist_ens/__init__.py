@@ -28,10 +28,10 @@ _NAMES = {
     "unstack_members": "dist_ens.state",
     "select_members": "dist_ens.state",
 }
-_MODULES = ("losses", "metrics", "methods", "models", "callbacks")
+_MODULES = ("losses", "metrics", "methods", "models", "callbacks", "data")
 
 if TYPE_CHECKING:
-    from dist_ens import callbacks, losses, methods, metrics, models
+    from dist_ens import callbacks, data, losses, methods, metrics, models
     from dist_ens.checkpoint import Checkpoints
     from dist_ens.ensemble import Ensemble
     from dist_ens.ensemble.failure_policy import FailurePolicy
@@ -55,6 +55,7 @@ __all__ = [
     "as_member",
     "calibrate",
     "callbacks",
+    "data",
     "evaluate",
     "fit",
     "lift",

@@ -17,23 +17,22 @@ from dist_ens.experiment import (
     LossConfig,
     ModelConfig,
     OptimizerConfig,
-    OwnParts,
     fields_named,
+    loss_options,
     model_options,
-    open_source,
     optimizer_options,
 )
-from dist_ens.experiment.config_file import ConfigFile, ExperimentFile
-from dist_ens.experiment.named import loss_options, method_options
+from dist_ens.experiment.config_file import ConfigFile, ExperimentFile, OwnParts
+from dist_ens.experiment.named import method_options
 from dist_ens.experiment.reading import nearest_field
-from dist_ens.members import Member
 from dist_ens.paths import shortened
 
 _CONFIG, _EXPERIMENT = "config", "experiment"
+_NO_FILE = ConfigFile()
 _OF_NEW_RUN = (
     "Config file, the path of a Python file. --config.FIELD=VALUE overrides one of its fields, "
     "such as --config.optimizer.learning_rate=0.01. The fields are the arguments of the network in "
-    "model, those of the optimizer in optimizer, and: "
+    "model, those of the optimizer in optimizer, those of the loss and methods in loss, and: "
 )
 _OF_EXPERIMENT = (
     "Experiment in JSON instead of a config file, such as the experiment.json in the folder of a "
@@ -47,11 +46,12 @@ _REPLACED = {
     "make_member": ("model",),
     "make_optimizer": ("optimizer",),
     "make_objective": ("loss.name", "loss.beta", "loss.levels"),
-    "make_loss": ("loss.name",),
+    "make_loss": ("loss.name", "loss.beta", "loss.levels"),
     "make_step": ("model", "optimizer"),
     "make_source": ("data.source",),
 }
 # Sections with options, and the function of a config file that replaces each.
+_WITH_OPTIONS: tuple[tuple[str, type, Callable[[str], Mapping[str, tuple[Any, type]]], str], ...]
 _WITH_OPTIONS = (
     ("model", ModelConfig, model_options, "make_member"),
     ("optimizer", OptimizerConfig, optimizer_options, "make_optimizer"),
@@ -79,7 +79,6 @@ class ConfigFlags:
         if overridable and _EXPERIMENT not in flags.FLAGS:
             flags.DEFINE_string(_EXPERIMENT, None, _OF_EXPERIMENT)
         self.file: ConfigFile | None = None
-        self._stored: ExperimentFile | None = None
         self._overridable = overridable
         self._overrides: Any = None
         self._given: set[str] = set()
@@ -100,22 +99,7 @@ class ConfigFlags:
         """
         if _CONFIG in flags.FLAGS:
             delattr(flags.FLAGS, _CONFIG)
-        rest: list[str] = []
-        arguments = iter(argv)
-        for argument in arguments:
-            argument = "-" + argument if argument.startswith("-config") else argument
-            name, equals, value = argument.partition("=")
-            if name == "--config":
-                self.file = ConfigFile(value if equals else next(arguments, ""))
-            elif self._overridable and name.lstrip("-") == _EXPERIMENT and name.startswith("-"):
-                self._stored = ExperimentFile(value if equals else next(arguments, ""))
-            else:
-                rest.append(argument)
-        if self.file is not None and self._stored is not None:
-            raise UserError(
-                f"--config={quoted(self.file.path)} and --experiment={quoted(self._stored.path)} "
-                "describe two runs. Leave one of them out."
-            )
+        rest, stored = self._without_files(argv)
         overrides = [a.lstrip("-").partition("=")[0] for a in rest if a.startswith("--config.")]
         self._given = {name.removeprefix("config.") for name in overrides}
         if overrides and not self._overridable:
@@ -123,7 +107,7 @@ class ConfigFlags:
                 f"--{overrides[0]} cannot be changed: a finished run keeps the experiment that is "
                 "in its checkpoint. Leave the flag out."
             )
-        described = self.file or self._stored
+        described = self.file or stored
         if described is None:
             if overrides:
                 raise UserError(
@@ -132,20 +116,56 @@ class ConfigFlags:
                 )
             return rest
         config = described.experiment().to_config_dict()
+        file = self.file or _NO_FILE
         for name, cls, options_of, replaced_by in _WITH_OPTIONS:
-            if self.file is None or not self.file.defines(replaced_by):
+            if not file.defines(replaced_by):
                 self._defaults += _complete(config[name], name, cls, options_of, rest)
             elif name == "loss":  # Methods change the file's own loss too.
-                made = _complete(config.loss, name, cls, lambda _: method_options(), rest)
-                self._defaults += made
-        if self.file is not None:
-            self._check_used(self.file)
-        known = _paths(config)
+                methods = _complete(config.loss, name, cls, lambda _: method_options(), rest)
+                self._defaults += methods
+        self._check_fields(file, rest, _paths(config))
+        self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
+        return rest
+
+    def _without_files(self, argv: list[str]) -> tuple[list[str], ExperimentFile | None]:
+        """Returns a command line without the flags of files, and the experiment in JSON."""
+        rest: list[str] = []
+        stored = None
+        arguments = iter(argv)
+        for argument in arguments:
+            argument = "-" + argument if argument.startswith("-config") else argument
+            name, equals, value = argument.partition("=")
+            if name == "--config":
+                self.file = ConfigFile(value if equals else next(arguments, ""))
+            elif self._overridable and name.lstrip("-") == _EXPERIMENT and name.startswith("-"):
+                stored = ExperimentFile(value if equals else next(arguments, ""))
+            else:
+                rest.append(argument)
+        if self.file is not None and stored is not None:
+            raise UserError(
+                f"--config={quoted(self.file.path or '')} and --experiment={quoted(stored.path)} "
+                "describe two runs. Leave one of them out."
+            )
+        return rest, stored
+
+    def _check_fields(self, file: ConfigFile, rest: list[str], known: list[str]) -> None:
+        """Raises a `UserError` if a flag sets a field that is unknown or has no effect."""
         for name in sorted(self._given):
+            for function, fields in _REPLACED.items():
+                is_replaced = any(name == each or name.startswith(f"{each}.") for each in fields)
+                if is_replaced and file.defines(function):
+                    raise UserError(
+                        f"--config.{name} has no effect, because {file.path} defines {function}. "
+                        f"Leave the flag out, or change {function}."
+                    )
             if name not in known:
+                section = f"{name.rpartition('.')[0]}."
+                near = [path for path in known if path.startswith(section)] or [
+                    path for path in known if "." not in path
+                ]
                 raise UserError(
                     f"The config has no field {shortened(name)}.{nearest_field(name, known)} "
-                    f"{_fields_near(name, known)} --help lists all fields."
+                    f"Fields are: {', '.join(near)}. --help lists all fields."
                 )
         for argument in rest:
             name = argument.lstrip("-").partition("=")[0]
@@ -156,19 +176,6 @@ class ConfigFlags:
                     f"--{name} is no flag, but the config has the field {meant[0]}. Write "
                     f"--config.{meant[0]}=VALUE."
                 )
-        self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
-        return rest
-
-    def _check_used(self, file: ConfigFile) -> None:
-        """Raises a `UserError` if a flag sets a field that a function of the file replaces."""
-        for function, fields in _REPLACED.items():
-            for name in sorted(self._given):
-                is_replaced = any(name == each or name.startswith(f"{each}.") for each in fields)
-                if is_replaced and file.defines(function):
-                    raise UserError(
-                        f"--config.{name} has no effect, because {file.path} defines {function}. "
-                        f"Leave the flag out, or change {function}."
-                    )
 
     def experiment(self) -> Experiment:
         """Returns the file's experiment with the values of the flags.
@@ -179,7 +186,7 @@ class ConfigFlags:
         Raises:
             UserError: If there is no file, or a value is wrong.
         """
-        if self.file is None and self._stored is None:
+        if self._overrides is None:
             raise UserError(
                 "--config is missing. Add --config=FILE, such as --config=configs/digits.py."
             )
@@ -194,21 +201,17 @@ class ConfigFlags:
                     values[other] = None
         return Experiment.from_dict(values)
 
-    def make_member(self, spec: Spec) -> Member | None:
-        """Returns the file's own network; None without one."""
-        return None if self.file is None else self.file.make_member(spec)
-
     def own_parts(self, spec: Spec) -> OwnParts:
         """Returns all parts that the file makes itself, except the data set."""
-        return OwnParts() if self.file is None else self.file.own_parts(spec)
+        return (self.file or _NO_FILE).own_parts(spec)
 
     def source(self, data_config: DataConfig) -> Source | None:
         """Returns the file's own data set; None without one."""
-        return None if self.file is None else self.file.source(data_config)
+        return (self.file or _NO_FILE).source(data_config)
 
     def open_source(self, data_config: DataConfig) -> Source:
         """Returns the data set of a run: the file's own, or the one that `data.source` names."""
-        return open_source(data_config) if self.file is None else self.file.open_source(data_config)
+        return (self.file or _NO_FILE).open_source(data_config)
 
 
 def _complete(
@@ -218,13 +221,13 @@ def _complete(
     options_of: Callable[[str], Mapping[str, tuple[Any, type]]],
     arguments: list[str],
 ) -> list[str]:
-    """Adds the options of the network or optimizer that the file, or a flag, names to a section.
+    """Adds the options of what the file, or a flag, names to a section of the config.
 
     Args:
         section: Section of the config, which is changed.
         name: Name of the section.
         cls: Dataclass of the section.
-        options_of: Function that returns the options of a network or optimizer by its name.
+        options_of: Function that returns the options by the name of a network, loss or optimizer.
         arguments: Command line.
 
     Returns:
@@ -235,31 +238,18 @@ def _complete(
         flag, equals, value = argument.lstrip("-").partition("=")
         if flag == f"config.{name}.name":
             chosen = value if equals else "".join(arguments[at + 1 : at + 2])
-    if chosen != section.name:  # The options in the file belong to another function.
+    options = options_of(chosen)
+    if chosen != section.name:  # Other options in the file belong to another function.
         fields = {field.name for field in dataclasses.fields(cls)}
-        for option in [option for option in section if option not in fields]:
+        kept = fields | method_options().keys() if name == "loss" else fields
+        for option in [option for option in section if option not in kept]:
             del section[option]
     added = []
-    for option, (default, kind) in options_of(chosen).items():
+    for option, (default, kind) in options.items():
         if option not in section:
             section[option] = placeholder(kind) if default is None else default
             added.append(f"{name}.{option}")
     return added
-
-
-def _fields_near(name: str, known: list[str]) -> str:
-    """Returns a sentence with the fields of the section of an unknown field, or the sections.
-
-    Args:
-        name: Path of the unknown field.
-        known: Paths of all fields.
-    """
-    prefix = f"{name.rpartition('.')[0]}."
-    within = [path.removeprefix(prefix) for path in known if path.startswith(prefix)]
-    if within:
-        return f"The fields of {prefix[:-1]} are: {', '.join(within)}."
-    top = dict.fromkeys(f"{path.partition('.')[0]}{'.…' * ('.' in path)}" for path in known)
-    return f"The fields are: {', '.join(top)}."
 
 
 def _paths(config: ConfigDict, prefix: str = "") -> list[str]:

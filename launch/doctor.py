@@ -121,7 +121,7 @@ def _take_step() -> None:
         f"{members.min()} to {members.max()}",
     )
     began = time.monotonic()
-    fit(built.ensemble, built.data, steps=1, steps_per_call=1, progress=False)
+    fit(built.ensemble, built.arguments["data"], steps=1, steps_per_call=1, progress=False)
     _print("step", f"the first took {time.monotonic() - began:.1f} s, with compiling")
 
 

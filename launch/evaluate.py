@@ -12,23 +12,19 @@ from absl import flags
 
 from dist_ens import cluster, report
 from dist_ens.commands import quoted
-from dist_ens.data import Source
 from dist_ens.errors import UserError
-from dist_ens.evaluation.scoring import score
 from dist_ens.experiment import POOLINGS
 from dist_ens.experiment.answers import keep
-from dist_ens.experiment.assess import (
+from dist_ens.experiment.assess import assess
+from dist_ens.experiment.assessment import (
     CALIBRATIONS,
     CONFORMAL,
     Assessment,
     EvaluationRequest,
-    assess,
 )
-from dist_ens.experiment.build import evaluator_of_run
-from dist_ens.experiment.checks import require_trained_on
-from dist_ens.experiment.workdir import Finished, open_finished
+from dist_ens.experiment.loaded import open_finished
+from dist_ens.experiment.loaded_run import LoadedRun
 from dist_ens.file_writing import require_regular_files
-from dist_ens.json_text import JsonDict
 from dist_ens.metrics.table import print_table
 from dist_ens.paths import shortened
 from dist_ens.report.files import CURVES, REPORT_FILES
@@ -90,18 +86,15 @@ _STEP = flags.DEFINE_integer(
     lower_bound=1,
 )
 _CONFIG = ConfigFlags(overridable=False)
+# Flags that ask for predictions, which a loss function does not make.
+_OF_PREDICTIONS = (_OOD, _SHIFT, _POOLING, _DROPOUT_SAMPLES, _CALIBRATION, _CONFORMAL, _OUT_OF_BAG)
 
 
 def main() -> None:
     """Scores a checkpoint on the devices of this machine."""
     workdir = cli.required(_WORKDIR, "runs/digits")
-    if _LEVEL.present and _CONFORMAL.value is None:
-        raise UserError(
-            f"--level={_LEVEL.value} has no effect without --conformal. Add a method, such as "
-            f"--conformal={CONFORMAL[0]}, or leave --level out."
-        )
     cli.check_outputs(_JSON)
-    questions = EvaluationRequest(
+    request = EvaluationRequest(
         ood=_OOD.value,
         shift=_SHIFT.value,
         calibration=_CALIBRATION.value,
@@ -110,56 +103,75 @@ def main() -> None:
         out_of_bag=_OUT_OF_BAG.value,
         leave_out_broken=_LEAVE_OUT_BROKEN.value,
     )
-    finished = open_finished(
-        workdir, _CONFIG.own_parts, dropout_samples=_DROPOUT_SAMPLES.value, step=_STEP.value
+    opened = open_finished(
+        workdir, config=_CONFIG.file, dropout_samples=_DROPOUT_SAMPLES.value, step=_STEP.value
     )
-    if _OUT_OF_BAG.value or _CONFORMAL.value in ("cv+", "jackknife+"):
-        finished.require_own_members()
-    run, state = finished.run, finished.state
-    source = _CONFIG.open_source(run.experiment.data)
-    if finished.ensemble.objective is None:
-        _tell_mean_losses(finished, source)
-        return
-    evaluator = evaluator_of_run(run, finished.ensemble, _POOLING.value, finished.parts)
+    if request.needs_own_members:
+        opened.require_own_members()
     # The page shows the run's own predictions at its newest step, which other pooling or dropout
     # samples, or those of another step, must not replace.
-    own_pooling = run.experiment.evaluation.pooling
+    own_pooling = opened.config_run.experiment.evaluation.pooling
     is_own = _POOLING.value in (None, own_pooling) and _DROPOUT_SAMPLES.value is None
+    has_page = is_own and opened.ensemble.objective is not None
     is_newest = _STEP.value is None
-    is_kept = is_own and (is_newest or questions.asks_more)
-    if is_kept and not os.access(workdir, os.W_OK | os.X_OK):
-        raise UserError(
-            f"Nothing can be written in --workdir={shortened(str(workdir))}, where the report "
-            "goes. Make it writable, or copy the run."
-        )
+    is_kept = has_page and (is_newest or request.asks_more)
     if is_kept:
-        require_regular_files(workdir, REPORT_FILES)
-        report.read_answers(workdir)  # A damaged file is told before anything is computed.
-    found = assess(run, evaluator, state, source, questions)
+        _check_page(workdir)
+    found = _assessed(opened, request)
     if not cluster.is_main():
         return
-    console, scores = PlainConsole(), found.scores
-    console.print(_told_of(finished))
-    print_table(console, scores.table())
+    console = PlainConsole()
+    console.print(f"Scores of step {opened.step:,}:")
+    print_table(console, found.scores.table())
     for sentence in found.sentences():
         console.print(sentence, soft_wrap=True)
-    as_json: JsonDict = found.to_dict()
     if _JSON.value is not None:
+        as_json = found.to_dict()
         cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))
     if is_kept:
-        cli.write_file(_WORKDIR, lambda path: _keep(path, finished.step, found, is_newest))
+        cli.write_file(_WORKDIR, lambda path: _keep(path, opened.step, found, is_newest))
     if is_kept and is_newest:
         console.print(f"Wrote {report.PAGE} in {quoted(workdir)}.", soft_wrap=True)
-    elif is_own:
+    elif has_page:
         console.print(f"{report.PAGE} still shows the newest step.", soft_wrap=True)
-    else:
-        samples = run.experiment.evaluation.dropout_samples
+    elif not is_own:
+        samples = opened.config_run.experiment.evaluation.dropout_samples
         dropped = "" if samples is None else f", with {samples} dropout samples of each member"
         console.print(
             f"Pooled by {_POOLING.value or own_pooling}{dropped}; {report.PAGE} still shows the "
             "run's own predictions.",
             soft_wrap=True,
         )
+
+
+def _assessed(opened: LoadedRun, request: EvaluationRequest) -> Assessment:
+    """Returns the results; of a run whose loss is a function only the mean losses.
+
+    Raises:
+        UserError: If a flag asks for predictions of such a run.
+    """
+    if opened.ensemble.objective is None:
+        for flag in _OF_PREDICTIONS:
+            if flag.present:
+                raise UserError(
+                    f"--{flag.name} asks for predictions, and the loss of this run is a function, "
+                    "which says nothing of them. Leave the flag out, or train with make_objective."
+                )
+        return Assessment(opened.evaluate(), {}, {}, ())
+    source = opened.open_source()
+    evaluator = opened.evaluator(_POOLING.value)
+    return assess(opened.config_run, evaluator, opened.state, source, request)
+
+
+def _check_page(workdir: pathlib.Path) -> None:
+    """Checks, before anything is computed, that the page of a run can be written."""
+    if not os.access(workdir, os.W_OK | os.X_OK):
+        raise UserError(
+            f"Nothing can be written in --workdir={shortened(str(workdir))}, where the report "
+            "goes. Make it writable, or copy the run."
+        )
+    require_regular_files(workdir, REPORT_FILES)
+    report.read_answers(workdir)  # It raises an error for a damaged file.
 
 
 def _keep(workdir: pathlib.Path, step: int, found: Assessment, is_newest: bool) -> None:
@@ -170,37 +182,6 @@ def _keep(workdir: pathlib.Path, step: int, found: Assessment, is_newest: bool) 
         report.write_report(workdir, found.scores_to_dict(), found.curves, found.pictures)
     elif (workdir / CURVES).exists():
         report.redraw(workdir)
-
-
-def _told_of(finished: Finished) -> str:
-    """Returns the sentence that says which step is scored."""
-    return f"Scores of step {finished.step:,}:"
-
-
-def _tell_mean_losses(finished: Finished, source: Source) -> None:
-    """Prints the mean losses of a run whose loss is a function, without predictions to pool.
-
-    Raises:
-        UserError: If a flag asks for predictions.
-    """
-    for flag in (_OOD, _SHIFT, _POOLING, _DROPOUT_SAMPLES, _CALIBRATION, _CONFORMAL, _OUT_OF_BAG):
-        if flag.present:
-            raise UserError(
-                f"--{flag.name} asks for predictions, and the loss of this run is a function, "
-                "which says nothing of them. Leave the flag out, or train with make_objective."
-            )
-    run = finished.run
-    require_trained_on(run, source)
-    batch_size = run.experiment.evaluation.global_batch_size
-    scores, _ = score(finished.ensemble, finished.state, source.test, batch_size=batch_size)
-    if not cluster.is_main():
-        return
-    console = PlainConsole()
-    console.print(_told_of(finished))
-    print_table(console, scores.table())
-    if _JSON.value is not None:
-        as_json = Assessment(scores, {}, {}, ()).to_dict()
-        cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))
 
 
 def run() -> None:

@@ -68,11 +68,7 @@ class _CommandLine:
         self.networks: list[str] = []
 
     def prepare(self, argv: list[str]) -> list[str]:
-        """Returns the command line without these arguments, and stores them.
-
-        Raises:
-            UserError: If there is no folder before an action, or words that the action cannot take.
-        """
+        """Returns the command line without these arguments, and stores them."""
         argv = _CONFIG.prepare(argv)
         # A word is known by the object that it is: a flag may have a value of the same text.
         argv = [*map(_Argument, argv)]
@@ -87,11 +83,10 @@ class _CommandLine:
                 f"{', '.join(_ACTIONS)}, and got {shortened(' '.join(words))}. An example is: "
                 "dist-ens members runs/digits verify."
             )
-        overrides = [word for word in argv if word.lstrip("-").startswith("config.")]
-        if (self.networks or overrides) and self.action != "import":
+        if self.networks and self.action != "import":
             raise UserError(
-                f"{self.action} takes no {shortened([*self.networks, *overrides][0])}. Leave it "
-                "out, or give ids and a step by --ids=3,5 and --step=100."
+                f"{self.action} takes no {shortened(self.networks[0])}. Leave it out, or give ids "
+                "and a step by --ids=3,5 and --step=100."
             )
         self.workdirs = [given_path(folder, "RUN") for folder in folders]
         return [argument for argument in argv if not any(argument is word for word in words)]

@@ -9,7 +9,6 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.errors import counted
 from dist_ens.experiment import comes_in_memory, describe_source
 from dist_ens.experiment.build import build_ensemble
-from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
 from dist_ens.feed import TrainingSet
 from dist_ens.layout import Layout
@@ -47,16 +46,11 @@ def main() -> None:
         most = "unknown" if plan.max_num_members is None else f"{plan.max_num_members:,}"
         if plan.max_num_members is not None and not plan.max_is_compiled:
             most = f"about {most}"
-        # On CPU cores, a run takes these rows without a flag.
-        as_a_run = planner.are_cores and best.ensemble_axis == len(
-            cluster.devices_for(best.num_members)
-        )
-        axis = "" if as_a_run else f", --config.layout.ensemble_axis={best.ensemble_axis}"
         print(
             f"The best mesh for {counted(best.num_members, 'member')} on {_TOPOLOGY.value} is "
             f"{best.ensemble_axis} x {best.data_axis}; the largest num_members that fits on it "
-            f"is {most}. Next: dist-ens train with the --config flags of this command{axis} and a "
-            "--workdir."
+            f"is {most}. Next: dist-ens train with the --config flags of this command, "
+            f"--config.layout.ensemble_axis={best.ensemble_axis} and a --workdir."
         )
 
 
@@ -76,7 +70,7 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
 
     def make_ensemble(layout: Layout) -> Ensemble:
         ensemble = build_ensemble(run, layout, parts)
-        check_training(run, ensemble)
+
         return ensemble
 
     def say(line: str) -> None:

@@ -29,25 +29,20 @@ from absl import flags
 
 from dist_ens import cluster
 from dist_ens.commands import quoted
-from dist_ens.data import Source, convert_inputs
+from dist_ens.data import convert_inputs
 from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluator, broken_positions
 from dist_ens.evaluation.out_of_bag import held_out_predictions
-from dist_ens.evaluation.scoring import without_failed
 from dist_ens.experiment.answers import kept_calibration
-from dist_ens.experiment.assess import (
-    out_of_bag_of,
+from dist_ens.experiment.assess import out_of_bag_of, without_broken
+from dist_ens.experiment.assessment import (
     told_of_broken,
-    without_broken,
 )
-from dist_ens.experiment.build import evaluator_of_run
-from dist_ens.experiment.checks import require_trained_on
-from dist_ens.experiment.record import Run
-from dist_ens.experiment.workdir import Finished, open_finished
+from dist_ens.experiment.loaded import open_finished
+from dist_ens.experiment.loaded_run import LoadedRun
 from dist_ens.file_reading import read_npy
 from dist_ens.file_writing import replaced_file
 from dist_ens.paths import shortened
-from dist_ens.state import State
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
@@ -92,38 +87,31 @@ def main() -> None:
             f"--output={shortened(str(output))} does not end in .npz. Try "
             f"--output={shortened(str(output.with_suffix('.npz')))}."
         )
+    inputs, name = None, "--input"
     if _OUT_OF_BAG.value:
-        for flag in (_CALIBRATED, _CONFORMAL):
+        for flag in (_CALIBRATED, _CONFORMAL, _INPUT):
             if flag.present:
                 raise UserError(
-                    f"--{flag.name} is that of all members together, and --out_of_bag predicts an "
-                    "example by some of them. Leave one of them out."
+                    f"--{flag.name} is of no use with --out_of_bag, which predicts the run's own "
+                    "training examples, each by some of the members. Leave one of them out."
                 )
-        if _INPUT.value is not None:
-            raise UserError(
-                "--out_of_bag predicts the run's own training examples, and "
-                f"--input={shortened(str(_INPUT.value))} others. Leave one of them out."
-            )
-        cli.check_outputs(_OUTPUT)
-        finished = open_finished(workdir, _CONFIG.own_parts, step=_STEP.value)
-        finished.require_own_members()
-        run = finished.run
-        source = _CONFIG.open_source(run.experiment.data)
-        predictions, told = _out_of_bag(run, _evaluator(finished), finished.state, source)
     else:
         path = cli.required(_INPUT, "x.npy")
-        inputs = read_npy(path, "--input")
         if output.resolve() == path.resolve():
             raise UserError(
                 f"--input and --output are both {shortened(str(output))}. Choose another --output."
             )
-        cli.check_outputs(_OUTPUT)
-        finished = open_finished(workdir, _CONFIG.own_parts, step=_STEP.value)
-        run = finished.run
-        inputs = convert_inputs(run.spec, inputs, f"--input {shortened(str(path))}")
-        predictions, told = _of_inputs(run, _evaluator(finished), finished.state, inputs, workdir)
-    if run.spec.class_names is not None:
-        predictions["class_names"] = np.array(run.spec.class_names)
+        inputs, name = read_npy(path, "--input"), f"--input {shortened(str(path))}"
+    cli.check_outputs(_OUTPUT)
+    opened = open_finished(workdir, config=_CONFIG.file, step=_STEP.value)
+    spec = opened.config_run.spec
+    if inputs is None:
+        opened.require_own_members()
+        predictions, told = _out_of_bag(opened)
+    else:
+        predictions, told = _of_inputs(opened, convert_inputs(spec, inputs, name))
+    if spec.class_names is not None:
+        predictions["class_names"] = np.array(spec.class_names)
     if not cluster.is_main():
         return
 
@@ -136,29 +124,22 @@ def main() -> None:
     *others, last = predictions
     first, *rest = told
     print(f"{quoted(output)}: {', '.join(others)} and {last} of {first}.")
-    for sentence in (f"The members are those of step {finished.step:,}.", *rest):
+    for sentence in (f"The members are those of step {opened.step:,}.", *rest):
         print(sentence)
 
 
-def _evaluator(finished: Finished) -> Evaluator:
-    """Returns the evaluator of a finished run."""
-    evaluator = evaluator_of_run(finished.run, finished.ensemble, parts=finished.parts)
-    return without_failed(evaluator, finished.ensemble, finished.state)
-
-
-def _of_inputs(
-    run: Run, evaluator: Evaluator, state: State, inputs: np.ndarray, workdir: pathlib.Path
-) -> tuple[dict[str, np.ndarray], list[str]]:
+def _of_inputs(opened: LoadedRun, inputs: np.ndarray) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns predictions of the ensemble and its members, and sentences about them."""
-    predictions = evaluator.predict(state, inputs)
+    evaluator = opened.evaluator()
+    predictions = evaluator.predict(opened.state, inputs)
     broken = broken_positions(
         {n: leaf for n, leaf in predictions.items() if n.startswith("member_") and n != "member_id"}
     )
     if broken and _LEAVE_OUT_BROKEN.value:
         evaluator = evaluator.without(broken)
-        predictions = evaluator.predict(state, inputs)
+        predictions = evaluator.predict(opened.state, inputs)
     if _CALIBRATED.value or _CONFORMAL.value is not None:
-        predictions = _calibrated(evaluator, state, inputs, predictions, workdir)
+        predictions = _calibrated(opened, evaluator, inputs, predictions)
     member_ids = predictions["member_id"]
     told = [f"{counted(len(member_ids), 'member')}, {counted(len(inputs), 'example')}"]
     if broken:
@@ -167,26 +148,28 @@ def _of_inputs(
                 member_ids[broken].tolist(),
                 left_out=_LEAVE_OUT_BROKEN.value,
                 num_members=len(member_ids),
-                num_groups=run.spec.num_groups,
+                num_groups=opened.ensemble.num_groups,
             )
         )
     return predictions, told
 
 
 def _calibrated(
+    opened: LoadedRun,
     evaluator: Evaluator,
-    state: State,
     inputs: np.ndarray,
     predictions: dict[str, np.ndarray],
-    workdir: pathlib.Path,
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of a prediction after the calibration that the run keeps."""
     from dist_ens.evaluation.calibration import Predictor  # It imports scipy.optimize, slowly.
 
-    predictor = Predictor.of(evaluator.ensemble, state, evaluator.left_out)
     distribution = evaluator.distribution
     calibration = kept_calibration(
-        workdir, predictor, distribution, calibrated=_CALIBRATED.value, level=_CONFORMAL.value
+        opened.folder,
+        Predictor.of(evaluator.ensemble, opened.state, evaluator.left_out),
+        distribution,
+        calibrated=_CALIBRATED.value,
+        level=_CONFORMAL.value,
     )
     shown = {name: leaf for name, leaf in predictions.items() if f"member_{name}" in predictions}
 
@@ -201,14 +184,12 @@ def _calibrated(
     return {**predictions, **calibrated, **found}
 
 
-def _out_of_bag(
-    run: Run, evaluator: Evaluator, state: State, source: Source
-) -> tuple[dict[str, np.ndarray], list[str]]:
+def _out_of_bag(opened: LoadedRun) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns out-of-bag predictions of the training examples, and sentences about them.
 
     The members that were not trained on an example predict it. It is NaN if there are none.
     """
-    require_trained_on(run, source)
+    run, state, source = opened.config_run, opened.state, opened.open_source()
 
     def predictions_of(evaluator: Evaluator) -> dict[str, np.ndarray]:
         out_of_bag = out_of_bag_of(run, evaluator, state)
@@ -226,7 +207,7 @@ def _out_of_bag(
         }
 
     predictions, broken = without_broken(
-        evaluator, state, predictions_of, leave_out=_LEAVE_OUT_BROKEN.value
+        opened.evaluator(), state, predictions_of, leave_out=_LEAVE_OUT_BROKEN.value
     )
     told = [f"{len(source.train):,} training examples, by the members that left each out"]
     missing = int((predictions["num_predicting"] == 0).sum())

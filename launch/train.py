@@ -13,7 +13,10 @@ from dist_ens.evaluation import Scores
 from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment import leaves
 from dist_ens.experiment.answers import keep
-from dist_ens.experiment.assess import EvaluationRequest, assess
+from dist_ens.experiment.assess import assess
+from dist_ens.experiment.assessment import (
+    EvaluationRequest,
+)
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import Trained, train
 from dist_ens.metrics.catalogue import formatted, headlines
@@ -56,26 +59,22 @@ def main() -> int:
     hosts.agree(dict(leaves(experiment.to_dict())), cli.START_TIMEOUT_SECS.value)
     source = _CONFIG.open_source(experiment.data)
     parts = _CONFIG.own_parts(source.spec)
-    has_own = parts.member is not None or parts.names or parts.metrics
-    member_file = _CONFIG.file.path if has_own and _CONFIG.file else None
     trained = train(
         experiment,
         workdir,
         parts=parts,
-        member_file=member_file,
+        member_file=_CONFIG.file.path if _CONFIG.file else None,
         source=source,
         resume=_RESUME.value,
     )
     if trained.scores is not None and trained.evaluation is not None:
-        _leave_report(trained, trained.scores, source, workdir, member_file)
+        _leave_report(trained, trained.scores, source, workdir)
     if trained.signal is not None:
         return signals.exit_code(trained.signal)
     return ExitCode.DIVERGED if trained.all_failed else ExitCode.DONE
 
 
-def _leave_report(
-    trained: Trained, scores: Scores, source: Source, workdir: pathlib.Path, member_file: str | None
-) -> None:
+def _leave_report(trained: Trained, scores: Scores, source: Source, workdir: pathlib.Path) -> None:
     """Writes the report, and prints the scores and the next command."""
     evaluator = evaluator_of_run(trained.run, trained.ensemble, parts=trained.parts)
     found = assess(
@@ -93,7 +92,11 @@ def _leave_report(
     if np.isnan([ensemble[metric.name] for metric in shown]).any():  # The reason was printed.
         if len(found.broken) < len(scores.members) and count == 1:
             again = command_line(
-                "dist-ens", "evaluate", workdir=workdir, config=member_file, leave_out_broken=True
+                "dist-ens",
+                "evaluate",
+                workdir=workdir,
+                config=trained.run.member_file,
+                leave_out_broken=True,
             )
             left += f" Next: {again}"
         console.print(left, soft_wrap=True)
@@ -102,7 +105,7 @@ def _leave_report(
         "dist-ens",
         "predict",
         workdir=workdir,
-        config=member_file,
+        config=trained.run.member_file,
         input="x.npy",
         output="p.npz",
     )

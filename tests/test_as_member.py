@@ -161,18 +161,6 @@ def test_nothing_is_computed_to_find_out_the_library():
     assert isinstance(made[0].head.weight, jax.core.Tracer)
 
 
-@pytest.mark.slow
-def test_an_equinox_module_with_state_is_found_by_its_state():
-    member = as_member(lambda key: Stateful(key))
-    params, model_state = member.init(jax.random.key(0), X)
-    assert len(jax.tree.leaves(model_state)) == 3  # mean, variance, and whether it was called
-    _, trained = member.apply(params, model_state, X, jax.random.key(1), True)
-    assert any(
-        not np.array_equal(new, old)
-        for new, old in zip(jax.tree.leaves(trained), jax.tree.leaves(model_state), strict=True)
-    )
-
-
 def test_the_short_form_sets_the_switch_and_the_full_form_keeps_the_state():
     short = as_member((short_init, short_apply))
     params, state = short.init(jax.random.key(0), X)
@@ -202,36 +190,6 @@ def test_a_network_without_apply_trains_but_cannot_predict(init):
         assert not wrapped.has_apply
         with pytest.raises(UserError, match=r"given without apply.*as_member\(init=\.\.\., apply="):
             wrapped.apply(*member.init(jax.random.key(0), X), X, None, False)
-
-
-# A loss of the user's
-
-
-def gradient_by_apply(member, make_loss):
-    params, model_state = member.init(jax.random.key(0), X)
-
-    def loss(params):
-        outputs, new_state = member.apply(params, model_state, X, jax.random.key(1), True)
-        return make_loss(outputs), new_state
-
-    return params, model_state, jax.grad(loss, has_aux=True)(params)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("network", [Nnx, Stateful])
-def test_a_loss_of_the_users_calls_the_network_through_apply(network):
-    # d(sum of outputs) / d(bias of the last layer) is the number of examples, 8.
-    params, model_state, (grads, new_state) = gradient_by_apply(
-        as_member(network), lambda outputs: outputs.sum()
-    )
-    assert jax.tree.structure(grads) == jax.tree.structure(params)
-    bias = grads["head"]["bias"].get_value() if network is Nnx else grads.head.bias
-    np.testing.assert_allclose(bias, np.full(3, 8.0))
-    changed = [
-        not np.array_equal(new, old)
-        for new, old in zip(jax.tree.leaves(new_state), jax.tree.leaves(model_state), strict=True)
-    ]
-    assert any(changed)
 
 
 # Inputs and outputs of any structure

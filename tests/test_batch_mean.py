@@ -17,7 +17,8 @@ from dist_ens.randomness import EXAMPLES, INIT, member_key
 
 STEPS, BATCH, LENGTH, VOCABULARY, SEED = 4, 8, 5, 7, 3
 MESHES = [(1, 1), (2, 1), (4, 1), (2, 2), (1, 2), (1, 4)]
-CASES = [(count, mesh) for count in (1, 2, 3, 4, 8) for mesh in MESHES if count % mesh[0] == 0]
+CASES = [(count, mesh) for count in (1, 2, 4) for mesh in MESHES if count % mesh[0] == 0]
+CASES += [(3, (1, 2)), (8, (4, 1)), (8, (2, 2))]
 
 
 def ragged_batches():

@@ -3,10 +3,6 @@
 import json
 import math
 import pathlib
-import signal
-import subprocess
-import sys
-import time
 from functools import partial
 
 import jax
@@ -15,7 +11,6 @@ import pytest
 from PIL import Image
 
 from commands import dist_ens
-from conftest import COMMAND_ENVIRONMENT
 from dist_ens.data import Spec
 from dist_ens.errors import UserError
 from dist_ens.experiment import DataConfig, Experiment, open_source
@@ -61,37 +56,6 @@ def test_a_config_is_timed_and_drawn(tmp_path):
     assert "With 1 member, dist_ens" in ended.stdout or "too wide to conclude" in ended.stdout
     with Image.open(tmp_path / "rates.png") as picture:
         assert picture.size == (900, 600)
-
-
-def test_what_was_timed_before_an_interruption_is_kept_and_told(tmp_path):
-    picture, scores = tmp_path / "rates.png", tmp_path / "rates.json"
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "launch.bench", "--config=configs/digits.py", "--turns=2"),
-            *("--config.model.hidden_sizes=()", "--config.num_members=2"),
-            *("--config.execution=vmap", f"--plot={picture}", f"--json={scores}"),
-        ],
-        cwd=ROOT,
-        env=COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    while not picture.exists() and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate()
-    assert process.returncode == 130, printed
-    assert "of members: 1, 2." in printed
-    assert [point["num_members"] for point in json.loads(scores.read_text())["sizes"]] == [1]
-    assert "x jit(vmap)" in printed  # the table's head
-    with Image.open(picture) as drawn:
-        assert drawn.size == (900, 600)
-
-
-def test_a_picture_that_is_no_png_is_refused_before_anything_is_timed():
-    ended = dist_ens("bench", "--config=configs/digits.py", "--plot=rates.pdf")
-    assert ended.returncode == 2
-    assert "--plot='rates.pdf' does not end in .png. Try --plot=bench.png." in ended.stderr
 
 
 @pytest.mark.parametrize("examples", ["shared", "permuted"])

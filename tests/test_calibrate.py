@@ -206,23 +206,6 @@ def test_another_step_other_members_and_another_objective_are_refused(calibrated
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "sentence"),
-    [
-        ({"weights": np.ones(60)}, {}, "The data has weights, which a calibration does not take"),
-        ({}, {"method": "variance"}, "'variance' does not fit Categorical predictions"),
-        ({}, {"conformal": "cqr"}, "'cqr' does not fit Categorical predictions"),
-        ({}, {"conformal": "lac", "level": 0.99}, "60 calibration examples are too few for level"),
-        ({}, {"method": None}, "There is nothing to fit"),
-    ],
-)
-def test_what_cannot_be_calibrated_is_refused(calibrated, changes, options, sentence):
-    ensemble, state, _ = calibrated
-    data = {"inputs": inputs_of(60, 0), "labels": np.arange(60) % CLASSES} | changes
-    with pytest.raises(UserError, match=sentence):
-        de.calibrate(ensemble, state, data, **options)
-
-
-@pytest.mark.parametrize(
     ("objective", "outputs"),
     [
         (de.losses.gaussian(), 2),

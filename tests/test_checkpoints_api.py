@@ -24,8 +24,8 @@ from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.lineage import Event
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.errors import RunError, UserError
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 from saving import reader, shapes_of, snapshot, state_of, steps_in
 from test_cluster import finish, free_port, start
 from test_train import experiment

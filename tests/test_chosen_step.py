@@ -13,8 +13,8 @@ from dist_ens.checkpoint import read_members, store
 from dist_ens.checkpoint.reading import SavedStep
 from dist_ens.errors import ReplacedError, UserError
 from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.networks import export_members
-from dist_ens.experiment.workdir import open_finished
 from test_replay import trained
 
 
@@ -65,18 +65,6 @@ def test_evaluate_uses_a_step_and_names_it_and_leaves_the_page_of_the_newest(wor
     assert at_3["test"]["nll"] != pytest.approx(at_6["test"]["nll"], rel=1e-3)
     # A person may name a link for an output. It stays.
     assert (tmp_path / "link.json").is_symlink()
-
-
-@pytest.mark.parametrize("verb", ["evaluate", "predict"])
-def test_a_step_that_is_not_saved_is_refused_with_those_that_are(workdir, tmp_path, verb):
-    np.save(tmp_path / "x.npy", np.zeros((1, 8, 8), np.float32))
-    files = [f"--input={tmp_path / 'x.npy'}", f"--output={tmp_path / 'p.npz'}"]
-    ended = dist_ens(
-        verb, f"--workdir={workdir}", "--step=4", *(files if verb == "predict" else [])
-    )
-    assert ended.returncode == 2
-    assert "There is no checkpoint of step 4" in ended.stderr
-    assert "the saved steps are 3, 6" in ended.stderr
 
 
 @pytest.mark.parametrize("moment", ["before it is read", "before its arrays are read"])

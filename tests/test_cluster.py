@@ -19,8 +19,8 @@ import two_hosts
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens import cluster
 from dist_ens.errors import ExitCode, UserError
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 from dist_ens.feed import Placement, TrainingSet
 from dist_ens.layout import Layout
 from dist_ens.sampling import Order

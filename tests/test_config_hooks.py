@@ -1,23 +1,22 @@
 """Functions of a config file that make parts of a run."""
 
 import dataclasses
+import json
 import re
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from absl import flags
 
-from dist_ens import losses
-from dist_ens.data import Spec
+from dist_ens.data import Spec, source_of_arrays
 from dist_ens.errors import UserError
 from dist_ens.experiment import DataConfig, Experiment, OwnParts
-from dist_ens.experiment.build import build, build_ensemble
-from dist_ens.experiment.checks import check_training
+from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.config_file import EXPERIMENT, ConfigFile
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
 from dist_ens.layout import Layout
-from dist_ens.members import as_member
 from launch.config_flags import ConfigFlags
 
 pytestmark = pytest.mark.quick
@@ -50,6 +49,9 @@ def make_optimizer(spec):
 def make_source(data_config):
     x, y = np.zeros((data_config.global_batch_size, 4), np.float32), np.zeros(7, np.int32)
     return source_of_arrays((x[:7], y), (x[:7], y), num_classes=3)
+
+def make_methods(spec):
+    return [lambda loss: loss]
 
 def make_metrics(spec):
     return [SimpleNamespace(name=f"top{spec.num_classes}")]
@@ -88,9 +90,12 @@ def test_a_file_makes_every_part_of_a_run(tmp_path):
     assert updates == pytest.approx(-0.1 * (1 + 1e-3))  # the sign, and Lion's decay of 1e-3
     assert [metric.name for metric in parts.metrics] == ["top3"]
     assert parts.names == {
+        "network": "Dense",
         "loss": "make_loss.<locals>.squares",
         "optimizer": "GradientTransformationExtraArgs",
+        "method 1": "make_methods.<locals>.<lambda>",
     }
+    assert flags_with(tmp_path, PARTS).open_source(DataConfig(global_batch_size=9)).spec == SPEC
     source = file.source(DataConfig(global_batch_size=9))
     assert (len(source.train), source.spec.input_shape) == (7, (4,))
 
@@ -104,11 +109,6 @@ def test_a_file_without_functions_makes_no_part(tmp_path):
     assert ConfigFlags().source(DataConfig()) is None
     assert ConfigFlags().open_source(DataConfig()).spec.num_classes == 10  # the digits
     assert file.open_source(DataConfig()).spec.num_classes == 10
-
-
-def test_the_data_of_the_file_wins_over_the_name_of_the_source(tmp_path):
-    config = flags_with(tmp_path, PARTS)
-    assert len(config.open_source(DataConfig(global_batch_size=9)).train) == 7
 
 
 @pytest.mark.parametrize(
@@ -137,103 +137,6 @@ def test_a_flag_beside_a_function_of_the_file_has_its_effect(tmp_path):
     assert (experiment.loss.options["label_smoothing"], experiment.data.num_classes) == (0.1, 3)
 
 
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"data": {"mean": (1.0,)}}, "data.mean=(1.0,)"),
-        ({"data": {"std": (2.0,)}}, "data.std=(2.0,)"),
-        ({"compute": {"rematerialize": True}}, "compute.rematerialize=True"),
-        ({"evaluation": {"dropout_samples": 4}}, "evaluation.dropout_samples=4"),
-        ({"evaluation": {"pooling": "vote"}}, "evaluation.pooling='vote'"),
-    ],
-)
-def test_a_field_that_a_loss_function_does_not_see_is_refused(tmp_path, fields, name):
-    parts = file_with(tmp_path, PARTS).own_parts(SPEC)
-    run = Run(
-        Experiment.from_dict({"steps": 1, "data": {"global_batch_size": 8}} | fields), SPEC, 8
-    )
-    message = f"^{re.escape(name)} has no effect, because make_loss calls the network itself"
-    with pytest.raises(UserError, match=message):
-        check_training(run, build_ensemble(run, Layout.make(8), parts))
-
-
-def test_a_network_under_a_loss_function_is_not_called_with_inputs_alone(tmp_path):
-    def init(key, batch):
-        return {"w": batch["labels"].astype(jnp.float32)}
-
-    parts = dataclasses.replace(
-        file_with(tmp_path, PARTS).own_parts(SPEC), member=as_member(init=init)
-    )
-    values = {"steps": 1, "data": {"global_batch_size": 8}}
-    run = Run(Experiment.from_dict(values), SPEC, 8)
-    check_training(run, build_ensemble(run, Layout.make(8), parts))
-    uneven = Run(Experiment.from_dict(values | {"compute": {"microbatches": 3}}), SPEC, 8)
-    with pytest.raises(UserError, match="^compute.microbatches=3 must divide the batch"):
-        check_training(uneven, build_ensemble(run, Layout.make(8), parts))
-
-
-def test_metrics_need_an_objective(tmp_path):
-    file = file_with(tmp_path, PARTS)
-    with pytest.raises(UserError, match="^The metric 'top3' is computed from a predictive distrib"):
-        build(file.experiment(), parts=file.own_parts(SPEC), source=file.source(DataConfig()))
-
-
-def test_an_objective_that_standardises_labels_is_refused():
-    run = Run(Experiment.from_dict({"steps": 1}), Spec((4,), "float32", (), None), 8)
-    parts = OwnParts(objective=losses.gaussian(standardize=True))
-    with pytest.raises(UserError, match="^make_objective returned gaussian with standardize=True"):
-        build_ensemble(run, Layout.make(8), parts)
-
-
-def test_an_objective_has_a_loss_and_a_distribution(tmp_path):
-    text = """
-from types import SimpleNamespace
-def make_objective(spec):
-    return SimpleNamespace(example_loss=min, distribution=spec, name="own")
-"""
-    objective = file_with(tmp_path, text).own_parts(SPEC).objective
-    assert objective.distribution is SPEC
-    assert file_with(tmp_path, text).own_parts(SPEC).names == {"objective": "own"}
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("def make_member(spec): return 3", "own.py returned an int, of which no member can be"),
-        ("def make_member(spec): return lambda key: 1 / 0", "division by zero"),
-        ("def make_objective(spec): return 3", "returned an int, not an objective with example_l"),
-        ("def make_loss(spec): return lambda p, b: 0", "returned <lambda>(p, b), not a function"),
-        ("def make_loss(spec): return 3", "make_loss in "),
-        ("def make_loss(spec): pass", "returned None, not a function loss(params, model_state, b"),
-        ("def make_step(spec): return {'step': print}", "returned a dict, not a dict of functions"),
-        ("import optax\ndef make_optimizer(spec): return optax.adam", "returned adam(learning_r"),
-        ("import optax\ndef make_optimizer(spec): return optax.MultiSteps", "the class MultiSt"),
-        ("def make_metrics(spec): return 'ece'", "returned a str, not a list of metrics, each"),
-        ("def make_metrics(spec): return [3]", "returned a list of int, not a list of metrics"),
-        ("def make_callbacks(spec): return print", "not a list of callbacks. Correct the funct"),
-        ("def make_source(data): return []", "not a source with spec, train and test, such as"),
-        ("def make_loss(spec):\n    return 1 / 0", "ZeroDivisionError: division by zero (line 7)"),
-        ("def make_callbacks(): return []", "given (line 6). Correct the config file."),
-        ("make_optimizer = 3", "TypeError: 'int' object is not callable (line ?)."),
-        (
-            "def make_loss(spec): pass\ndef make_objective(spec): pass",
-            "defines make_objective and make_loss, and a run has one loss. Remove one",
-        ),
-        (
-            "def make_loss(spec): pass\ndef make_step(spec): pass",
-            "defines make_step and make_loss, and a step takes the place of the network",
-        ),
-    ],
-)
-def test_a_part_that_cannot_be_used_is_told_in_a_sentence(tmp_path, text, sentence):
-    def make_parts():
-        file = file_with(tmp_path, text)
-        return file.own_parts(SPEC), file.source(DataConfig())
-
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        make_parts()
-
-
 def test_the_arguments_of_the_named_optimizer_are_flags(tmp_path):
     given = ["--config.optimizer.b2=0.5", "--config.optimizer.mu_dtype=bfloat16"]
     optimizer = flags_with(tmp_path, "", *given).experiment().optimizer
@@ -251,7 +154,7 @@ def test_another_optimizer_on_the_command_line_drops_the_arguments_in_the_file(t
     [
         (
             "--config.optimizer.b3=1",
-            "no field 'optimizer.b3'. The fields of optimizer are: b1, b2",
+            "no field 'optimizer.b3'. Fields are: optimizer.b1, ",
         ),
         ("--config.optimizer.name=adm", "'adm' is not an optimizer of Optax. Did you mean 'adam'"),
         ("--config.optimizer.learnig_rate=1", "Did you mean 'optimizer.learning_rate'?"),
@@ -300,14 +203,83 @@ def test_an_experiment_in_json_is_the_run_that_it_was_stored_by(tmp_path):
     assert config.own_parts(SPEC) == OwnParts()
 
 
-@pytest.mark.slow
-def test_a_run_with_a_part_of_its_own_stores_no_experiment(tmp_path):
-    experiment = Experiment.from_dict({"steps": 1, "num_members": 2, "data": {"std": (16.0,)}})
-    linear = as_member(
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"data": {"mean": (1.0,)}}, "data.mean=(1.0,)"),
+        ({"compute": {"rematerialize": True}}, "compute.rematerialize=True"),
+        ({"evaluation": {"pooling": "vote"}}, "evaluation.pooling='vote'"),
+    ],
+)
+def test_a_field_that_a_loss_function_does_not_see_is_refused(tmp_path, fields, name):
+    parts = file_with(tmp_path, PARTS).own_parts(SPEC)
+    run = Run(Experiment.from_dict({"steps": 1} | fields), SPEC, 8)
+    message = f"^{re.escape(name)} has no effect, because make_loss calls the network itself"
+    with pytest.raises(UserError, match=message):
+        build_ensemble(run, Layout.make(8), parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def make_member(spec): return 3", "No network can be made from an object of type int"),
+        ("def make_member(spec): return lambda key: 1 / 0", "division by zero"),
+        ("def make_objective(spec): return 3", "returned an int, not a dist_ens.losses.Objective"),
+        ("def make_loss(spec): pass", "returned None. Return what it makes."),
+        ("def make_source(data): return []", "source is a list, not a dist_ens.data.Source."),
+        ("def make_loss(spec):\n    return 1 / 0", "ZeroDivisionError: division by zero (line 7)"),
+        ("def make_callbacks(): return []", "given (line 6). Correct the config file."),
+        ("make_optimizer = 3", "TypeError: 'int' object is not callable (line ?)."),
         (
-            lambda key: {"w": jnp.zeros((64, 10))},
-            lambda params, inputs: inputs.reshape(len(inputs), 64) @ params["w"],
-        )
+            "def make_loss(spec): pass\ndef make_objective(spec): pass",
+            "defines make_objective and make_loss, and the first takes the place of the second",
+        ),
+    ],
+)
+def test_a_part_that_cannot_be_used_is_told_in_a_sentence(tmp_path, text, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):  # noqa: PT012
+        file = file_with(tmp_path, text)
+        file.own_parts(SPEC)
+        file.source(DataConfig())
+
+
+METHODS_AND_LOSS = """
+import jax.numpy as jnp
+from dist_ens.losses import Objective, Point
+
+def make_objective(spec):
+    def example_loss(outputs, labels):
+        return jnp.abs(outputs[..., 0] - labels)
+    return Objective("absolute", example_loss, Point(), lambda o, l: {}, num_outputs=1)
+
+def make_methods(spec):
+    def doubled(loss):
+        def twice(params, model_state, batch, info):
+            value, rest = loss(params, model_state, batch, info)
+            return 2 * value, rest
+        return twice
+    return [doubled]
+"""
+
+
+@pytest.mark.slow
+def test_a_method_and_an_objective_of_the_file_are_trained_with(tmp_path):
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(32, 4)).astype(np.float32), np.ones(32, np.float32)
+    source = source_of_arrays((x, y), (x, y))
+    values = {"steps": 1, "num_members": 2, "data": {"global_batch_size": 32}}
+    experiment = Experiment.from_dict(values | {"execution": "vmap"})
+    parts = file_with(tmp_path, METHODS_AND_LOSS).own_parts(source.spec)
+    once, twice = (
+        train(experiment, tmp_path / name, parts=own, source=source)
+        for name, own in (("once", dataclasses.replace(parts, methods=())), ("twice", parts))
     )
-    train(experiment, tmp_path / "run", parts=OwnParts(member=linear))
-    assert not (tmp_path / "run" / EXPERIMENT).exists()
+    losses = [
+        json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])["train/loss"]
+        for name in ("once", "twice")
+    ]
+    assert losses[1] == pytest.approx(2 * losses[0])
+    assert once.run.record.methods == ()
+    assert twice.run.record.methods == ("make_methods",)
+    # The experiment does not name these parts, so it is not stored.
+    assert not (tmp_path / "once" / EXPERIMENT).exists()

@@ -110,37 +110,6 @@ def test_what_would_be_compiled_for_too_long_is_not_begun(
     assert [*timing.step_secs] == list(tried or executions)
 
 
-def test_what_the_cache_has_spared_the_compiler_counts_as_compiled(monkeypatch):
-    spared = iter([0.0, 2.0])  # before and after the rule's
-    monkeypatch.setattr(autotune, "spared_secs", lambda: next(spared, 2.0))
-    monkeypatch.setattr(autotune, "LONGEST_SECS", 1.9)
-    timing, _ = timed(0.03, 0.02)
-    assert [*timing.step_secs] == ["0.03"]
-
-
-def test_the_rules_way_has_a_second_chance():
-    timing, _ = timed(0.03, 0.06, 0.11, disturbed=6)
-    assert timing.fastest == "0.03"
-    assert timing.num_turns == {"0.06": 5, "0.03": 5}
-    assert timing.settled
-
-
-@pytest.mark.parametrize(
-    ("call_secs", "longest_secs", "settled"), [((0.01, 0.05), 1e6, True), ((0.02, 0.021), 3, False)]
-)
-def test_none_takes_turns_that_is_far_behind_or_for_which_there_is_no_time(
-    monkeypatch, call_secs, longest_secs, settled
-):
-    monkeypatch.setattr(
-        autotune.timing, "step_secs_of_short_turns", lambda *_: pytest.fail("timed again")
-    )
-    monkeypatch.setattr(autotune, "LONGEST_SECS", longest_secs)
-    timing, _ = timed(*call_secs)
-    assert len(timing.step_secs) == 2
-    assert timing.num_turns == {}
-    assert timing.settled == settled
-
-
 @pytest.mark.parametrize(
     ("num_steps", "tried", "in_turns", "settled"),
     [
@@ -160,26 +129,6 @@ def test_time_for_the_turns_of_the_best_two_is_kept(
     assert (len(timing.step_secs), len(timing.num_turns)) == (tried, in_turns)
     assert [num_turns for _, num_turns in rounds] == [3] * (in_turns > 0)  # of calls that are long
     assert timing.settled == settled
-
-
-def test_no_time_is_kept_where_none_is_close():
-    timing, _ = timed(0.3, 0.6, 0.601, num_steps=867)
-    assert len(timing.step_secs) == 3
-    assert timing.settled
-
-
-def test_the_longest_of_those_that_take_turns_says_how_many(monkeypatch, sleep):
-    rounds = in_rounds(monkeypatch, sleep, {190: [0.1], 210: [0.2]})
-    timed(0.19, 0.21)
-    assert rounds == [([190, 210], 3)]
-
-
-def test_as_many_of_the_close_take_turns_as_there_is_time_for(monkeypatch, sleep):
-    told = in_rounds(monkeypatch, sleep, {10: [1.0], 11: [2.0]})
-    monkeypatch.setattr(autotune, "LONGEST_SECS", 5.9)
-    timing, _ = timed(0.013, 0.011, 0.01)
-    assert told == [([10, 11], 5)]
-    assert timing.settled  # no run has more time
 
 
 @pytest.mark.parametrize(
@@ -222,28 +171,6 @@ def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
     turns = {name: sum(len(r.get(name, [])) for r in rounds) for name in rounds[0]}
     assert timing.num_turns == {str(name / 1e3): count for name, count in turns.items()}
     assert timing.settled
-
-
-@pytest.mark.parametrize(
-    ("num_steps", "taken", "settled"),
-    [
-        # Each is timed in 0.13 s, and takes 3 s a round. Of 10 s, 5 % of 40,000 steps of 5 ms, too
-        # little is left after a round of three.
-        (24_000, [[10, 11, 12]], False),  # nothing is: it took longer than expected
-        (40_000, [[10, 11, 12]], False),
-        (64_000, [[10, 11, 12], [10, 11]], False),  # for two of three, which are the fastest
-        (84_000, [[10, 11, 12], [10, 11, 12]], False),  # and then for one
-        (98_000, [[10, 11, 12], [10, 11, 12], [10, 11]], False),
-        (110_000, [[10, 11, 12]] * 3, True),
-    ],
-)
-def test_for_more_turns_there_must_be_time(monkeypatch, sleep, num_steps, taken, settled):
-    close = {10: [1.0], 11: [1.01], 12: [1.02]}
-    told = in_rounds(monkeypatch, sleep, *[close] * 3, secs_of_each=3.0)
-    timing, _ = timed(0.01, 0.011, 0.012, num_steps=num_steps)
-    assert [names for names, _ in told] == taken
-    assert timing.fastest == "0.01"
-    assert timing.settled == settled  # else a longer run has time for more
 
 
 def test_a_way_that_one_core_has_not_is_no_reason_not_to_try_that_core():

@@ -29,8 +29,8 @@ from dist_ens.data import (
 from dist_ens.errors import UserError
 from dist_ens.experiment import DataConfig, Experiment, describe_source, open_source
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import saved_run
 from dist_ens.sampling import Order
+from saving import steps_in
 from tiny_digits.tiny_digits_dataset_builder import TinyDigits
 
 pytestmark = pytest.mark.quick
@@ -326,7 +326,7 @@ def test_what_is_wrong_with_a_tfds_test_split_loses_no_step(tmp_path):
     for _ in range(2):  # the second goes on from what the first has saved
         with refused(r"wrong_test.*, split test"):
             train(experiment, tmp_path / "run")
-        assert saved_run(tmp_path / "run")[0] == 6
+        assert steps_in(tmp_path / "run")[-1] == 6
 
 
 class WideFeatures(TinyDigits):

@@ -14,7 +14,7 @@ import pytest
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.execution.spec import LOWERINGS as KNOWN
 from dist_ens.execution.spec import (
-    MEMBERS,
+    MEMBER_EXECUTIONS,
 )
 from execution_grid import (
     ALONE,
@@ -57,8 +57,8 @@ def promise(execution, num_members, num_devices):
 
 def test_the_page_has_a_promise_for_every_way():
     table = PAGE[PAGE.index("| execution |") :]
-    assert [name for name in MEMBERS if f"`{name}" not in table] == []
-    assert {name.partition(":")[0] for name in MESHES} == {*MEMBERS}
+    assert [name for name in MEMBER_EXECUTIONS if f"`{name}" not in table] == []
+    assert {name.partition(":")[0] for name in MESHES} == {*MEMBER_EXECUTIONS}
     lowered = {word for names in LOWERINGS.values() for name in names for word in name.split("+")}
     assert lowered >= {*KNOWN}
 

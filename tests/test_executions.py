@@ -13,7 +13,7 @@ from dist_ens.execution import Execution, Lowering, register
 from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.lowerings import CONVOLUTION
 from dist_ens.execution.rewrite import contains
-from dist_ens.execution.spec import LOWERINGS, MEMBERS, STEPS
+from dist_ens.execution.spec import LOWERINGS, MEMBER_EXECUTIONS, STEPS
 from dist_ens.experiment import ModelConfig, make_model
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.losses import categorical
@@ -63,7 +63,11 @@ def assert_same(a, b):
             np.testing.assert_allclose(x, y, **TOLERANCE)
 
 
-EXECUTIONS = [name for name in MEMBERS if name != "chunk"] + ["chunk:1", "chunk:2", "chunk:3"]
+EXECUTIONS = [name for name in MEMBER_EXECUTIONS if name != "chunk"] + [
+    "chunk:1",
+    "chunk:2",
+    "chunk:3",
+]
 CONVOLUTIONS = [name for name, each in LOWERINGS.items() if each.primitive is CONVOLUTION]
 
 

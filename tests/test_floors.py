@@ -23,7 +23,6 @@ FLOORS = {
     "dist_ens.data": 4,
     "dist_ens.models": 4,
     "dist_ens.sampling": 3,
-    "dist_ens.member": 4,
     "dist_ens.members": 3,
     "dist_ens.layout": 2,
     "dist_ens.metrics": 2,

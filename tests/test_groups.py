@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 from sklearn.preprocessing import StandardScaler
 
 import networks
-from dist_ens.data import ArraySplit, Spec, evaluation_batches
+from dist_ens.data import ArraySplit, Source, Spec, evaluation_batches
 from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.experiment import (
@@ -26,8 +26,8 @@ from dist_ens.experiment import (
     describe_source,
     open_source,
 )
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import Layout
 from dist_ens.members import from_functions
 from dist_ens.sampling import Order
@@ -216,19 +216,18 @@ def test_each_group_is_an_ensemble_scored_on_its_own_examples(mesh):
     assert as_dict["test_std"]["nll"] == pytest.approx(np.std(groups), rel=1e-4)
 
 
-def test_groups_that_are_not_alike_are_told():
+def test_members_in_another_order_than_their_groups_are_refused():
     member = from_functions(lambda key: {"w": np.ones((4, 3))}, lambda params, x: x @ params["w"])
     ensemble = networks.ensemble_of(member, optax.identity(), Layout.make(4), num_groups=3)
-    with pytest.raises(UserError, match="4 members cannot be divided evenly among 3 groups"):
+    with pytest.raises(UserError, match="not the same number of each of the 3 groups"):
         Evaluator(ensemble, 4)
-    ensemble = ensemble.replace(num_groups=2)
-    inputs = jax.ShapeDtypeStruct((1, 4), np.float32)
-    state = networks.begin(ensemble, inputs, member_ids=[1, 0, 2, 3])
     split = ArraySplit(np.ones((6, 4), np.float32), np.zeros(6, np.int32))
+    spec = Spec((4,), "float32", (), 3, num_groups=4)
     with pytest.raises(
-        UserError, match=re.escape("Members [1, 0, 2, 3] are not in the order of their 2 groups")
+        UserError,
+        match="The train split has 6 examples, which cannot be divided evenly among 4 groups.",
     ):
-        Evaluator(ensemble, 4).evaluate(state, split).scores()
+        Source(spec, train=split, test=split)
 
 
 RANDOM = np.random.default_rng(0)
@@ -339,42 +338,3 @@ def test_a_group_learns_nothing_of_another_splits_examples(tmp_path):
     run, ensemble, state, *_ = open_finished(tmp_path / "alone")
     predicted = Evaluator(ensemble, 4, run.spec).predict(state, np.float32(LINE[:, :2]))
     assert predicted["mean"].shape == (40,)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"loss": LossConfig()},
-            "their loss is one of gaussian_nll, beta_nll, mse, pinball.",
-        ),
-        (
-            {"num_members": 3, "members_per_group": None},
-            "num_members=3 is not a multiple of the 2 groups. Try --config.num_members=4.",
-        ),
-        ({"num_members": 4}, "num_members=4 and members_per_group=2, but exactly one"),
-        ({"members_per_group": None}, "num_members=None and members_per_group=None, but"),
-        ({"members_per_group": 0}, "members_per_group must be positive:"),
-    ],
-)
-def test_what_does_not_fit_the_groups_is_told(tmp_path, changes, sentence):
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        train(experiment(line(tmp_path), **changes), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_source_of_several_splits_is_for_groups_alone(tmp_path):
-    shared = dataclasses.replace(line(tmp_path), examples="shared")
-    with pytest.raises(UserError, match=re.escape("Set --config.data.examples=splits (or")):
-        train(experiment(shared), tmp_path / "run")
-    scaled = dataclasses.replace(line(tmp_path), std=(2.0,))
-    with pytest.raises(
-        UserError, match="for a table, whose inputs its source standardises. Leave them"
-    ):
-        train(experiment(scaled), tmp_path / "run")
-    with pytest.raises(UserError, match="data.num_classes=3 was given for a table"):
-        open_source(dataclasses.replace(line(tmp_path), num_classes=3))
-    with pytest.raises(UserError, match=re.escape("their loss is one of softmax_cross_")):
-        train(experiment(DataConfig(source="digits", examples="permuted")), tmp_path / "run")
-    with pytest.raises(UserError, match="a source with several splits, and data.source=digits has"):
-        train(experiment(DataConfig(source="digits", examples="splits")), tmp_path / "run")

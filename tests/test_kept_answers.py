@@ -22,11 +22,14 @@ from dist_ens.experiment import (
     open_source,
 )
 from dist_ens.experiment.answers import keep
-from dist_ens.experiment.assess import EvaluationRequest, assess, out_of_bag_of
+from dist_ens.experiment.assess import assess, out_of_bag_of
+from dist_ens.experiment.assessment import (
+    EvaluationRequest,
+)
 from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.members import copy_members
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 from dist_ens.report import SCORES, read_answers, read_run
 
 STEPS = 30

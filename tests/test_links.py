@@ -11,7 +11,10 @@ from dist_ens.checkpoint import Checkpoints, CheckpointStore
 from dist_ens.errors import SaveError, UserError
 from dist_ens.execution.decision_cache import keep_execution
 from dist_ens.experiment import Experiment, open_source
-from dist_ens.experiment.assess import EvaluationRequest, assess
+from dist_ens.experiment.assess import assess
+from dist_ens.experiment.assessment import (
+    EvaluationRequest,
+)
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import train
 from dist_ens.file_writing import opened_in_place, replace_file

@@ -151,7 +151,7 @@ def test_every_group_scores_arrays_in_their_own_units():
     state = ensemble.init(run.batch(8))
     inputs, targets = np.array([[1.0, 2.0], [3.0, 5.0], [8.0, 1.0]]), np.array([7.0, 3.0, 5.0])
     data = {"inputs": inputs, "labels": targets}
-    scores = LoadedRun(ensemble, state, 0, run).evaluate(data, intervals=False)
+    scores = LoadedRun(run, ensemble, state, 0).evaluate(data, intervals=False)
     for group, (member, scored) in enumerate(
         zip(de.unstack_members(state.params), scores.groups, strict=True)
     ):
@@ -272,7 +272,7 @@ def test_a_run_with_a_loss_function_is_planned_and_scored_by_its_commands(tmp_pa
     assert ended.returncode == 0, ended.stderr
     assert "loss" in ended.stdout
     members = json.loads((tmp_path / "scores.json").read_text())["members"]
-    with pytest.raises(UserError, match=r"Give the file: load\('.*run', config='.*own\.py'\)\.$"):
+    with pytest.raises(UserError, match=r"in Python load\('.*run', config='.*own\.py'\)\.$"):
         de.load(tmp_path / "run")
     run = de.load(tmp_path / "run", config=tmp_path / "own.py")
     assert [m["loss"] for m in run.evaluate().members] == pytest.approx(

@@ -1,19 +1,17 @@
-"""`dist-ens local` in every size, and the time of one restart: long tests, with a table each."""
+"""`dist-ens local` in every size, and the time of one restart: long tests."""
 
 import itertools
 import json
 import subprocess
 import sys
-import time
 
 import jax
-import psutil
 import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.experiment.workdir import open_finished
-from test_hosts import wait_for, write_config
+from dist_ens.experiment.loaded import open_finished
+from test_hosts import write_config
 from test_local import ROOT, STEPS, begin, finished, scores_of
 
 pytestmark = pytest.mark.faults
@@ -22,15 +20,14 @@ RESTART_LIMIT_SECS = 10
 # Callbacks that note when they are called, on the clock that all processes of a machine share.
 TIMES = """
 def note(event):
-    process_id = jax.process_index()  # It starts the devices.
     with (HERE / "times").open("a") as file:
-        file.write(f"{event} {process_id} {os.getpid()} {time.monotonic()}\\n")
+        file.write(f"{event} {time.monotonic():020.3f}\\n")
 
 class Times:
     def begin(self, run):
         note("restored")
     def __call__(self, info):
-        note("step")
+        pass
 
 def make_callbacks(experiment):
     return [Times(), Fault()]
@@ -64,18 +61,15 @@ def one_process(tmp_path_factory):
 
 def bits_of(folder, name):
     """The bits of every member's final parameters."""
-    return [leaf.tobytes() for leaf in jax.tree.leaves(jax.device_get(state_of(folder, name)))]
-
-
-def state_of(folder, name):
-    return open_finished(folder / name).state.params
+    params = jax.device_get(open_finished(folder / name).state.params)
+    return [leaf.tobytes() for leaf in jax.tree.leaves(params)]
 
 
 @pytest.mark.parametrize(
     ("num_processes", "devices"), [*itertools.product((1, 2, 4), (1, 2, 4))], ids=str
 )
 def test_processes_train_the_members_of_one_process_with_as_many_devices(
-    num_processes, devices, one_process, tmp_path, record_property
+    num_processes, devices, one_process, tmp_path
 ):
     write_config(tmp_path, "waiting", 99, steps=STEPS)
     members = [f"--config.num_members={NUM_MEMBERS}"]
@@ -91,45 +85,17 @@ def test_processes_train_the_members_of_one_process_with_as_many_devices(
     # Members lie along the ensemble axis, whose execution `loop` gives the same bits.
     assert scores_of(tmp_path, "several") == scores_of(one, name)
     assert bits_of(tmp_path, "several") == bits_of(one, name)
-    record_property("processes", num_processes)
-    record_property("devices of each", devices)
-    record_property("mesh", f"{count} x 1")
-    record_property("scores of 16 members", "the same digits")
-    record_property("parameters", "the same bits")
 
 
-def test_one_restart_takes_ten_seconds_and_compiling_from_the_cache(tmp_path, record_property):
+def test_one_restart_takes_ten_seconds_and_compiling_from_the_cache(tmp_path):
     config = write_config(tmp_path, "killed", 1, steps=STEPS)
     text = config.read_text().replace("os.kill(", "note('died'); os.kill(")
-    text = text.replace("def get_config():\n", "def get_config():\n    note('devices')\n")
     config.write_text(text + TIMES)
-
-    (tmp_path / "times").touch()
-
-    def times(event):
-        noted = [line.split() for line in (tmp_path / "times").read_text().splitlines()]
-        return [(int(pid), float(secs)) for name, _, pid, secs in noted if name == event]
-
-    process = begin(tmp_path, "run", 2)
-    wait_for(lambda: times("died"), (tmp_path / "log_run").read_text)
-    ((killed, died),) = times("died")
-    first = [pid for pid, _ in times("devices")]
-    (survivor,) = {*first} - {killed}
-    wait_for(lambda: not psutil.pid_exists(killed), lambda: "The launcher does not look.", 60)
-    detected = time.monotonic()
-    wait_for(lambda: not psutil.pid_exists(survivor), lambda: "The other process is alive.", 60)
-    stopped = time.monotonic()
-    code, log = finished(process, tmp_path, "run")
+    code, log = finished(begin(tmp_path, "run", 2), tmp_path, "run")
     assert code == 0, log
-    at = {"detected": detected, "others stopped": stopped}
-    for event in ("devices", "restored", "step"):
-        later = {}
-        for pid, secs in times(event):
-            if pid not in first:
-                later.setdefault(pid, secs)
-        assert len(later) == 2, log
-        at[event] = max(later.values())
-    for name, secs in at.items():
-        record_property(f"{name}, s after the death", f"{secs - died:.1f}")
+    noted = [line.split() for line in (tmp_path / "times").read_text().splitlines()]
+    ((_, died),) = [each for each in noted if each[0] == "died"]
+    restored = [float(secs) for event, secs in noted if event == "restored" and secs > died]
+    assert len(restored) == 2
     # The first step takes its programs from the cache.
-    assert at["restored"] - died < RESTART_LIMIT_SECS
+    assert max(restored) - float(died) < RESTART_LIMIT_SECS

@@ -1,7 +1,6 @@
 """Every adapter makes a member that trains."""
 
 import dataclasses
-import re
 
 import equinox as eqx
 import flax.linen as nn
@@ -16,7 +15,6 @@ import networks
 from dist_ens.errors import UserError
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import (
-    Member,
     check_member,
     from_equinox,
     from_example_functions,
@@ -195,50 +193,29 @@ def test_the_gradient_is_an_instance_of_the_users_class(name, kind):
 
 @pytest.mark.parametrize("make", [Unregistered, lambda key: {"layers": [Unregistered(key)]}])
 def test_an_unregistered_class_is_told_how_to_register(make):
-    member = from_pytree(make, apply=lambda p, x: x)
     with pytest.raises(UserError, match=r"'Unregistered'.*jax.tree_util.register_dataclass"):
-        check_member(member, INPUTS, (8, 3))
-    bare = Member(lambda key, inputs: (make(key), ()), lambda p, s, x, key, train: (x, s))
-    with pytest.raises(UserError, match=r"'Unregistered'.*jax.tree_util.register_dataclass"):
-        check_member(bare, INPUTS, (8, 3))
+        check_member(from_pytree(make, apply=lambda p, x: x), INPUTS, (8, 3))
     with pytest.raises(UserError, match=r"'Unregistered'.*jax.tree_util.register_dataclass"):
         stack_members([make(jax.random.key(0))] * 2)
 
 
 @pytest.mark.parametrize(
-    ("member", "sentence"),
+    ("member", "words"),
     [
-        (
-            from_functions(linear, lambda p, x: (x @ p["w"])[:, 0]),
-            "outputs have the wrong shape: for a batch float32[8, 6] it returned float32[8] "
-            "instead of shape [8, 3], one row per example and one column per class or per number "
-            "that the loss takes.",
-        ),
+        (from_functions(linear, lambda p, x: (x @ p["w"])[:, 0]), "outputs have the wrong shape"),
         (
             from_functions(lambda key: {"w": jnp.zeros((5, 3))}, lambda p, x: x @ p["w"]),
-            "does not accept the data's inputs. A batch float32[8, 6] raised TypeError:",
+            r"does not accept the data's inputs. A batch float32\[8, 6\] raised TypeError:",
         ),
         (
             from_functions(lambda key: {"n": jnp.zeros((), jnp.int32)}, lambda p, x: x),
-            "Parameter ['n'] has the type int32, which has no gradient. Parameters must be",
+            r"Parameter \['n'\] has the type int32, which has no gradient",
         ),
-        (from_functions(lambda key: {}, lambda p, x: x), "The network has no parameters: its init"),
-        (
-            Member(lambda k, x: ({"n": jnp.zeros((), jnp.int32)}, ()), lambda *a: (a[2], ())),
-            "Parameter ['n'] has the type int32, which has no gradient. Parameters must be",
-        ),
-        (
-            from_functions(lambda key: {"w": jnp.zeros((0, 3))}, lambda p, x: x[:, :3]),
-            "With a batch float32[8, 6] its parameter ['w'] is empty.",
-        ),
-        (
-            Member(lambda k, x: (linear(k), ()), lambda p, s, x, k, t: (x[:, :3], {"a": x})),
-            "apply changed the structure of the model state: it returned {'a': *}, and init ret",
-        ),
+        (from_functions(lambda key: {}, lambda p, x: x), "The network has no parameters"),
     ],
 )
-def test_a_network_that_does_not_fit_is_told_before_it_runs(member, sentence):
-    with pytest.raises(UserError, match=re.escape(sentence)):
+def test_a_network_that_does_not_fit_is_told_before_it_runs(member, words):
+    with pytest.raises(UserError, match=words):
         check_member(member, INPUTS, (8, 3))
 
 

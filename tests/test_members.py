@@ -249,7 +249,7 @@ def test_members_of_a_run_made_in_python_are_copied_and_resumed(tmp_path):
     state = de.load(tmp_path / "four", ensemble=four).state
     joined = de.State.concatenate([state.select([2]), state.select([0, 1])])
     assert joined.member_id.tolist() == [2, 0, 1]
-    with pytest.raises(UserError, match="some have the same id"):
+    with pytest.raises(UserError, match="have the same id"):
         de.State.concatenate([state, state.select([1])])
 
 

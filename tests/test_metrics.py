@@ -1,6 +1,5 @@
 """Scores, against cases worked by hand and against scikit-learn."""
 
-import itertools
 from functools import partial
 
 import jax
@@ -59,41 +58,67 @@ def scores(probs, labels, names=("accuracy", "nll", "brier", "ece")):
     return {name: got[name] for name in names or got}
 
 
-@pytest.mark.slow
-def test_a_case_worked_by_hand():
-    # Two examples, three classes, labels 0 and 2.
+LIKELIER = np.array([0.55, 0.9, 0.6, 0.8, 0.7])
+CHANCE = np.full((3, 100), 0.01)
+BY_HAND = {
+    # Labels 0 and 2 of three classes.
     #   nll:   -(ln 0.7 + ln 0.2) / 2 = (0.356675 + 1.609438) / 2 = 0.983056
     #   brier: (0.09 + 0.04 + 0.01 + 0.25 + 0.09 + 0.64) / 2 = 1.12 / 2 = 0.56
     #   ece:   confidences 0.7 and 0.5 in bins of their own, right and wrong: (0.3 + 0.5) / 2 = 0.4
-    got = scores([[0.7, 0.2, 0.1], [0.5, 0.3, 0.2]], [0, 2])
-    assert got == pytest.approx(
-        {"accuracy": 0.5, "nll": 0.983056, "brier": 0.56, "ece": 0.4}, abs=1e-6
-    )
-
-
-@pytest.mark.slow
-def test_the_risk_of_the_most_confident_worked_by_hand():
+    "three classes": (
+        [[0.7, 0.2, 0.1], [0.5, 0.3, 0.2]],
+        [0, 2],
+        {"accuracy": 0.5, "nll": 0.983056, "brier": 0.56, "ece": 0.4},
+    ),
     # The most confident first: right, wrong, right, right, wrong.
     #   aurc:       (0 + 1/2 + 1/3 + 1/4 + 2/5) / 5 = 0.296667
     #   risk_at_80: of the first four of five, 1/4
-    likelier = np.array([0.55, 0.9, 0.6, 0.8, 0.7])
-    got = scores(np.stack([likelier, 1 - likelier], axis=1), [1, 0, 0, 1, 0], None)
-    assert got["aurc"] == pytest.approx(0.296667, abs=1e-6)
-    assert got["risk_at_80"] == pytest.approx(0.25)
+    "risks": (
+        np.stack([LIKELIER, 1 - LIKELIER], axis=1),
+        [1, 0, 0, 1, 0],
+        {"aurc": 0.296667, "risk_at_80": 0.25},
+    ),
+    "certain and right": ([[1.0, 0.0]], [0], {"accuracy": 1, "nll": 0, "brier": 0, "ece": 0}),
+    "certain and wrong": ([[1.0, 0.0]], [1], {"accuracy": 0, "nll": np.inf, "brier": 2, "ece": 1}),
+    # Class 0 is given 0.7, 0.7 and 0.2 and comes once, at a 0.7: bins of two and of one.
+    #   (|1 - 1.4| + |0 - 0.2|) / 3 = 0.2;  class 1, 0.3, 0.3, 0.8: (|1 - 0.6| + |1 - 0.8|) / 3
+    "each class by itself": (
+        [[0.7, 0.3], [0.7, 0.3], [0.2, 0.8]],
+        [0, 1, 1],
+        {"classwise_ece": 0.2},
+    ),
+    # 100 classes alike: accuracy 1/100, top-5 accuracy 5/100, and calibrated.
+    "chance": (
+        CHANCE,
+        [0, 42, 99],
+        {"accuracy": 0.01, "top_5": 0.05, "ece": 0, "aece": 0, "aurc": 0.99, "risk_at_80": 0.99},
+    ),
+    # Half the mass on each of two classes, of which one is the label: 1/2, as the confidence.
+    "halves": ([[0.5, 0.5], [0.5, 0.5]], [0, 0], {"accuracy": 0.5, "ece": 0}),
+    # 9/15 and 0.58 share the bin (8/15, 9/15]: one right of two. 0.62 is alone, and right.
+    # (|1 - (0.6 + 0.58)| + |1 - 0.62|) / 3 = 0.56 / 3 = 0.186667
+    "on the edge of a bin": (
+        [[p, 1 - p] for p in (0.6, 0.58, 0.62)],
+        [0, 1, 0],
+        {"ece": 0.186667},
+    ),
+    # Six positions: -(5 ln 0.5 + ln 0.75) / 6
+    "positions": (
+        [[[0.5, 0.5], [0.75, 0.25], [0.5, 0.5]], [[0.5, 0.5]] * 3],
+        [[0, 0, 0], [0, 0, 0]],
+        {"nll": 0.625570},
+    ),
+}
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(("probs", "labels", "expected"), BY_HAND.values(), ids=BY_HAND)
+def test_scores_of_classes_worked_by_hand(probs, labels, expected):
+    assert scores(probs, labels, expected) == pytest.approx(expected, abs=1e-6)
+
+
 def test_scores_need_a_row():
     with pytest.raises(ValueError, match="at least one example"):
         scores(np.zeros((0, 3)), np.zeros(0, int))
-    with pytest.raises(ValueError, match="at least one example"):
-        normal_scores(np.zeros((1, 0)), np.ones((1, 0)), np.zeros(0))
-
-
-@pytest.mark.slow
-def test_probabilities_of_exactly_0_and_1():
-    assert scores([[1.0, 0.0]], [0]) == {"accuracy": 1.0, "nll": 0.0, "brier": 0.0, "ece": 0.0}
-    assert scores([[1.0, 0.0]], [1]) == {"accuracy": 0.0, "nll": np.inf, "brier": 2.0, "ece": 1.0}
 
 
 @pytest.mark.slow
@@ -109,24 +134,6 @@ def test_scores_of_random_predictions_are_those_of_scikit_learn():
     one_hot = np.eye(7)[labels]
     brier = [brier_score_loss(one_hot[:, c], probs[:, c]) for c in range(7)]
     assert got["brier"] == pytest.approx(np.sum(brier), rel=1e-6)
-
-
-def test_float16_is_scored_as_the_numbers_that_it_holds():
-    log_probs = np.log(np.random.default_rng(0).dirichlet(np.ones(3), 50)).astype(np.float16)
-    labels = np.arange(50) % 3
-    half, single = (
-        in_rows(classification_values(jnp.asarray(log_probs, dtype), labels))
-        for dtype in (jnp.float16, jnp.float32)
-    )
-    assert classification_scores(half) == pytest.approx(classification_scores(single), abs=1e-6)
-
-
-@pytest.mark.slow
-def test_each_class_is_calibrated_by_itself():
-    # Class 0 is given 0.7, 0.7 and 0.2 and comes once, at a 0.7: bins of two and of one.
-    #   (|1 - 1.4| + |0 - 0.2|) / 3 = 0.2;  class 1, 0.3, 0.3, 0.8: (|1 - 0.6| + |1 - 0.8|) / 3
-    got = scores([[0.7, 0.3], [0.7, 0.3], [0.2, 0.8]], [0, 1, 1], names=["classwise_ece"])
-    assert got["classwise_ece"] == pytest.approx(0.2, abs=1e-6)
 
 
 def test_rows_that_are_masked_do_not_count_class_by_class():
@@ -159,18 +166,7 @@ def test_a_tied_label_counts_by_its_share_of_the_places_that_are_left():
     assert credit(empty, jnp.array([3]), 3).tolist() == pytest.approx([2 / 3])
     no_number = jnp.array([[0.0, jnp.nan], [jnp.nan, jnp.nan]])
     assert np.isnan(credit(no_number, jnp.array([0, 0]))).all()
-
-
-@pytest.mark.slow
-def test_a_constant_prediction_has_the_scores_of_chance():
-    # 100 classes alike: accuracy 1/100, top-5 accuracy 5/100; half the mass on each of two classes,
-    # of which one is the label: 1/2, and so is the confidence, so the calibration error is 0.
-    got = scores(np.full((3, 100), 0.01), [0, 42, 99], None)
-    assert (got["accuracy"], got["top_5"]) == pytest.approx((0.01, 0.05))
-    assert (got["ece"], got["aece"]) == pytest.approx((0, 0), abs=1e-6)
-    assert (got["aurc"], got["risk_at_80"]) == pytest.approx((0.99, 0.99))
-    halves = scores([[0.5, 0.5], [0.5, 0.5]], [0, 0], ["accuracy", "ece"])
-    assert halves == pytest.approx({"accuracy": 0.5, "ece": 0})
+    assert credit(jnp.zeros((2, 2)), jnp.array([2, 7])).tolist() == [0.0, 0.0]  # No classes.
 
 
 @pytest.mark.slow
@@ -225,6 +221,15 @@ def test_no_interval_of_what_is_no_number_holds_a_target():
     assert np.isnan(regression_scores(values)["coverage"])
     first = {name: leaf[:1] for name, leaf in values.items()}
     assert regression_scores(first)["coverage"] == 1
+
+
+def test_classes_in_float16_are_scored_as_the_numbers_that_they_are():
+    log_probs = np.log(np.random.default_rng(0).dirichlet(np.ones(3), 50)).astype(np.float16)
+    half, single = (
+        in_rows(classification_values(jnp.asarray(log_probs, dtype), np.arange(50) % 3))
+        for dtype in (jnp.float16, jnp.float32)
+    )
+    assert classification_scores(half) == pytest.approx(classification_scores(single), abs=1e-6)
 
 
 @pytest.mark.slow
@@ -289,36 +294,6 @@ def test_scores_in_a_resample_are_those_of_its_rows():
         assert {n: leaf[draw] for n, leaf in drawn.items()} == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.slow
-def test_the_calibration_error_is_the_textbooks():
-    random = np.random.default_rng(1)
-    probs = random.dirichlet(np.full(4, 0.5), 1000)
-    labels = random.integers(0, 4, 1000)
-    confidence, right = probs.max(1), probs.argmax(1) == labels
-    edges = np.linspace(0, 1, 16)
-    expected = 0.0
-    for low, high in itertools.pairwise(edges):
-        here = (confidence > low) & (confidence <= high)
-        if here.any():
-            expected += here.mean() * abs(right[here].mean() - confidence[here].mean())
-    assert scores(probs, labels)["ece"] == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_confidence_on_the_edge_belongs_to_the_bin_below():
-    # 9/15 and 0.58 share the bin (8/15, 9/15]: one right of two. 0.62 is alone, and right.
-    # (|1 - (0.6 + 0.58)| + |1 - 0.62|) / 3 = 0.56 / 3 = 0.186667
-    got = scores([[p, 1 - p] for p in (0.6, 0.58, 0.62)], [0, 1, 0])
-    assert got["ece"] == pytest.approx(0.186667, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_labels_at_every_position_are_all_counted():
-    probs = np.full((2, 3, 2), 0.5)
-    probs[0, 1] = [0.75, 0.25]
-    got = scores(probs, np.zeros((2, 3), int))
-    assert got["nll"] == pytest.approx(-(5 * np.log(0.5) + np.log(0.75)) / 6, rel=1e-6)
-
-
 def test_probabilities_are_averaged_not_logits():
     member_probs = np.array([[[0.9, 0.1]], [[0.5, 0.5]]])
     mixture = np.exp(mixture_log_probs(jnp.log(jnp.float32(member_probs))))
@@ -339,31 +314,45 @@ def normal_scores(means, variances, targets, unit=1.0, names=PROPER, as_one=True
     return {name: got[name] for name in names}
 
 
-@pytest.mark.slow
-def test_a_mixture_of_normals_worked_by_hand():
+NORMALS = {
     # Members N(0, 1) and N(2, 1), target 1: the mixture's mean is 1, its variance 1 + 1 = 2.
     #   rmse = mae = 0;  nll = ln(2 pi 2) / 2 = 1.265512
     #   mixture_nll = -ln phi(1) = 1.418939, for both densities are the same there
     #   crps: E|X - y| = 2 phi(1) + (2 Phi(1) - 1) = 0.483941 + 0.682689 = 1.166631; of the pairs
     #   two are N(0, 2), E = sqrt(2) * 0.797885 = 1.128379, two N(+-2, 2), z = sqrt(2):
     #   2 * 0.842701 + 2 * sqrt(2) * 0.146763 = 2.100511; minus half their mean: 0.807222
-    got = normal_scores([[0.0], [2.0]], [[1.0], [1.0]], [1.0])
-    expected = {"rmse": 0, "mae": 0, "nll": 1.265512, "mixture_nll": 1.418939, "crps": 0.359408}
-    assert got == pytest.approx(expected, abs=1e-6)
-
-
-def test_one_normal_is_scored_by_its_textbook_formulas():
+    "two members": (
+        ([[0.0], [2.0]], [[1.0], [1.0]], [1.0]),
+        {"rmse": 0, "mae": 0, "nll": 1.265512, "mixture_nll": 1.418939, "crps": 0.359408},
+    ),
     # N(1, 4), target 3: z = 1. nll = ln(2 pi 4) / 2 + 1/2;
     # crps = 2 (1 (2 Phi(1) - 1) + 2 phi(1) - 1/sqrt(pi)) = 2 (0.682689 + 0.483941 - 0.564190)
-    got = normal_scores([[1.0]], [[4.0]], [3.0])
-    expected = {"rmse": 2, "mae": 2, "nll": 2.112086, "mixture_nll": 2.112086, "crps": 1.204882}
-    assert got == pytest.approx(expected, abs=2e-6)
+    "one normal": (
+        ([[1.0]], [[4.0]], [3.0]),
+        {"rmse": 2, "mae": 2, "nll": 2.112086, "mixture_nll": 2.112086, "crps": 1.204882},
+    ),
     # The same in a unit ten times as small: lengths times 10, a density a tenth.
-    larger = normal_scores([[1.0]], [[4.0]], [3.0], unit=10.0)
-    assert larger == pytest.approx(
+    "another unit": (
+        ([[1.0]], [[4.0]], [3.0], 10.0),
         {"rmse": 20, "mae": 20, "nll": 4.414671, "mixture_nll": 4.414671, "crps": 12.04882},
-        abs=2e-5,
-    )
+    ),
+    "many that agree": ((np.ones((500, 1)), np.full((500, 1), 4.0), [3.0]), {"crps": 1.204882}),
+    # Points 0 and 2, target 3: E|X - y| = 2, pairs differ by 0, 2, 2, 0: crps = 2 - 1/2.
+    "points": (([[0.0], [2.0]], np.zeros((2, 1)), [3.0]), {"crps": 1.5}),
+    "one point": (([[2.0]], np.zeros((1, 1)), [2.0]), {"crps": 0}),
+    # N(0, 4) twice, targets 1 and 9: the central 90 % is +-1.644854 * 2 = 3.289707 wide each way,
+    # so one of two lies inside. rmse = sqrt((1 + 81) / 2) = 6.403124.
+    "intervals": (
+        ([[0.0, 0.0]], [[4.0, 4.0]], [1.0, 9.0], 10.0),
+        {"coverage": 0.5, "width": 65.79415, "sharpness": 20, "spread_skill": 2 / 6.403124},
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), NORMALS.values(), ids=NORMALS)
+def test_scores_of_normals_worked_by_hand(given, expected):
+    got = normal_scores(*given, names=expected)
+    assert got == pytest.approx(expected, abs=3e-6, rel=2e-6)
 
 
 @pytest.mark.slow
@@ -414,17 +403,6 @@ def test_intervals_of_random_normals_are_those_of_scipy():
     np.testing.assert_allclose(values["pit"], said.cdf(targets), atol=1e-6)
 
 
-def test_intervals_and_spread_worked_by_hand():
-    # N(0, 4) twice, targets 1 and 9: the central 90 % is +-1.644854 * 2 = 3.289707 wide each way,
-    # so one of two lies inside. rmse = sqrt((1 + 81) / 2) = 6.403124.
-    names = ("coverage", "width", "sharpness", "spread_skill")
-    got = normal_scores([[0.0, 0.0]], [[4.0, 4.0]], [1.0, 9.0], unit=10.0, names=names)
-    assert got == pytest.approx(
-        {"coverage": 0.5, "width": 65.79415, "sharpness": 20, "spread_skill": 2 / 6.403124},
-        rel=1e-5,
-    )
-
-
 @pytest.mark.slow
 def test_a_mixture_as_it_is_has_its_own_quantiles():
     means, variances = jnp.array([[-3.0], [3.0]]), jnp.ones((2, 1))
@@ -462,13 +440,6 @@ def test_the_crps_of_many_members_is_that_of_all_their_pairs(spread, deviations)
     assert got["crps"] == pytest.approx(expected, rel=3e-6)
 
 
-@pytest.mark.slow
-def test_many_members_that_agree_have_the_crps_of_one():
-    # N(1, 4), target 3: the value worked out above for one normal.
-    got = normal_scores(np.ones((500, 1)), np.full((500, 1), 4.0), [3.0], names=["crps"])
-    assert got["crps"] == pytest.approx(1.204882, abs=3e-6)
-
-
 def test_groups_of_many_members_take_one_way_to_the_crps():
     # Batched, a switch would become a choice between the results of all its branches.
     means, targets = jnp.zeros((2, 40, 3)), jnp.zeros((2, 3))
@@ -476,20 +447,7 @@ def test_groups_of_many_members_take_one_way_to_the_crps():
     assert "cond[" in str(jax.make_jaxpr(of_groups)(means, means + 1, targets))
 
 
-def test_members_that_say_no_variance_are_scored_as_points():
-    # Points 0 and 2, target 3: E|X - y| = 2, pairs differ by 0, 2, 2, 0: crps = 2 - 1/2.
-    got = normal_scores([[0.0], [2.0]], np.zeros((2, 1)), [3.0], names=["crps"])
-    assert got["crps"] == pytest.approx(1.5)
-    alone = normal_scores([[2.0]], np.zeros((1, 1)), [2.0], names=["crps"])
-    assert alone["crps"] == 0
-
-
 def test_members_that_agree_far_from_zero_keep_their_variance():
     # float32 has 7 digits: the mean of squares would leave nothing of a variance of 1e-4 at 1000.
     mean, variance = mixture_moments(jnp.full((3, 1), 1000.0), jnp.full((3, 1), 1e-4))
     assert (float(mean[0]), float(variance[0])) == pytest.approx((1000.0, 1e-4), rel=1e-6)
-
-
-@pytest.mark.slow
-def test_a_label_that_is_no_class_has_no_credit():
-    assert credit(jnp.zeros((2, 2)), jnp.array([2, 7])).tolist() == [0.0, 0.0]

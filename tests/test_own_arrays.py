@@ -10,7 +10,6 @@ import pytest
 
 import dist_ens as de
 from commands import dist_ens
-from dist_ens.data import Spec, source_of_arrays
 from dist_ens.errors import UserError
 from dist_ens.experiment import DataConfig, Experiment, describe_source, open_source
 from dist_ens.experiment.train import train
@@ -109,13 +108,6 @@ def test_pictures_with_real_targets_keep_their_values(tmp_path):
     assert (np.abs(np.asarray(de.load(tmp_path / "run").predict(pictures).mean) - 1250) < 500).all()
 
 
-def test_targets_of_arrays_are_the_labels_of_a_source():
-    # Python has no unit to convert predictions to, so its targets are not standardised.
-    source = source_of_arrays((X, TARGETS), (X, TARGETS[:, None]))
-    assert source.spec == Spec((2,), "float32", (), None)
-    np.testing.assert_array_equal(source.test.labels, TARGETS.astype(np.float32))
-
-
 WITH_NAN = np.where(np.arange(EXAMPLES)[:, None] == [7, 9], np.nan, X)
 
 
@@ -130,16 +122,6 @@ WITH_NAN = np.where(np.arange(EXAMPLES)[:, None] == [7, 9], np.nan, X)
             {"x": X, "y": np.where(np.arange(EXAMPLES) == 7, np.inf, TARGETS)},
             r"labels has infinity, in 1 of 60 examples, the first at index 7\.",
         ),
-        ({"x": X, "y": np.ones(EXAMPLES)}, "the target is constant"),
-        (
-            {"x": X, "y": np.stack([CLASSES, CLASSES], 1)},
-            "Give one label for each example: a class",
-        ),
-        (
-            {"x": X, "y": NAMES.astype(object)},
-            r"Object arrays cannot be .* text with astype\(str\)",
-        ),
-        ({"x": X, "labels": CLASSES}, r"lacks y\. It has 'x, labels'\. Save it again with x, y"),
         (
             {"x_train": X, "y_train": NAMES, "x_test": X, "y_test": np.full(EXAMPLES, "cats")},
             r"test, labels has the class 'cats', .* did not see .* Did you mean 'cat'\?",
@@ -249,15 +231,3 @@ def test_names_that_training_did_not_see_are_refused(named):
     other = fit(np.where(NAMES == "cat", "cow", NAMES)).state
     with pytest.raises(UserError, match="trained on different names of classes"):
         de.State.concatenate([result.state.select([0]), other.select([1])])
-
-
-@pytest.mark.parametrize(
-    ("labels", "told"),
-    [
-        (np.where(NAMES == "ant", "dog", NAMES), "has 2 classes, 'cat', 'dog', and the objective"),
-        (np.array([*NAMES[1:], None], object), "has 'None' among its names of classes"),
-    ],
-)
-def test_names_that_are_not_the_classes_of_the_objective_are_told(labels, told):
-    with pytest.raises(UserError, match=told):
-        fit(labels)

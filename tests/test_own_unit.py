@@ -25,10 +25,13 @@ from dist_ens.experiment import (
     OptimizerConfig,
     open_source,
 )
-from dist_ens.experiment.assess import EvaluationRequest, assess
+from dist_ens.experiment.assess import assess
+from dist_ens.experiment.assessment import (
+    EvaluationRequest,
+)
 from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import Layout
 from dist_ens.losses import Categorical
 from dist_ens.members import from_functions

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from commands import dist_ens
 from dist_ens.commands import command_line, quoted
 
 pytestmark = pytest.mark.quick
@@ -84,35 +83,3 @@ def test_a_path_in_a_printed_command_is_quoted(tmp_path):
     assert [*map(ast.unparse, unquoted_in(tmp_path / "x.py"))] == ["a.path", "c.path", "d.path"]
     found = [f"{path}: {ast.unparse(value)}" for path in FILES for value in unquoted_in(path)]
     assert not found
-
-
-OWN = """
-import jax
-from ml_collections import ConfigDict
-from dist_ens.members import from_functions
-
-def get_config():
-    return ConfigDict(dict(num_members=1, steps=1, execution="loop"))
-
-def make_member(spec):
-    return from_functions(
-        lambda key: {"w": jax.random.normal(key, (64, spec.num_classes))},
-        lambda params, x: x.reshape(len(x), 64) @ params["w"],
-    )
-"""
-
-
-@pytest.mark.slow
-def test_what_a_run_with_a_hostile_name_prints_can_be_pasted(tmp_path):
-    config, workdir = tmp_path / "a;touch x.py", tmp_path / "$(touch y)\n"
-    config.write_text(OWN)
-    ended = dist_ens("train", f"--config={config}", f"--workdir={workdir}")
-    assert ended.returncode == 0, ended.stderr
-    flags = command_line(workdir=workdir, config=config)
-    assert f"Next: dist-ens predict {flags} --input=x.npy" in ended.stdout.splitlines()[-1]
-    ended = dist_ens("evaluate", f"--workdir={workdir}")
-    assert ended.returncode == 2
-    assert ended.stderr.endswith(f"Add --config={quoted(config)}.\n")
-    (workdir / "curves.json").unlink()
-    ended = dist_ens("report", workdir)
-    assert f"type dist-ens evaluate --workdir={quoted(workdir)} first." in ended.stderr

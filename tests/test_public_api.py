@@ -49,7 +49,7 @@ def test_no_room_has_the_name_of_a_public_function():
     rooms, kinds = json.loads(python("-c", EVERY_ROOM_FIRST)[0].splitlines()[-1])
     assert len(rooms) > 100
     modules = {name for name, kind in kinds.items() if kind == "module"}
-    assert modules == {"callbacks", "losses", "methods", "metrics", "models"}
+    assert modules == {"callbacks", "data", "losses", "methods", "metrics", "models"}
     assert sorted(kinds) == sorted(de.__all__)
 
 
@@ -112,14 +112,7 @@ def assert_same_bits(found, expected):
 @pytest.mark.slow
 def test_fit_with_the_parts_of_a_config_gives_the_bits_of_the_command_line(trained):
     parts = build(experiment())
-    result = de.fit(
-        parts.ensemble,
-        parts.data,
-        steps=20,
-        steps_per_call=5,
-        eval_data=parts.eval_data,
-        progress=False,
-    )
+    result = de.fit(parts.ensemble, **parts.arguments, progress=False)
     assert_same_bits(result.state, trained.state)
     assert result.scores.ensemble == trained.scores.ensemble
     assert result.scores.members == trained.scores.members

@@ -13,10 +13,13 @@ from dist_ens.experiment import (
     OptimizerConfig,
     open_source,
 )
-from dist_ens.experiment.assess import EvaluationRequest, assess
+from dist_ens.experiment.assess import assess
+from dist_ens.experiment.assessment import (
+    EvaluationRequest,
+)
 from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 
 RANDOM = np.random.default_rng(0)
 ON = RANDOM.random((20, 8, 8)) < 0.295

@@ -12,7 +12,7 @@ import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.experiment.workdir import open_finished
+from dist_ens.experiment.loaded import open_finished
 from slurm_cluster import LIMIT_SECS, SlurmCluster, wait_for
 from stand_ins import executable
 from test_slurm_render import render

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.commands import command_line
-from dist_ens.errors import UserError
-from dist_ens.exit_codes import RESTARTED, ExitCode
+from dist_ens.errors import RESTARTED, ExitCode, UserError
 from launch import slurm_script
 from stand_ins import executable
 

@@ -22,8 +22,7 @@ from dist_ens.callbacks import JsonLines
 from dist_ens.checkpoint import Checkpoints, CheckpointStore, Snapshot, writing
 from dist_ens.checkpoint.writing import unfinished_name
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import SaveError, UserError
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, SaveError, UserError
 from dist_ens.losses import categorical
 from dist_ens.training import fit
 from saving import reader, shapes_of, snapshot, state_of, steps_in
@@ -240,16 +239,21 @@ def run_in(script, *words):
     )
 
 
-ON_A_SMALL_DISK = 'mount -t tmpfs -o size=4m disk "$3" && exec "$@"'
+ON_A_SMALL_DISK = (
+    'exec unshare -m bash -c \'mount -t tmpfs -o size=4m disk "$3" && exec "$@"\' bash "$@"'
+)
+
+
+def said_on(disk, fault, script=ON_A_SMALL_DISK):
+    disk.mkdir()
+    ended = run_in(script, disk, fault)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 @may_mount
 def test_a_full_disk_is_said_and_saving_works_again_when_there_is_room(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    ended = run_in(f"exec unshare -m bash -c '{ON_A_SMALL_DISK}' bash \"$@\"", disk, "full")
-    assert ended.returncode == 0, ended.stderr
-    said = json.loads(ended.stdout.splitlines()[-1])
+    said = said_on(tmp_path / "disk", "full")
     assert said["told"][0].endswith(
         "no space left on device. The last saved step is 1. Training continues, and the next save "
         "tries again. Free some space there."
@@ -266,38 +270,20 @@ def test_a_full_disk_is_said_and_saving_works_again_when_there_is_room(tmp_path)
 
 @pytest.mark.faults
 @may_mount
-def test_a_disk_that_is_read_only_is_told_as_such(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    ended = run_in(f"exec unshare -m bash -c '{ON_A_SMALL_DISK}' bash \"$@\"", disk, "read_only")
-    assert ended.returncode == 0, ended.stderr
-    said = json.loads(ended.stdout.splitlines()[-1])
-    assert "read-only file system. The last saved step is 1. Training cont" in said["told"][0]
-    assert said["told"][0].endswith("Mount that disk so that it can be written.")
-    assert said["code"] == ExitCode.FAULT
-    assert said["steps"] == [1]
-
-
-@pytest.mark.faults
-@may_mount
-def test_a_disk_that_vanishes_is_told_and_its_folder_is_not_made_on_another_disk(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    ended = run_in(f"exec unshare -m bash -c '{ON_A_SMALL_DISK}' bash \"$@\"", disk, "vanished")
-    assert ended.returncode == 0, ended.stderr
-    said = json.loads(ended.stdout.splitlines()[-1])
-    assert "that folder was removed or replaced after the run began to use it" in said["told"][0]
-    assert said["steps"] == []
-    assert not [*disk.iterdir()]
-
-
-@pytest.mark.faults
-def test_a_limit_on_the_size_of_files_is_told_as_such(tmp_path):
-    ended = run_in('ulimit -f 100; exec "$@"', tmp_path, "limited")
-    assert ended.returncode == 0, ended.stderr
-    said = json.loads(ended.stdout.splitlines()[-1])
-    assert "file too large. The last saved step is 1. " in said["told"][0]
-    assert said["told"][0].endswith("Raise the limit on the size of a file (ulimit -f).")
+@pytest.mark.parametrize(
+    ("fault", "script", "told", "steps"),
+    [
+        ("read_only", ON_A_SMALL_DISK, "Mount that disk so that it can be written.", [1]),
+        ("vanished", ON_A_SMALL_DISK, "Put the folder of the run back in its place.", []),
+        ("limited", 'ulimit -f 100; exec "$@"', "the size of a file (ulimit -f).", [1]),
+    ],
+)
+def test_a_disk_that_cannot_be_written_is_told_as_such(tmp_path, fault, script, told, steps):
+    said = said_on(tmp_path / "disk", fault, script)
+    assert said["told"][0].endswith(told)
+    assert said["steps"] == steps
+    # No folder is made on another disk.
+    assert fault != "vanished" or not [*(tmp_path / "disk").iterdir()]
 
 
 def save_on(disk, fault):

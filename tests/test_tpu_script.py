@@ -119,28 +119,33 @@ def is_running(group):
     return True
 
 
+SSH = "compute tpus tpu-vm ssh"
+
+
 @pytest.mark.parametrize(
     ("options", "calls"),
     [
-        ({"project": "team"}, ["tpus tpu-vm ssh digits --zone=us-west4-a --project=team"]),
+        (
+            {"project": "team"},
+            {"digits": f"{SSH} digits --zone=us-west4-a --project=team --worker=all"},
+        ),
         (
             {"slices": ["digits-0", "digits-1"]},
-            [f"tpus tpu-vm ssh digits-{slice} --zone=us-west4-a" for slice in (0, 1)],
+            {f"digits-{i}": f"{SSH} digits-{i} --zone=us-west4-a --worker=all" for i in (0, 1)},
         ),
-        ({"instance_group": True}, [f"ssh {vm} --zone=us-west4-a" for vm in ("x1", "a2")]),
+        (
+            {"instance_group": True},
+            {vm: f"compute ssh {vm} --zone=us-west4-a" for vm in ("x1", "a2")},
+        ),
     ],
     ids=["one slice", "two slices", "instance group"],
 )
 def test_a_command_starts_on_every_worker(options, calls, tmp_path):
     workers = Workers(tmp_path)
     assert workers.tpu("run", "train", "--x", **options).returncode == 0
-    made = [call for call in workers.calls() if "ssh" in call]
-    assert [
-        " ".join(call).partition(" --worker")[0].partition(" --command")[0] for call in made
-    ] == [f"compute {call}" for call in calls]
-    assert all("--worker=all" in call for call in made) != ("instance_group" in options)
-    for call in calls:
-        name = call.partition(" ssh ")[2].split()[0] if "tpus" in call else call.split()[1]
+    made = [" ".join(call).partition(" --command")[0] for call in workers.calls()]
+    assert [call for call in made if "list-instances" not in call] == [*calls.values()]
+    for name in calls:
         assert workers.exit_code(name) == 0
         assert workers.received(name) == ["train", "--x"]
 

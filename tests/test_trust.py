@@ -17,9 +17,8 @@ from sklearn.metrics import roc_auc_score
 import networks
 from dist_ens.data import ArraySplit, Spec
 from dist_ens.errors import BrokenMembersError, UserError
-from dist_ens.evaluation import Evaluator, curves_of
+from dist_ens.evaluation import Evaluator
 from dist_ens.evaluation.calibrated_scores import calibrated_scores
-from dist_ens.evaluation.conformal_rule import SETS
 from dist_ens.evaluation.fit_calibration import fit_map
 from dist_ens.evaluation.ood import Unlabelled, detection
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
@@ -33,21 +32,18 @@ from dist_ens.experiment import (
     OptimizerConfig,
     open_source,
 )
-from dist_ens.experiment.assess import (
-    CALIBRATIONS,
-    CONFORMAL,
+from dist_ens.experiment.assess import assess
+from dist_ens.experiment.assessment import (
     Assessment,
     EvaluationRequest,
-    assess,
 )
 from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import BATCH, Layout
 from dist_ens.losses import Categorical, Gaussian, Point, Quantiles, log_normalized_sigmoid
 from dist_ens.members import from_functions
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
-from dist_ens.metrics.recalibration import RECALIBRATIONS
 from dist_ens.report import read_run, write_report
 
 RANDOM = np.random.default_rng(0)
@@ -147,30 +143,6 @@ def test_real_targets_are_pooled_as_one_normal_as_a_mixture_or_as_quantiles():
     assert scores["mae"] == pytest.approx(np.abs(targets - high).mean(), rel=1e-4)
     assert scores["coverage"] == pytest.approx(((low <= targets) & (targets <= high)).mean())
     assert scores["width"] == pytest.approx((high - low).mean(), rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("distribution", "num_members", "distance"),
-    [
-        (Gaussian(), 1, 1e20),
-        (Point(), 3, 1e25),
-        (Quantiles((0.25, 0.5)), 3, 1e20),
-    ],
-)
-def test_predictions_that_are_far_off_are_drawn_without_their_risks(
-    distribution, num_members, distance
-):
-    ensemble, state, weights, inputs = network(2, num_members)
-    split = ArraySplit(inputs, RANDOM.normal(size=30).astype(np.float32))
-    evaluator = Evaluator(ensemble, 8, Spec((4,), "float32", (), None), distribution)
-    assert "risk_coverage" in curves_of(evaluator.evaluate(state, split, by_size=True))
-    far_off = ensemble.layout.put(np.float32(distance * weights), "members")
-    state = state._replace(params={"w": far_off})
-    evaluation = evaluator.evaluate(state, split, by_size=True)
-    assert np.isinf(evaluation.groups["squared_error"]).any()
-    curves = curves_of(evaluation)
-    assert "score_against_members" in curves
-    assert "risk_coverage" not in curves
 
 
 def test_ensembles_of_fewer_members_are_scored_as_such():
@@ -378,6 +350,13 @@ def assessed(workdir, pooling=None, **questions):
     )
 
 
+def broken(ensemble, state, positions):
+    """A state in which some members predict NaN."""
+    params = jax.tree.map(lambda leaf: np.array(leaf), state.params)
+    jax.tree.leaves(params)[0][list(positions)] = np.nan
+    return state._replace(params=ensemble.layout.put(params, "members"))
+
+
 def test_digits_are_calibrated_covered_and_shifted(tmp_path):
     data = DataConfig(
         source="digits", std=(16.0,), validation=0.2, examples="bootstrap", global_batch_size=64
@@ -490,7 +469,6 @@ def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss
     ("questions", "sentence"),
     [
         ({"calibration": "temperature"}, "the run held none out."),
-        ({"conformal": "aps"}, "the run held none out."),
         ({"conformal": "cqr"}, "The conformal method 'cqr' does not fit Categorical predictions"),
         ({"out_of_bag": True}, "No member leaves out an example"),
         ({"pooling": "mixture"}, "pooled by one of probs, logits, vote"),
@@ -508,12 +486,6 @@ def finished(tmp_path_factory):
     data = DataConfig(source="digits", std=(16.0,), global_batch_size=64)
     train(experiment(data, steps=20, num_members=3), workdir)
     return workdir
-
-
-@pytest.mark.quick
-def test_a_level_that_is_no_coverage_is_told():
-    with pytest.raises(UserError, match=r"is 1\.0, outside \(0, 1\)"):
-        EvaluationRequest(level=1.0)
 
 
 def test_dropout_samples_are_averaged_and_differ(tmp_path):
@@ -545,9 +517,7 @@ def test_dropout_samples_are_averaged_and_differ(tmp_path):
 def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
     run, ensemble, state, *_ = open_finished(finished)
     source = open_source(run.experiment.data)
-    broken = jax.tree.map(lambda leaf: np.array(leaf), state.params)
-    jax.tree.leaves(broken)[0][1] = np.nan
-    state = state._replace(params=ensemble.layout.put(broken, "members"))
+    state = broken(ensemble, state, [1])
     evaluator = evaluator_of_run(run, ensemble)
     with_all = assess(run, evaluator, state, source, EvaluationRequest())
     assert with_all.broken == [1]
@@ -569,9 +539,7 @@ def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
     assert "reliability" in without.curves
     assert 1 not in without.curves["member_id"]
     assert len(without.curves["disagreement"]) == len(others)
-    for leaf in jax.tree.leaves(broken):
-        leaf[:] = np.nan
-    state = state._replace(params=ensemble.layout.put(broken, "members"))
+    state = broken(ensemble, state, range(3))
     (sentence,) = assess(run, evaluator, state, source, EvaluationRequest()).sentences()
     assert "that is all of them" in sentence
     assert "--leave_out_broken" not in sentence
@@ -581,9 +549,7 @@ def test_nothing_is_calibrated_by_a_member_without_numbers(tmp_path):
     data = DataConfig(source="digits", std=(16.0,), validation=0.2, global_batch_size=64)
     train(experiment(data, steps=20, num_members=3), tmp_path)
     run, ensemble, state, *_ = open_finished(tmp_path)
-    broken = jax.tree.map(lambda leaf: np.array(leaf), state.params)
-    jax.tree.leaves(broken)[0][1] = np.nan
-    state = state._replace(params=ensemble.layout.put(broken, "members"))
+    state = broken(ensemble, state, [1])
     source, evaluator = open_source(data), evaluator_of_run(run, ensemble)
     for method in ("temperature", "isotonic"):
         with pytest.raises(BrokenMembersError, match=r"Members \[1\] predict NaN"):
@@ -616,9 +582,7 @@ def test_a_broken_member_is_left_out_of_what_it_left_out_too(tmp_path):
     )
     train(experiment(data, steps=20, num_members=4), tmp_path)
     run, ensemble, state, *_ = open_finished(tmp_path)
-    broken = jax.tree.map(lambda leaf: np.array(leaf), state.params)
-    jax.tree.leaves(broken)[0][1] = np.nan
-    state = state._replace(params=ensemble.layout.put(broken, "members"))
+    state = broken(ensemble, state, [1])
     questions = EvaluationRequest(out_of_bag=True, leave_out_broken=True)
     source, evaluator = open_source(data), evaluator_of_run(run, ensemble)
     told = assess(run, evaluator, state, source, questions).to_dict()["out_of_bag"]
@@ -651,46 +615,6 @@ def test_a_split_of_too_many_rows_has_no_intervals_and_it_is_told():
     assert "ood_interval" not in found
     assert found["ood"]["ensemble"]["entropy"]["auroc"] == pytest.approx(0.5)
     assert "there are no intervals" in Assessment(scores, {}, {}, ()).sentences()[0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "questions", "sentence"),
-    [
-        (
-            {"loss": "mse", "validation": 0.2},
-            {"calibration": "variance"},
-            "Train with a loss that predicts a variance",
-        ),
-        (
-            {"loss": "mse", "validation": 0.2},
-            {"conformal": "cqr"},
-            "The conformal method 'cqr' does not fit Point predictions",
-        ),
-        (
-            {"loss": "pinball"},
-            {"conformal": "cv+"},
-            "The conformal method 'cv+' needs members that were trained on folds",
-        ),
-        (
-            {"loss": "gaussian_nll"},
-            {"ood": "digits"},
-            "--ood=digits cannot be compared with float32",
-        ),
-    ],
-)
-def test_questions_that_do_not_fit_real_targets_are_told(tmp_path, changes, questions, sentence):
-    changes = dict(changes)
-    loss = LossConfig(name=changes.pop("loss"))
-    data = DataConfig(source=table(tmp_path), global_batch_size=16, **changes)
-    train(experiment(data, loss=loss, num_members=2, steps=20), tmp_path / "run")
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        assessed(tmp_path / "run", **questions)
-
-
-@pytest.mark.quick
-def test_every_calibration_and_every_set_that_can_be_asked_for_is_there():
-    assert (*RECALIBRATIONS, "variance") == CALIBRATIONS
-    assert CONFORMAL[:3] == SETS
 
 
 def test_training_does_not_import_what_only_some_questions_need():

@@ -16,8 +16,8 @@ import networks
 from dist_ens.data import ArraySplit
 from dist_ens.ensemble.waves import update_in_waves
 from dist_ens.evaluation import Evaluator
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import BATCHES, Layout, Waves
 from test_feed import calls_of
 from test_train import compilations, experiment
@@ -161,17 +161,23 @@ def test_a_run_in_waves_is_the_run_without(tmp_path, caplog):
     assert_same(jax.device_get(finished.state), jax.device_get(together.state))
 
 
+def linear(waves, loss=None):
+    """An ensemble of four linear members on two devices."""
+    network = (lambda key: {"w": jax.random.normal(key, (3, 2))}, lambda p, x: x @ p["w"])
+    layout = de.Layout.make(4, devices=jax.devices()[:2])
+    objective = loss or de.losses.categorical(2)
+    return de.Ensemble(
+        network, optax.sgd(0.1), objective, num_members=4, waves=waves, layout=layout
+    )
+
+
 def test_a_loss_function_is_scored_in_waves_as_at_once():
     def loss(params, model_state, batch, key):
-        error = jnp.square(batch["inputs"] @ params["w"] - batch["labels"])
+        error = jnp.square((batch["inputs"] @ params["w"]).sum(-1) - batch["labels"])
         return error.mean(), (model_state, {"largest": error.max()})
 
     def scores(waves):
-        member = de.as_member(init=lambda key: {"w": jax.random.normal(key, (3,))})
-        layout = de.Layout.make(4, devices=jax.devices()[:2])
-        ensemble = de.Ensemble(
-            member, optax.sgd(0.1), loss, num_members=4, waves=waves, layout=layout
-        )
+        ensemble = linear(waves, loss)
         return de.evaluate(ensemble, ensemble.init(data), data).members
 
     data = {"inputs": np.ones((8, 3), np.float32), "labels": np.arange(8, dtype=np.float32)}
@@ -181,20 +187,12 @@ def test_a_loss_function_is_scored_in_waves_as_at_once():
 
 
 def test_a_given_state_is_trained_on_in_waves_as_at_once():
-    def ensemble(waves):
-        network = (lambda key: {"w": jax.random.normal(key, (3, 2))}, lambda p, x: x @ p["w"])
-        layout = de.Layout.make(4, devices=jax.devices()[:2])
-        objective = de.losses.categorical(2)
-        return de.Ensemble(
-            network, optax.sgd(0.1), objective, num_members=4, waves=waves, layout=layout
-        )
-
     random = np.random.default_rng(0)
     data = {"inputs": random.normal(size=(8, 3)), "labels": np.arange(8) % 2}
     options = {"batch_size": 4, "progress": False}
-    first = de.fit(ensemble(2), data, steps=3, **options).state
-    given = de.fit(ensemble(2), data, steps=6, state=first, **options).state
-    expected = de.fit(ensemble(1), data, steps=6, **options).state
+    first = de.fit(linear(2), data, steps=3, **options).state
+    given = de.fit(linear(2), data, steps=6, state=first, **options).state
+    expected = de.fit(linear(1), data, steps=6, **options).state
     assert given.params["w"].sharding.memory_kind == "pinned_host"
     assert first.step.tolist() == [3] * 4  # not used up
     np.testing.assert_allclose(given.params["w"], expected.params["w"], rtol=1e-6)

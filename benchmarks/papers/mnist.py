@@ -28,11 +28,14 @@ from dist_ens.experiment import (
     OptimizerConfig,
     open_source,
 )
-from dist_ens.experiment.assess import EvaluationRequest, assess
+from dist_ens.experiment.assess import assess
+from dist_ens.experiment.assessment import (
+    EvaluationRequest,
+)
 from dist_ens.experiment.build import build_ensemble, evaluator_of_run
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import Layout
 from dist_ens.report import write_scores
 from dist_ens.state import State
@@ -73,10 +76,10 @@ def main() -> None:
         seconds = time.monotonic() - started
         finished = open_finished(pathlib.Path(workdir))
         for size in _SIZES:
-            ensemble, part = _first(finished.run, finished.state, size)
-            evaluator = evaluator_of_run(finished.run, ensemble)
+            ensemble, part = _first(finished.config_run, finished.state, size)
+            evaluator = evaluator_of_run(finished.config_run, ensemble)
             told = assess(
-                finished.run, evaluator, part, source, EvaluationRequest(ood=ood)
+                finished.config_run, evaluator, part, source, EvaluationRequest(ood=ood)
             ).to_dict()
             names = ("test", "mean_member", "ood", "ood_interval")
             found.append({"num_members": size, **{name: told[name] for name in names}})

@@ -59,10 +59,7 @@ class EarlyStopping:
                 f"patience={patience}, min_delta={min_delta}."
             )
         if direction not in (None, "lower", "higher"):
-            raise UserError(
-                f"direction is {direction!r}. Give 'lower' or 'higher', or leave it out to take "
-                "the metric's own."
-            )
+            raise UserError(f"direction is {direction!r}. Give 'lower' or 'higher', or None.")
         self.metric, self.patience, self.min_delta = metric, patience, min_delta
         self.direction, self.restore_best = direction, restore_best
         self._direction = direction
@@ -140,7 +137,6 @@ class EarlyStopping:
         self._is_restored = True
 
     def _require(self, names: Iterable[str]) -> None:
-        """Raises a `UserError` unless the score is among some names."""
         if self.metric not in names:
             raise UserError(
                 f"EarlyStopping waits for {self.metric!r}, and the scores are "

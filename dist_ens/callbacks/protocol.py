@@ -143,11 +143,6 @@ def name_of_callback(callback: Callback) -> str:
 def call_hook(callback: Callback, name: str, *args: object) -> Any:
     """Calls a method of a callback and returns the result; None if there is no such method.
 
-    Args:
-        callback: Callback of `fit`.
-        name: Name of the method, one of `HOOKS`.
-        *args: Arguments of the method.
-
     Raises:
         RunError: If the method raises an exception. A `UserError` is raised unchanged.
     """
@@ -171,17 +166,7 @@ def call_after_update(callback: Callback, info: StepInfo) -> object:
 
 
 def _called(name: str, at: str, fn: Callable[..., object], *args: object) -> object:
-    """Calls a function of the user and returns the result.
-
-    Args:
-        name: Name of the function, for the message.
-        at: Text that follows the type of an exception in the message.
-        fn: Function to call.
-        *args: Arguments of the function.
-
-    Raises:
-        RunError: If the function raises an exception.
-    """
+    """Calls a function of the user with a name, and returns the result."""
     try:
         return fn(*args)
     except (UserError, RunError):

@@ -11,12 +11,7 @@ from dist_ens.evaluation import Scores
 def score_record(
     split: str, ensemble: Mapping[str, float], members: Sequence[Mapping[str, float]]
 ) -> dict[str, float]:
-    """Returns the record of an evaluation.
-
-    Args:
-        split: Name of the split, such as `test`.
-        ensemble: Scores of the ensemble by name.
-        members: Scores of each member by name, with its `member_id`.
+    """Returns the record of an evaluation, given the scores of the ensemble and of each member.
 
     >>> score_record("test", {"nll": 0.1}, [{"member_id": 3, "nll": 0.2}])
     {'test/nll': 0.1, 'test/nll/member_03': 0.2}
@@ -61,10 +56,9 @@ def training_record(
             The means then leave out values that are not finite, and the mean over members leaves
             out frozen members.
     """
-    is_checked = IS_FROZEN in metrics
-    counts = {name: metrics[name][-1] for name in (FAILED_UPDATES, IS_FROZEN) if is_checked}
+    counts = {name: metrics[name][-1] for name in (FAILED_UPDATES, IS_FROZEN) if name in metrics}
     rest = {name: values for name, values in metrics.items() if name not in counts}
-    if is_checked:
+    if counts:
         means = {name: _finite_mean(values, axis=0) for name, values in rest.items()}
         active = counts[IS_FROZEN] == 0
         overall = {name: float(_finite_mean(v[active])) for name, v in means.items()}
@@ -83,9 +77,7 @@ def training_record(
 def shown_loss(metrics: Mapping[str, np.ndarray]) -> float:
     """Returns the mean loss of the members at the last of some steps.
 
-    Args:
-        metrics: Metrics by name, float32[steps, members]. If updates are checked, frozen members
-            and losses that are not finite are left out.
+    If updates are checked, frozen members and losses that are not finite are left out.
     """
     losses = metrics["loss"][-1]
     if IS_FROZEN in metrics:

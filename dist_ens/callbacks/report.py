@@ -46,11 +46,7 @@ data to score. Give fit eval_data or validation, or leave Report out.
         self._run: RunInfo | None = None
 
     def begin(self, run: RunInfo) -> None:
-        """Stores the description of the run.
-
-        Raises:
-            UserError: If there is no data to score, or one of the files cannot be written.
-        """
+        """Checks that there is data to score, and that the files can be written."""
         if not run.directions:
             raise UserError(
                 "Report shows the scores of the evaluation data, and there is no data to score. "
@@ -62,15 +58,7 @@ data to score. Give fit eval_data or validation, or leave Report out.
     def finished(
         self, step: int, scores: Scores, evaluation: Evaluation | None, split: Split
     ) -> None:
-        """Writes the page and the summary, on process 0.
-
-        Args:
-            step: Number of steps that the state has seen.
-            scores: Scores of the evaluation data.
-            evaluation: Evaluation behind the scores. None for an ensemble without an objective, for
-                which no page is written.
-            split: Evaluation data. Inputs that are pictures are shown on the page.
-        """
+        """Writes the page and the summary, on process 0. An evaluation has an objective."""
         if evaluation is None or self._run is None or not cluster.is_main():
             return
         from dist_ens import report  # The page takes a second to import.

@@ -213,9 +213,8 @@ class Checkpoints:
         )
 
         def checked(saved_record: JsonDict) -> list[str]:
-            notes = check_resumes(record, saved_record, folder, self.resume)
             check(saved_record)
-            return notes
+            return check_resumes(record, saved_record, folder, self.resume)
 
         with (
             locked(folder) as require_same_folder,
@@ -238,8 +237,7 @@ class Checkpoints:
         Raises:
             UserError: If the run has no such score, or its direction is not known.
         """
-        given = (self.keep_best, self.keep_best_of_members)
-        names = {name for name in given if name is not None}
+        names = [each for each in (self.keep_best, self.keep_best_of_members) if each is not None]
         for name in names:
             if directions.get(name) is None:
                 known = sorted(each for each, better in directions.items() if better is not None)

@@ -62,9 +62,9 @@ def check_leaves(path: pathlib.Path, saved: Mapping[str, Leaf], named: Mapping[s
         old, new = there.get(name, "absent"), asked.get(name, "absent")
         if old != new:
             raise RunError(
-                f"Leaf {name} of the state is {old} in {quoted(path)} and {new} here. Use the "
-                "network, the optimizer and the setting of JAX_ENABLE_X64 that the run was trained "
-                "with, or choose another folder."
+                f"Leaf {name} of the state is {old} in {quoted(path)} and {new} here. The network "
+                "or the optimizer has changed since, or JAX_ENABLE_X64 is set in only one of the "
+                "runs. Use those that the run was trained with, or choose another folder."
             )
 
 

@@ -1,4 +1,4 @@
-"""The record of a run that was made in Python, and the check that it may resume a saved run."""
+"""The record of a run, and the check that it may resume a saved run."""
 
 import collections
 import dataclasses
@@ -11,17 +11,15 @@ import jax
 
 from dist_ens.commands import command_line, quoted
 from dist_ens.errors import RunError, UserError
-from dist_ens.execution.spec import Execution
 from dist_ens.exit_codes import ExitCode
-from dist_ens.ground.numbers import whole_number
 from dist_ens.ground.records import fields_from_record
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.types import Leaf, PyTree, Shapes
 
 STRICT = "strict"
 RESUMES = ("same", "anyway", STRICT)
-# A record from a config has the first of these keys, and a record from Python the second.
-_OF_CONFIG, _OF_PYTHON = "experiment", "member"
+# Key that only the record of a run from a config has.
+_OF_CONFIG = "experiment"
 _OF_LOOP = "own_loop"
 # Record of the members of a user's own loop, which describes nothing.
 LOOP_RECORD: Mapping[str, Json] = {_OF_LOOP: True}
@@ -58,12 +56,13 @@ class _Field(str):
 
 @dataclasses.dataclass(frozen=True)
 class StepRecord:
-    """The record of a run whose ensemble was made in Python.
+    """The record of a run: its ensemble, its training data, and how it was trained.
 
     Two runs are the same if their first eight fields are equal, and the facts of their training
     data that both know. If the same versions traced both steps, their fingerprints must be equal
     too. The execution, the number of devices and the steps per call are not compared. They say how
-    the run was trained, so that it resumes in the same way.
+    the run was trained, so that it resumes in the same way. The record of a run from a config has
+    the config beside these fields, in plain data, among them the key `experiment`.
 
     Attributes:
         member: Name of the network, or of the user's own step.
@@ -80,19 +79,15 @@ class StepRecord:
         execution: Execution that the run was trained with; None if not chosen yet.
         num_devices: Number of devices of the mesh; None if not chosen yet.
         steps_per_call: Steps in one call of the update; None if not chosen yet.
-        num_examples: Number of training examples; None for an iterable of batches, or if an older
-            version wrote the record. The other facts of the data are not known then either.
+        num_examples: Number of training examples; None for an iterable of batches. The other facts
+            of the data are not known then either.
         num_groups: Number of groups of the training examples.
         validation: Share of the examples that `fit` held out; None if it held out none.
         examples: Hash of the training examples; None if they change each time they are read.
-        leaves: Hash of the names, types and shapes of the state's leaves; None if an older version
-            wrote the record.
+        leaves: Hash of the names, types and shapes of the state's leaves; None if not known.
         class_names: Names of the classes in the order of their numbers; None if they have none.
-        key_rule: Version of the rules in `dist_ens.randomness`; None if an older version wrote the
-            record.
-
-    Raises:
-        UserError: If a number is out of its range, or the ids are not as many as the members.
+        key_rule: Version of the rules in `dist_ens.randomness`.
+        config: Config of the run and what belongs to it, by key; empty for a run made in Python.
     """
 
     member: str
@@ -115,26 +110,14 @@ class StepRecord:
     leaves: str | None = None
     class_names: tuple[str, ...] | None = None
     key_rule: int | None = None
-
-    def __post_init__(self) -> None:
-        whole_number("num_members", self.num_members, least=1)
-        for member_id in self.member_ids:
-            whole_number("member_ids", member_id, least=0)
-        if len(self.member_ids) != self.num_members:
-            raise UserError(
-                f"member_ids has {len(self.member_ids)} ids for num_members={self.num_members}. "
-                "Give each member one id."
-            )
-        if self.execution is not None:
-            Execution.parse(self.execution)
-        for name in ("num_devices", "steps_per_call", "num_examples", "num_groups"):
-            if getattr(self, name) is not None:
-                whole_number(name, getattr(self, name), least=1)
+    config: Mapping[str, Json] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> JsonDict:
         """Returns the fields by name, in types that JSON can hold."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            **fields.pop("config"),
+            **fields,
             "methods": list(self.methods),
             "member_ids": list(self.member_ids),
             "class_names": self.class_names and list(self.class_names),
@@ -146,7 +129,7 @@ class StepRecord:
         """Returns the record that `to_dict` wrote, also after a round trip through JSON.
 
         Args:
-            values: Fields by name. The type and the range of each is checked.
+            values: Fields by name. The type of each is checked.
 
         Raises:
             UserError: If it is the record of a user's own loop.
@@ -157,14 +140,38 @@ class StepRecord:
                 "These members were saved by a loop of your own, and not by fit. Read them with "
                 "Checkpoints(folder).restore(layout, like)."
             )
+        names = {field.name for field in dataclasses.fields(cls)}
+        beside = {n: v for n, v in values.items() if n not in names and _OF_CONFIG in values}
         try:
-            return cls(**fields_from_record(cls, values))
+            own = {name: value for name, value in values.items() if name not in beside}
+            return cls(**fields_from_record(cls, own), config=beside)
         except UserError as error:
             raise RunError(
                 f"The record of a run cannot be read: {error} It is damaged, or another version of "
                 "dist_ens wrote it. Read it with that version, or choose another folder.",
                 exit_code=ExitCode.DAMAGED,
             ) from error
+
+    def chosen(self, execution: str | None, num_devices: int, steps_per_call: int) -> Self:
+        """Returns the record with what was chosen when the run began.
+
+        Args:
+            execution: Execution that was chosen; None if no step was left to train.
+            num_devices: Number of devices of the mesh.
+            steps_per_call: Number of steps in one call of the update.
+        """
+        return dataclasses.replace(
+            self, execution=execution, num_devices=num_devices, steps_per_call=steps_per_call
+        )
+
+    def with_members(self, member_ids: Sequence[int]) -> Self:
+        """Returns the record of a run with other members.
+
+        Args:
+            member_ids: Ids of the members.
+        """
+        ids = tuple(member_ids)
+        return dataclasses.replace(self, num_members=len(ids), member_ids=ids, leaves=None)
 
     def batch_shapes(self) -> Shapes:
         """Returns shapes and types of the global batch, as `batch` describes them.
@@ -248,9 +255,6 @@ def check_resumes(
 ) -> list[str]:
     """Checks that a run may resume the one that a folder holds.
 
-    Two records of runs from configs are not compared here. The fields of their configs are compared
-    elsewhere.
-
     Args:
         record: Record of the run that is about to train.
         saved_record: Record in the folder's newest checkpoint.
@@ -282,8 +286,6 @@ def check_resumes(
             f"{quoted(folder)} holds a run of another version of dist_ens, whose members draw "
             "other random numbers. Resume it with that version, or choose another folder."
         )
-    if _OF_CONFIG in record:
-        return []
     here, there = StepRecord.from_dict(record), StepRecord.from_dict(saved_record)
     different = here.differences(there)
     if different and resume != "anyway":
@@ -317,12 +319,8 @@ def _way_out(here: StepRecord, there: StepRecord) -> str:
 
 
 def seed_of(record: Mapping[str, Json]) -> int | None:
-    """Returns the seed of a run; None if its record has none.
-
-    Args:
-        record: Record of a run from a config, or of one made in Python.
-    """
-    return record.get(_OF_CONFIG, record).get("seed")
+    """Returns the seed of a run; None if its record has none, as that of a user's own loop."""
+    return record.get("seed")
 
 
 def require_config_record(saved_record: Mapping[str, Json], folder: str | os.PathLike[str]) -> None:
@@ -332,10 +330,10 @@ def require_config_record(saved_record: Mapping[str, Json], folder: str | os.Pat
         saved_record: Record in the folder's newest checkpoint.
         folder: Folder of the run.
     """
-    if _OF_PYTHON in saved_record:
+    if _OF_CONFIG not in saved_record and _OF_LOOP not in saved_record:
         raise UserError(
             f"{quoted(folder)} holds a run that was started in Python, of the member "
-            f"{_short(saved_record[_OF_PYTHON])}. Resume it in Python with "
+            f"{_short(saved_record.get('member'))}. Resume it in Python with "
             f"fit(…, checkpoints=Checkpoints({str(folder)!r})), or choose another --workdir for "
             "this run."
         )

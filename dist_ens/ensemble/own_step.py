@@ -107,15 +107,15 @@ def loss_of_scoring(
     replaces it.
     """
     if eval_loss is None:
-        if objective is not None and not has_apply:
-            raise UserError(
-                f"The objective {objective.name} scores the outputs of apply, and the ensemble has "
-                "none. Give from_step a function apply(state, inputs) -> outputs, or use eval_loss."
-            )
         if objective is not None and objective.standardize:
             raise UserError(
                 f"{objective.name}(standardize=True) needs labels that fit standardises, and a "
                 "step of your own sees them as they are. Leave standardize out."
+            )
+        if objective is not None and not has_apply:
+            raise UserError(
+                f"The objective {objective.name} scores the outputs of apply, and the ensemble has "
+                "none. Give from_step a function apply(state, inputs) -> outputs, or use eval_loss."
             )
         return objective
     if objective is not None:

@@ -25,12 +25,6 @@ def calibrated_scores(
 ) -> JsonDict:
     """Scores the pooled prediction after a map of probabilities or variances.
 
-    Args:
-        calibration: Calibration with a map.
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        test: Test split.
-
     Returns:
         `method`, `parameters`, `warnings` (sentences about parameters that the validation split
         does not determine), `test` and, unless there are too many rows, `test_interval`. Also
@@ -70,13 +64,6 @@ def conformal_scores(
     rule: ConformalRule, level: float, evaluator: Evaluator, state: State, test: Split
 ) -> JsonDict:
     """Scores conformal sets or intervals of the pooled prediction.
-
-    Args:
-        rule: Conformal rule.
-        level: Coverage of the sets or intervals, in (0, 1).
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        test: Test split.
 
     Returns:
         `method`, `level`, `coverage`, and `mean_set_size` or, in the targets' own unit,

@@ -39,13 +39,7 @@ class Predictor:
 
     @classmethod
     def of(cls, ensemble: Ensemble, state: State, left_out: tuple[int, ...] = ()) -> Self:
-        """Returns the predictor of an ensemble; every host must call this.
-
-        Args:
-            ensemble: Ensemble with an objective.
-            state: State of the ensemble.
-            left_out: Positions of members that are not pooled.
-        """
+        """Returns the predictor of an ensemble without some positions; all hosts must call this."""
         objective = objective_of(ensemble)
         steps, ids = to_host((state.step, state.member_id))
         return cls(
@@ -91,19 +85,11 @@ class Calibration:
     level: float = 0.9
 
     def at(self, level: float) -> Self:
-        """Returns this calibration with sets or intervals of another coverage.
-
-        Args:
-            level: Requested coverage, in (0, 1).
-        """
+        """Returns this calibration with sets or intervals of another coverage, in (0, 1)."""
         return dataclasses.replace(self, level=level)
 
     def require_of(self, predictor: Predictor) -> None:
-        """Checks that this calibration was fitted for a predictor.
-
-        Raises:
-            UserError: If the two differ.
-        """
+        """Raises a `UserError` unless this calibration was fitted for a predictor."""
         fitted, predicting = vars(self.predictor), vars(predictor)
         different = [
             f"{name} {value!r} in place of {predicting[name]!r}"
@@ -119,14 +105,7 @@ class Calibration:
     def applied(
         self, prediction: Prediction, ensemble: Ensemble, state: State, inputs: Inputs
     ) -> Prediction:
-        """Returns the calibrated prediction, with its sets or intervals, on the host.
-
-        Args:
-            prediction: Prediction of the ensemble before any calibration.
-            ensemble: Ensemble that predicts.
-            state: State of the ensemble.
-            inputs: Inputs of the examples, leaves [batch, ...].
-        """
+        """Returns the calibrated prediction of an ensemble, with its sets or intervals."""
         self.require_of(Predictor.of(ensemble, state))
         distribution = objective_of(ensemble).distribution
         prediction = jax.tree.map(

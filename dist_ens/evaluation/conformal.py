@@ -4,8 +4,9 @@ The guarantee holds for any model if the calibration examples and the examples t
 exchangeable. A level is the requested coverage, such as 0.9. Calibration examples must not be
 training examples.
 
-`weights` of the scores below are the number of times that each row is drawn in each resample,
-float[draws, rows]; by default every row counts once. A score is a float, or float64[draws].
+Ends of intervals and targets are in the targets' unit, float[rows]. `weights` are the number of
+times that each row is drawn in each resample, float[draws, rows]; by default every row counts once.
+A score is a float, or float64[draws] with weights.
 """
 
 import math
@@ -49,10 +50,6 @@ def conformal_quantile(scores: np.ndarray, level: float) -> float:
 
 def quantile_rank(num_scores: int, level: float) -> int:
     """Returns the rank k of `conformal_quantile` among the calibration scores, from 1.
-
-    Args:
-        num_scores: Number of calibration scores.
-        level: Requested coverage, in (0, 1).
 
     Raises:
         UserError: If `level` is not in (0, 1), or the rank exceeds `num_scores`.
@@ -138,12 +135,7 @@ def adaptive_scores(
 def coverage_of_sets(
     sets: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
 ) -> Score:
-    """Computes the fraction of rows whose set contains the label, in [0, 1].
-
-    Args:
-        sets: Whether a class is in the set of a row; bool[rows, classes].
-        labels: Labels; int[rows], in [0, classes).
-        weights: Weights of the rows in resamples.
+    """Computes the fraction of rows whose set, bool[rows, classes], contains the label.
 
     >>> coverage_of_sets(np.array([[True, False], [True, True]]), np.array([1, 1]))
     0.5
@@ -152,11 +144,7 @@ def coverage_of_sets(
 
 
 def mean_set_size(sets: np.ndarray, weights: np.ndarray | None = None) -> Score:
-    """Computes the mean number of classes in a set, in [0, classes].
-
-    Args:
-        sets: Whether a class is in the set of a row; bool[rows, classes].
-        weights: Weights of the rows in resamples.
+    """Computes the mean number of classes in a set, bool[rows, classes].
 
     >>> mean_set_size(np.array([[True, False], [True, True]]))
     1.5
@@ -171,17 +159,14 @@ def cqr_margin(lower: np.ndarray, upper: np.ndarray, targets: np.ndarray, level:
         margin = conformal_quantile(scores, level)
 
     Args:
-        lower: Lower ends for the calibration examples, in the targets' unit; float[n].
-        upper: Upper ends for the calibration examples, in the targets' unit; float[n].
-        targets: Targets of the calibration examples; float[n].
+        lower: Lower ends for the calibration examples.
+        upper: Upper ends for the calibration examples.
+        targets: Targets of the calibration examples.
         level: Requested coverage, in (0, 1). The given intervals may have another level.
 
     Returns:
         The distance by which each end is moved outwards. It is negative if the intervals were too
         wide. A lower end can then become larger than the upper end: such an interval is empty.
-
-    Raises:
-        UserError: If `level` is not in (0, 1), or there are too few examples for it.
 
     >>> zeros = np.zeros(4)  # the intervals [0, 0] miss the targets by 3, 1, 4 and 2
     >>> cqr_margin(zeros, zeros, np.array([3.0, 1.0, 4.0, 2.0]), level=0.6)
@@ -215,12 +200,8 @@ def jackknife_plus(
             float[members, rows].
         level: Requested coverage, in (0, 1).
 
-    Returns:
-        The lower and upper ends, float64[rows] each.
-
     Raises:
-        UserError: If an example was seen by all members, `level` is out of range, or there are too
-            few examples.
+        UserError: If an example was seen by all members, or there are too few examples.
 
     >>> out_of_bag = np.array([[True, True, False], [False, True, True]])
     >>> jackknife_plus(np.array([1.0, 2.0, 3.0]), out_of_bag, np.array([[10.0], [20.0]]), 0.5)
@@ -244,19 +225,9 @@ def jackknife_plus(
 
 
 def out_of_bag_means(out_of_bag: np.ndarray, member_predictions: np.ndarray) -> np.ndarray:
-    """Computes the out-of-bag mean prediction of each training example.
+    """Computes the out-of-bag mean prediction of each training example, float64[n].
 
         mean_i = mean of member_predictions[m, i] over the members m with out_of_bag[m, i]
-
-    Args:
-        out_of_bag: Whether a member was trained without an example; bool[members, n].
-        member_predictions: Prediction of each member for each training example; float[members, n].
-
-    Returns:
-        The means, float64[n].
-
-    Raises:
-        UserError: If an example was seen by all members.
 
     >>> out_of_bag = np.array([[True, True, False], [False, True, True]])
     >>> out_of_bag_means(out_of_bag, np.array([[1.0, 2.0, 3.0], [5.0, 6.0, 7.0]]))
@@ -269,13 +240,7 @@ def out_of_bag_means(out_of_bag: np.ndarray, member_predictions: np.ndarray) -> 
 def coverage_of_intervals(
     lower: np.ndarray, upper: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
 ) -> Score:
-    """Computes the fraction of rows whose interval contains the target, in [0, 1].
-
-    Args:
-        lower: Lower ends, in the targets' unit; float[rows].
-        upper: Upper ends, in the targets' unit; float[rows].
-        targets: Targets; float[rows].
-        weights: Weights of the rows in resamples.
+    """Computes the fraction of rows whose interval contains the target.
 
     >>> coverage_of_intervals(np.zeros(2), np.ones(2), np.array([1.0, 2.0]))
     0.5
@@ -285,11 +250,6 @@ def coverage_of_intervals(
 
 def mean_width(lower: np.ndarray, upper: np.ndarray, weights: np.ndarray | None = None) -> Score:
     """Computes the mean width of the intervals, where an empty interval has width 0.
-
-    Args:
-        lower: Lower ends, in the targets' unit; float[rows].
-        upper: Upper ends, in the targets' unit; float[rows].
-        weights: Weights of the rows in resamples.
 
     >>> mean_width(np.array([0.0, 2.0]), np.array([3.0, 1.0]))
     1.5

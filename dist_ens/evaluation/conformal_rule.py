@@ -50,24 +50,14 @@ class ConformalRule:
 
     @classmethod
     def of_sets(cls, method: str, probs: np.ndarray, labels: np.ndarray, u: np.ndarray) -> Self:
-        """Returns the rule of a method in `SETS`.
-
-        Args:
-            method: Name of the method.
-            probs: Probabilities of the calibration examples, float[n, classes].
-            labels: Labels, int[n], in [0, classes).
-            u: Number of each example from `uniform_of`, float[n].
-        """
+        """Returns the rule of a method in `SETS`; see `class_scores`."""
         scores = class_scores(method, probs, u)[np.arange(len(labels)), labels]
         return cls(method, {"scores": np.sort(scores)})
 
     def sets(self, probs: np.ndarray, u: np.ndarray, level: float) -> np.ndarray:
         """Returns whether a class is in the set of an example; bool[batch, classes].
 
-        Args:
-            probs: Probabilities of the ensemble before any calibration, float[batch, classes].
-            u: Number of each example from `uniform_of`, float[batch].
-            level: Requested coverage, in (0, 1).
+        `probs` are those before any calibration, and `u` is from `uniform_of`.
         """
         quantile = conformal_quantile(self.examples["scores"], level)
         return class_scores(self.method, probs, u) <= quantile + _ROUNDING
@@ -79,13 +69,9 @@ class ConformalRule:
         points: Callable[[], np.ndarray],
         level: float,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ends of `interval`, from predictions in the targets' own unit and in it.
+        """Returns the ends of `interval` in the targets' own unit, from predictions in it.
 
-        Args:
-            distribution: Predictive distribution.
-            shown: Prediction of the ensemble as `Distribution.shown` returns it.
-            points: See `interval`.
-            level: See `interval`.
+        The prediction of the ensemble is given as `Distribution.shown` returns it.
         """
         mean, std = self.mean, self.std
         own = {name: values[None] for name, values in shown.items()}

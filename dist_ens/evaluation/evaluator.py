@@ -10,6 +10,7 @@ import numpy as np
 from dist_ens import progress
 from dist_ens.data import ArraySplit, Spec, Split, evaluation_batches
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.errors import BrokenMembersError, UserError, counted
 from dist_ens.evaluation.label_checks import (
     check_classes,
@@ -48,8 +49,8 @@ class Evaluator:
         left_out: Positions of members whose predictions are not pooled.
 
     Raises:
-        UserError: If no member remains, members are left out of several groups, or two metrics have
-            the same name.
+        UserError: If groups have different numbers of members, no member remains, members are left
+            out of several groups, or two metrics have the same name.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Evaluator:
         self._spec = spec
         self.own_metrics = tuple(metrics)
         self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
+        check_ids_of_groups(ensemble.ids.tolist(), self._num_groups)
         if left_out and (self._num_groups > 1 or len(left_out) >= ensemble.num_members):
             raise UserError(
                 f"{len(left_out)} of {counted(ensemble.num_members, 'member')}, in "
@@ -224,9 +226,7 @@ class Evaluator:
     def outputs_shape(self, state: State, inputs: Shapes) -> Shapes:
         """Returns the shape and type of the outputs of all members, from those of state and inputs.
 
-        Args:
-            state: State of the ensemble; for an ensemble in waves, that of one wave.
-            inputs: Inputs of a batch.
+        For an ensemble in waves, the state is that of one wave.
         """
         of_wave = self.ensemble if self.ensemble.waves == 1 else self.ensemble.of_wave
         found = jax.eval_shape(of_wave.outputs, state, inputs)
@@ -264,14 +264,9 @@ class Evaluator:
     def pooled_predictions(self, state: State, split: Split) -> dict[str, np.ndarray]:
         """Returns the summaries of the ensemble's predictions of a split.
 
-        Args:
-            state: State of the ensemble.
-            split: Examples; see `evaluate`.
-
-        Returns:
-            Leaves float32[groups, examples, ...]. They are `log_probs`, in nats, for classes. For
-            real targets they are `mean` and `variance`, or `quantiles`, in the unit in which the
-            source has the targets.
+        The leaves float32[groups, examples, ...] are `log_probs`, in nats, for classes. For real
+        targets they are `mean` and `variance`, or `quantiles`, in the unit in which the source has
+        the targets.
 
         Raises:
             BrokenMembersError: If predictions of pooled members are NaN.

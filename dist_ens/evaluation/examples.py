@@ -91,14 +91,7 @@ def examples_of(
 
 
 def arrays_of(data: Data) -> PyTree:
-    """Returns a pytree of arrays [examples, ...]: the data itself, or its batches joined.
-
-    Args:
-        data: A pytree of arrays (a dict, a tuple or an array), or a finite iterable of batches.
-
-    Raises:
-        UserError: If the data has another type, or has no batches.
-    """
+    """Returns a pytree of arrays [examples, ...]: the data itself, or its batches joined."""
     if _is_tree(data):
         refuse_lists(data, "the data")
         return data

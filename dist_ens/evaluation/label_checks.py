@@ -43,11 +43,6 @@ def check_inputs(objective: Objective | None, data: Data, name: str = "The data"
 
     A loss function, without an objective, may take inputs that are missing. Batches are not read: a
     policy for failed updates may skip those with NaN.
-
-    Args:
-        objective: Objective that reads the data; None for a loss function.
-        data: Data, of any kind.
-        name: Name of the data in error messages.
     """
     if objective is not None and isinstance(data, Mapping) and objective.INPUTS in data:
         inputs = jax.tree.map(np.asarray, data[objective.INPUTS])
@@ -111,10 +106,7 @@ def check_examples(
 def check_classes(labels: np.ndarray, num_classes: int, subject: str = "The labels") -> None:
     """Raises a `UserError` if labels are neither classes nor shares of classes.
 
-    Args:
-        labels: Classes, int[...]; or shares of the classes, float[..., num_classes].
-        num_classes: Number of classes.
-        subject: Subject of the message.
+    Classes are int[...], and shares float[..., num_classes].
     """
     if labels.dtype.kind == "f" and labels.shape[1:] and labels.shape[-1] == num_classes:
         wrong = (abs(labels.sum(axis=-1) - 1) > _LARGEST_REST) | (labels < 0).any(axis=-1)
@@ -141,12 +133,7 @@ def check_finite(
     """Raises a `UserError` if real targets or shares of classes are NaN or infinite.
 
     An objective whose own loss is finite for such a label, as that of missing targets may be, takes
-    the labels.
-
-    Args:
-        objective: Objective of the labels; None for a loss function.
-        labels: Labels, [examples, ...].
-        subject: Subject of the message.
+    the labels. So does a loss function, without an objective.
     """
     if objective is None or labels.dtype.kind != "f" or np.isfinite(labels).all():
         return
@@ -165,10 +152,7 @@ def check_finite(
 def check_weights(weights: np.ndarray, batch: str | None = None) -> None:
     """Raises a `UserError` if a weight is negative or not finite, or all of a data set are 0.
 
-    Args:
-        weights: Weights of the rows, float[rows].
-        batch: Name of the batch of the rows, whose weights may all be 0. Default: the rows are a
-            whole data set.
+    The weights of a batch, which is given by its name, may all be 0.
     """
     wrong = ~np.isfinite(weights) | (weights < 0)
     if wrong.any():

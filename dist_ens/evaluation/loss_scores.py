@@ -41,12 +41,8 @@ _Values = Mapping[str, jax.Array | Ratio]
 def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int) -> Scores:
     """Returns the loss and the auxiliary scalars of each member on a whole set.
 
-    Args:
-        ensemble: Ensemble whose loss is a function.
-        state: State of the ensemble.
-        split: Examples. Those of several groups follow one another, group by group. The scores of
-            `WholeBatches` are means over the batches.
-        batch_size: Number of examples at a time, for a set that does not fit in memory.
+    The scores of `WholeBatches` are means over the batches. Any other set is one batch, or parts of
+    `batch_size` examples if it does not fit in memory.
 
     Raises:
         UserError: If the set does not fit in memory and a value of the loss is not a `Ratio`, or
@@ -86,11 +82,7 @@ def loss_directions(
 ) -> dict[str, str | None]:
     """Returns the direction of each score by its name, after a check that a set can be scored.
 
-    Args:
-        ensemble: Ensemble of the members that are on the devices at once.
-        state: Shapes of its state.
-        split: Examples; see `loss_scores`.
-        batch_size: See `loss_scores`.
+    Ensemble and state are those of the members that are on the devices at once.
     """
     programs = _programs_of(ensemble)
     with explained_errors():
@@ -122,12 +114,8 @@ class _Programs:
         """Returns the program for a set, and the number of examples that it takes at a time.
 
         The set is one batch unless its program would need more than half of the free memory of a
-        device. The decision is kept, so every evaluation of the set uses the same program.
-
-        Args:
-            state: State of the members, or its shapes and shardings.
-            split: Examples of the set.
-            batch_size: Number of examples at a time, for a set that must be divided.
+        device. The decision is kept, so every evaluation of the set uses the same program. The
+        state may be given as shapes and shardings.
         """
         length = len(split) // self._num_groups
         if length <= batch_size or isinstance(split, WholeBatches):
@@ -225,9 +213,7 @@ def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
 def _require_evaluation_mode(values: Callable[..., PyTree], *args: PyTree) -> None:
     """Raises a `UserError` if a loss computes in evaluation what only training should.
 
-    Args:
-        values: Function that returns the values of the loss and its model state.
-        *args: Its arguments: parameters, model state, batch and key.
+    `values` returns the values of the loss and the model state.
     """
     jaxpr = jax.make_jaxpr(rewritten(values, {}))(*args).jaxpr
     params, model_state = (len(jax.tree.leaves(arg)) for arg in args[:2])

@@ -109,12 +109,7 @@ def detection(inside: Evaluation, outside: Evaluation) -> JsonDict:
 def histograms(inside: Evaluation, outside: Evaluation) -> JsonDict:
     """Returns the densities of the ensemble's measures in and out of distribution.
 
-    Args:
-        inside: Evaluation of a test split, of one group of members.
-        outside: Evaluation of examples of another kind.
-
-    Returns:
-        For each measure the `edges` of the bins, and the densities `in` and `out` in each bin.
+    Each measure has the `edges` of the bins, and the densities `in` and `out` in each bin.
     """
     drawn = {}
     for measure, name, _ in UNCERTAINTIES:
@@ -133,13 +128,9 @@ def histograms(inside: Evaluation, outside: Evaluation) -> JsonDict:
 def _scored(
     within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: np.ndarray
 ) -> dict[str, Score]:
-    """Returns the scores of a measure, in resamples if weights are given.
+    """Returns the scores of a measure in and out of distribution, in resamples if weights follow.
 
-    Args:
-        within: Measure of the rows in distribution.
-        beyond: Measure of the rows out of distribution.
-        sign: 1 if the measure is higher out of distribution, -1 if it is lower.
-        *drawn: Weights of the rows in and out of distribution, or nothing.
+    `sign` is 1 if the measure is higher out of distribution, -1 if it is lower.
     """
     of_in, of_out = drawn or (None, None)
     return {

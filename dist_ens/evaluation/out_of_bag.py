@@ -24,16 +24,9 @@ Part = tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray | None]
 def examples_out_of_bag(
     member_ids: np.ndarray, num_examples: int, *, seed: int, num_folds: int | None
 ) -> np.ndarray:
-    """Returns whether each member was not trained on each training example.
+    """Returns whether each member was not trained on each example, bool[members, examples].
 
-    Args:
-        member_ids: Ids of the members of one group.
-        num_examples: Number of training examples.
-        seed: Seed of the run.
-        num_folds: Number of folds. None if members were trained on bootstrap samples.
-
-    Returns:
-        bool[members, examples].
+    Without a number of folds, the members were trained on bootstrap samples.
     """
     if num_folds is not None:
         folds = kfold.fold_of_example(seed, num_examples, num_folds)

@@ -107,13 +107,8 @@ class Scores:
 def scores_of_means(member_ids: Sequence[int], means: Mapping[str, np.ndarray]) -> Scores:
     """Returns the scores of members whose loss is a function, without an objective.
 
-    Args:
-        member_ids: Ids of the members.
-        means: The loss and each auxiliary scalar of the whole set by name; float64[members].
-
-    Returns:
-        The values of each member and their mean. `ensemble` is empty, because the members' outputs
-        are not pooled.
+    `means` are the loss and each auxiliary scalar of the whole set, float64[members]. The scores of
+    the ensemble are empty, because the members' outputs are not pooled.
     """
     members = [
         {"member_id": int(member_id)}

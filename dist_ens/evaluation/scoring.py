@@ -139,14 +139,8 @@ def score_directions(
 ) -> dict[str, str | None]:
     """Returns the direction of each score by its name: "lower", "higher" or None.
 
-    Only shapes are computed. So this also checks, before training, that examples can be scored.
-
-    Args:
-        ensemble: Ensemble. Its objective determines the metrics.
-        batch: Shapes and types of a training batch.
-        examples: Examples to score.
-        metrics: Metrics in addition to those of the objective.
-        batch_size: Number of examples at a time.
+    Only shapes are computed, from those of a training batch. So this also checks, before training,
+    that examples can be scored.
 
     Raises:
         UserError: If the examples or a metric do not fit the ensemble.
@@ -206,15 +200,7 @@ def _directions(evaluator: Evaluator, state: State, split: Split) -> dict[str, s
 def evaluator_of(
     ensemble: Ensemble, state: State, examples: Examples, metrics: Sequence[Metric], batch_size: int
 ) -> tuple[Evaluator, Split]:
-    """Returns the evaluator of an ensemble with an objective, and a split with labels in its unit.
-
-    Args:
-        ensemble: Ensemble with an objective.
-        state: State of the ensemble.
-        examples: Examples to score.
-        metrics: Metrics in addition to those of the objective.
-        batch_size: Number of examples at a time.
-    """
+    """Returns the evaluator of an ensemble with an objective, and the split in its labels' unit."""
     objective: Objective = ensemble.objective  # type: ignore[assignment]
     split, spec, names = examples
     if spec is None and names:

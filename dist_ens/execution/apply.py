@@ -9,7 +9,13 @@ from jax.extend.core import Primitive
 
 from dist_ens.execution import lowerings
 from dist_ens.execution.rewrite import Rule, rewritten
-from dist_ens.execution.spec import LOWERINGS, MEMBERS, Execution, Members, register
+from dist_ens.execution.spec import (
+    LOWERINGS,
+    MEMBER_EXECUTIONS,
+    Execution,
+    MemberExecution,
+    register,
+)
 from dist_ens.layout import Layout, broadcast
 from dist_ens.types import Axes, Leaf, PyTree, Tree
 
@@ -55,7 +61,7 @@ def over_members(
             tuple of arguments.
         out_axes: Position of the members axis in each result; a tree prefix of the results.
     """
-    of_all = MEMBERS[execution.members].over_members
+    of_all = MEMBER_EXECUTIONS[execution.members].over_members
     return of_all(fn, in_axes, out_axes, execution.chunk_size)
 
 
@@ -119,8 +125,8 @@ def _placed(place: Callable[..., jax.Array], axes: Axes, *trees: Tree) -> Tree:
     return jax.tree.unflatten(jax.tree.structure(trees[0]), placed)
 
 
-register(Members("vmap", _vmap))
-register(Members("unroll", _unroll))
-register(Members("map", _map))
-register(Members("chunk", _map, takes_size=True))
-register(Members("loop", _map))  # `execution.loop` dispatches programs of one member.
+register(MemberExecution("vmap", _vmap))
+register(MemberExecution("unroll", _unroll))
+register(MemberExecution("map", _map))
+register(MemberExecution("chunk", _map, takes_size=True))
+register(MemberExecution("loop", _map))  # `execution.loop` dispatches programs of one member.

@@ -1,6 +1,6 @@
 """The language of executions: how a device runs its members, such as `vmap` or `unroll+masks`.
 
-A name is `MEMBERS[+LOWERING][+STEPS]`. A lowering is another form of a slow operation. `register`
+A name is `EXECUTION[+LOWERING][+STEPS]`. A lowering is another form of a slow operation. `register`
 adds a word of your own, in Python or in the file of a config, which can then name it.
 """
 
@@ -26,7 +26,7 @@ def _no_candidates(layout: object, traced: object, num_steps: int) -> Sequence[s
 
 
 @dataclasses.dataclass(frozen=True)
-class Members:
+class MemberExecution:
     """An execution of the members of a device: the first word of a name.
 
     Attributes:
@@ -55,7 +55,7 @@ class Lowering:
         primitive: Primitive of JAX that is replaced. A name has at most one lowering of each.
         rule: Function `rule(*arrays, columns, **params)` that returns the results. `columns` is the
             length of the data axis, and `params` are the parameters of the primitive.
-        candidates: See `Members`.
+        candidates: See `MemberExecution`.
     """
 
     name: str
@@ -64,23 +64,23 @@ class Lowering:
     candidates: Candidates = _no_candidates
 
 
-MEMBERS: dict[str, Members] = {}
+MEMBER_EXECUTIONS: dict[str, MemberExecution] = {}
 LOWERINGS: dict[str, Lowering] = {}
 
 
-def register(word: Members | Lowering) -> None:
+def register(word: MemberExecution | Lowering) -> None:
     """Adds a word to the language of executions.
 
     Args:
         word: Execution of members or lowering, which replaces another of the same name.
     """
-    known: dict[str, Any] = MEMBERS if isinstance(word, Members) else LOWERINGS
+    known: dict[str, Any] = MEMBER_EXECUTIONS if isinstance(word, MemberExecution) else LOWERINGS
     known[word.name] = word
 
 
-def registered() -> list[Members | Lowering]:
+def registered() -> list[MemberExecution | Lowering]:
     """Returns all words but those of `STEPS`, in the order in which they were added."""
-    return [*MEMBERS.values(), *LOWERINGS.values()]
+    return [*MEMBER_EXECUTIONS.values(), *LOWERINGS.values()]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class Execution:
         The words after the first may come in any order.
 
         Args:
-            text: Name of the execution, `MEMBERS[+LOWERING][+STEPS]`.
+            text: Name of the execution, `EXECUTION[+LOWERING][+STEPS]`.
 
         Raises:
             UserError: If a word is unknown, or two words are of one kind.
@@ -146,8 +146,12 @@ def _parsed_members(word: str, text: str) -> tuple[str, int | None]:
     """Returns the name and the size in the first word of an execution `text`."""
     name, colon, size = word.partition(":")
     is_sized = size.isdecimal() and int(size) > 0
-    if name not in MEMBERS or MEMBERS[name].takes_size != (bool(colon) and is_sized):
-        raise _unknown(word, text, [n + ":K" * each.takes_size for n, each in MEMBERS.items()])
+    if name not in MEMBER_EXECUTIONS or MEMBER_EXECUTIONS[name].takes_size != (
+        bool(colon) and is_sized
+    ):
+        raise _unknown(
+            word, text, [n + ":K" * each.takes_size for n, each in MEMBER_EXECUTIONS.items()]
+        )
     return name, int(size) if colon else None
 
 

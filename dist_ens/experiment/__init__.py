@@ -1,7 +1,9 @@
 """The config door: an experiment is described, built from its description, and loaded again."""
 
+from dist_ens.experiment.config_file import OwnParts
 from dist_ens.experiment.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
-from dist_ens.experiment.loaded import LoadedRun, load
+from dist_ens.experiment.loaded import load, open_finished
+from dist_ens.experiment.loaded_run import LoadedRun
 from dist_ens.experiment.named import (
     loss_options,
     make_model,
@@ -9,7 +11,6 @@ from dist_ens.experiment.named import (
     model_options,
 )
 from dist_ens.experiment.optimizers import make_optimizer, optimizer_options
-from dist_ens.experiment.own_parts import OwnParts
 from dist_ens.experiment.reading import fields_named, leaves
 from dist_ens.experiment.schema import (
     EXAMPLES,
@@ -26,7 +27,6 @@ from dist_ens.experiment.schema import (
     OptimizerConfig,
 )
 from dist_ens.experiment.sources import comes_in_memory, describe_source, open_source, open_test
-from dist_ens.experiment.workdir import Finished, open_finished, saved_run
 
 __all__ = [
     "CheckpointConfig",
@@ -35,7 +35,6 @@ __all__ = [
     "EXAMPLES",
     "EvaluationConfig",
     "Experiment",
-    "Finished",
     "LayoutConfig",
     "LoadedRun",
     "LoggingConfig",
@@ -61,5 +60,4 @@ __all__ = [
     "open_source",
     "open_test",
     "optimizer_options",
-    "saved_run",
 ]

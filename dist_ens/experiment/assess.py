@@ -11,151 +11,20 @@ import numpy as np
 from dist_ens.commands import quoted
 from dist_ens.data import Source
 from dist_ens.errors import BrokenMembersError, UserError
-from dist_ens.evaluation import Evaluation, Evaluator, Scores, curves_of, pictures_of
+from dist_ens.evaluation import Evaluation, Evaluator, curves_of, pictures_of
 from dist_ens.evaluation.ood import Unlabelled, detection, histograms
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag, held_out_scores
 from dist_ens.evaluation.scoring import without_failed
+from dist_ens.experiment.assessment import Assessment, EvaluationRequest
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.sources import open_test
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import to_host
-from dist_ens.metrics.catalogue import UNDER_SHIFT, headlines, label_of
+from dist_ens.metrics.catalogue import UNDER_SHIFT
 from dist_ens.state import State
 
 _Answer = TypeVar("_Answer")
-
-CALIBRATIONS = ("temperature", "vector", "isotonic", "variance")
-CONFORMAL = ("lac", "aps", "raps", "cqr", "cv+", "jackknife+")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationRequest:
-    """The options of an assessment.
-
-    Attributes:
-        ood: Source of out-of-distribution examples; None skips the comparison with them.
-        shift: Whether the ensemble is scored under shifts of the test split.
-        calibration: Calibration method, one of `CALIBRATIONS`; None skips calibration.
-        conformal: Conformal method, one of `CONFORMAL`; None skips conformal prediction.
-        level: Coverage of conformal predictions, in (0, 1).
-        out_of_bag: Whether training examples are scored by the members that left them out.
-        leave_out_broken: Whether members that predict NaN are left out of the ensemble.
-
-    Raises:
-        UserError: If `level` is out of range.
-    """
-
-    ood: str | None = None
-    shift: bool = False
-    calibration: str | None = None
-    conformal: str | None = None
-    level: float = 0.9
-    out_of_bag: bool = False
-    leave_out_broken: bool = False
-
-    @property
-    def asks_more(self) -> bool:
-        """Whether anything is asked beside the scores of the test split."""
-        return bool(self.ood or self.shift or self.calibration or self.conformal or self.out_of_bag)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.level < 1:
-            raise UserError(f"The level of coverage is {self.level}, outside (0, 1). Try 0.9.")
-
-
-@dataclasses.dataclass(frozen=True)
-class Assessment:
-    """The results of an assessment.
-
-    Attributes:
-        scores: Scores of the test split, with intervals.
-        extras: Results of the options, by their names in the JSON file.
-        curves: Data of the curves in the report.
-        pictures: Inputs of the examples that the report shows; empty unless inputs are pictures.
-        broken: Ids of the members that predict NaN.
-        answers: Answers that the run keeps, by question, such as `calibration=temperature`. They
-            hold what the report and calibrated predictions need.
-    """
-
-    scores: Scores
-    extras: JsonDict
-    curves: JsonDict
-    pictures: Sequence[np.ndarray]
-    broken: Sequence[int] = ()
-    answers: JsonDict = dataclasses.field(default_factory=dict)
-
-    def scores_to_dict(self) -> JsonDict:
-        """Returns the scores of the test split as plain data that JSON can hold."""
-        return {
-            "groups": len(self.scores.groups),
-            **self.scores.to_dict(),
-            "mean_member": self.scores.mean_member,
-            "broken_members": list(self.broken),
-            "left_out_members": list(self.scores.left_out),
-        }
-
-    def to_dict(self) -> JsonDict:
-        """Returns the scores and the results of the options as plain data that JSON can hold."""
-        return {**self.scores_to_dict(), **self.extras}
-
-    def sentences(self) -> list[str]:
-        """Returns the results as sentences, without the scores."""
-        told = []
-        if self.broken:
-            told.append(
-                told_of_broken(
-                    self.broken,
-                    left_out={*self.broken} <= {*self.scores.left_out},
-                    num_members=len(self.scores.members),
-                    num_groups=len(self.scores.groups),
-                )
-            )
-        if self.scores.intervals is None:
-            told.append("The test split has too many rows to be resampled: there are no intervals.")
-        if "ood" in self.extras:
-            best = {
-                name: measures["auroc"] for name, measures in self.extras["ood"]["ensemble"].items()
-            }
-            listed = ", ".join(f"{name} {auroc:.4f}" for name, auroc in best.items())
-            told.append(f"AUROC of the ensemble, out against in distribution: {listed}.")
-        for shift, strengths in self.extras.get("shift", {}).items():
-            for metric in headlines(strengths[0]["test"])[:1]:
-                listed = ", ".join(
-                    f"{at['test'][metric.name]:.4f} at {at['strength']:g}" for at in strengths
-                )
-                told.append(f"Under {label_of(shift)} the ensemble's {metric.name} is {listed}.")
-        if "calibrated" in self.extras:
-            after, before = self.extras["calibrated"], self.scores.ensemble
-            told += [
-                f"After {after['method']} calibration the ensemble's {metric.label} is "
-                f"{after['test'][metric.name]:.4f} ({before[metric.name]:.4f} before)."
-                for metric in headlines(after["test"])
-                if metric.unit == "nats"
-            ]
-            told += after["warnings"]
-        if "conformal" in self.extras:
-            found = self.extras["conformal"]
-            size = (
-                f"sets of {found['mean_set_size']:.3g} classes"
-                if "mean_set_size" in found
-                else f"intervals of width {found['mean_width']:.4g}"
-            )
-            told.append(
-                f"Conformal {found['method']} at {found['level']:g}: {size} on average, which hold "
-                f"{found['coverage']:.4f} of the test split."
-            )
-        if "out_of_bag" in self.extras:
-            found = self.extras["out_of_bag"]
-            scored = ", ".join(
-                f"{metric.name} {found['scores'][metric.name]:.4f}"
-                for metric in headlines(found["scores"])[:2]
-            )
-            told.append(
-                f"Training examples scored by members that left them out: {scored} "
-                f"({found['not_scored']:,} examples no member left out)."
-            )
-        return told
 
 
 def assess(
@@ -236,32 +105,27 @@ def _answers(
     questions: EvaluationRequest,
     evaluation: Evaluation | None,
 ) -> Assessment:
-    """Returns the results of `assess` for an evaluator, which may leave some members out.
-
-    The arguments are those of `assess`.
-    """
+    """Returns the results of `assess` for an evaluator, which may leave some members out."""
     if evaluation is None:
         evaluation = evaluator.evaluate(state, source.test, by_size=True)
     if questions.leave_out_broken:
         evaluation.require_sound()
-    curves = curves_of(evaluation)
-    extras: JsonDict = {}
-    answers: JsonDict = {}
-    if questions.ood is not None:
-        outside = evaluator.evaluate(state, _other_kind(run, questions.ood))
-        extras |= detection(evaluation, outside)
-        name = pathlib.PurePath(questions.ood).name
-        curve = {"name": name, **histograms(evaluation, outside)}
-        answers[f"ood={questions.ood}"] = {"curve": curve, "scores": extras["ood"]["ensemble"]}
-    if questions.shift:
-        extras["shift"] = _under_shift(evaluator, state, source, run)
-        answers["shift"] = {"curve": _over_strength(extras["shift"])}
-    scores = evaluation.scores(intervals=True)
+    curves, scores = curves_of(evaluation), evaluation.scores(intervals=True)
     before: JsonDict = {"test": scores.ensemble}
     if scores.intervals is not None:
         before["test_interval"] = scores.intervals["ensemble"]
     if "reliability" in curves:
         before["reliability"] = curves["reliability"]["ensemble"]
+    extras: JsonDict = {}
+    answers: JsonDict = {}
+    if (ood := questions.ood) is not None:
+        outside = evaluator.evaluate(state, _other_kind(run, ood))
+        extras |= detection(evaluation, outside)
+        curve = {"name": pathlib.PurePath(ood).name, **histograms(evaluation, outside)}
+        answers[f"ood={ood}"] = {"curve": curve, "scores": extras["ood"]["ensemble"]}
+    if questions.shift:
+        extras["shift"] = _under_shift(evaluator, state, source, run)
+        answers["shift"] = {"curve": _over_strength(extras["shift"])}
     for name, question, answer in _calibrations(run, evaluator, state, source, questions):
         made = answer.pop("calibration")
         extras[name] = answer
@@ -270,14 +134,8 @@ def _answers(
         out_of_bag = out_of_bag_of(run, evaluator, state)
         extras["out_of_bag"] = held_out_scores(evaluator, state, source.train, out_of_bag)
         answers["out_of_bag"] = {**extras["out_of_bag"], "before": before}
-    return Assessment(
-        scores,
-        extras,
-        curves,
-        pictures_of(evaluation, source.test, curves),
-        evaluation.broken_members,
-        answers,
-    )
+    pictures = pictures_of(evaluation, source.test, curves)
+    return Assessment(scores, extras, curves, pictures, evaluation.broken_members, answers)
 
 
 def _calibrations(
@@ -287,13 +145,10 @@ def _calibrations(
     source: Source,
     questions: EvaluationRequest,
 ) -> Iterator[tuple[str, str, JsonDict]]:
-    """Fits calibrations, and yields the scores of the predictions that they change.
+    """Fits calibrations.
 
     Yields:
         Name of the scores in the JSON file, the question, and the scores with the `calibration`.
-
-    Raises:
-        UserError: If there is no validation split, or a method does not fit the run.
     """
     if questions.calibration is None and questions.conformal is None:
         return
@@ -336,28 +191,6 @@ def _over_strength(shifts: Mapping[str, Sequence[JsonDict]]) -> JsonDict:
     }
 
 
-def told_of_broken(
-    broken: Sequence[int], *, left_out: bool, num_members: int, num_groups: int = 1
-) -> str:
-    """Returns a sentence about members that predict NaN, and what to do.
-
-    Args:
-        broken: Ids of the members that predict NaN.
-        left_out: Whether they were left out of the ensemble.
-        num_members: Number of members of the run.
-        num_groups: Number of groups of members.
-    """
-    told = f"Members {list(broken)} predict NaN"
-    if left_out:
-        return f"{told}; they were left out of the ensemble."
-    train_again = "Train again with a lower --config.optimizer.learning_rate."
-    if len(broken) == num_members:
-        return f"{told}: that is all of them. {train_again}"
-    if num_groups > 1:
-        return f"{told}, so the ensemble of their group does too. {train_again}"
-    return f"{told}, so the ensemble does too. Pass --leave_out_broken to average the others."
-
-
 def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
     """Returns a mask of the out-of-bag examples of each member.
 
@@ -374,13 +207,13 @@ def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
             pooled by `probs`. Also if a network with batch statistics was trained on bootstrap
             samples.
     """
-    examples, pooling = run.experiment.data.examples, evaluator.distribution.pooling
-    if examples not in ("bootstrap", "kfold"):
+    data, pooling = run.experiment.data, evaluator.distribution.pooling
+    if data.examples not in ("bootstrap", "kfold") or run.spec.num_groups > 1:
         raise UserError(
-            f"No member leaves out an example with data.examples={examples!r}. Train with "
-            "--config.data.examples=bootstrap or kfold."
+            f"No member leaves out an example with data.examples={data.examples!r}. Train one "
+            "group of members with --config.data.examples=bootstrap or kfold."
         )
-    if examples == "bootstrap" and jax.tree.leaves(state.model_state):
+    if data.examples == "bootstrap" and jax.tree.leaves(state.model_state):
         raise UserError(
             "The network has batch statistics, and with data.examples='bootstrap' they include "
             "examples that a member leaves out. Train with --config.data.examples=kfold."
@@ -390,43 +223,24 @@ def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
             f"Members are pooled as {pooling!r}, and out-of-bag predictions as 'probs'. Add "
             "--pooling=probs."
         )
-    if run.spec.num_groups > 1:
-        raise UserError(
-            f"The run has {run.spec.num_groups} groups of members, and out-of-bag predictions are "
-            "those of one group. Train on a table with one split: one row in its train_idx and "
-            "test_idx."
-        )
     out_of_bag = examples_out_of_bag(
         to_host(state.member_id),
         run.num_train_examples,
         seed=run.experiment.seed,
-        num_folds=run.experiment.data.num_folds,
+        num_folds=data.num_folds,
     )
     out_of_bag[list(evaluator.left_out)] = False
     return out_of_bag
 
 
 def _other_kind(run: Run, name: str) -> Unlabelled:
-    """Returns the test split of a source as out-of-distribution examples.
-
-    Args:
-        run: Record of the run.
-        name: Name of the source.
-
-    Raises:
-        UserError: If the run's data is a table, a text or has several groups, or the examples have
-            another shape.
-    """
+    """Returns the test split of a source, by its name, as out-of-distribution examples."""
     spec, where = run.spec, f"--ood={quoted(name)}"
-    if spec.standardization or spec.label_shape:
+    if spec.standardization or spec.label_shape or spec.num_groups > 1:
         raise UserError(
             f"{where} cannot be compared with {spec}: a table's columns have units of their own, "
-            "and a text's characters numbers of their own. Leave --ood out."
-        )
-    if spec.num_groups > 1:
-        raise UserError(
-            f"{where} was given for {spec.num_groups} groups of members, and out-of-distribution "
-            "scores are those of one ensemble. Train on a source of one group."
+            "a text's characters numbers of their own, and groups of members tests of their own. "
+            "Leave --ood out."
         )
     config = dataclasses.replace(run.experiment.data, source=name, num_classes=None, validation=0.0)
     other = Unlabelled(open_test(config), spec, where)
@@ -437,12 +251,7 @@ def _other_kind(run: Run, name: str) -> Unlabelled:
 def _under_shift(
     evaluator: Evaluator, state: State, source: Source, run: Run
 ) -> dict[str, list[JsonDict]]:
-    """Returns the scores under each shift, in the order of its strengths.
-
-    Raises:
-        UserError: If the inputs cannot be shifted.
-        BrokenMembersError: If members predict NaN.
-    """
+    """Returns the scores under each shift, in the order of its strengths."""
     # It imports scipy.ndimage, which few runs need.
     from dist_ens.evaluation.shift import shifted_splits
 

@@ -15,7 +15,6 @@ from dist_ens.ensemble.programs import step_of_one
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.spec import AUTO
 from dist_ens.execution.timing import Way, step_ms_of_turns
-from dist_ens.experiment.checks import check_training
 from dist_ens.experiment.record import Run
 from dist_ens.feed import PART_OF_THE_MEMORY, ResidentFeed, put_whole
 from dist_ens.json_text import JsonDict
@@ -303,7 +302,7 @@ def bench(
         UserError: If the network does not fit the data, or the members do not fit in memory.
     """
     experiment, order, ensemble = run.experiment, run.order, make_ensemble(layout)
-    check_training(run, ensemble)
+
     ours = Updates(
         ensemble,
         source,

@@ -1,23 +1,26 @@
-"""Building of a run from its record: the ensemble, the data and the evaluation."""
+"""Building of a run from its record: the ensemble, the data and the evaluator."""
 
 import dataclasses
-from collections.abc import Mapping
+import pathlib
+from typing import Any
 
 import numpy as np
 
 from dist_ens import cluster
-from dist_ens.data import Source, check_source
+from dist_ens.checkpoint import StepRecord, listed
+from dist_ens.commands import quoted
+from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 from dist_ens.errors import UserError
-from dist_ens.evaluation import Evaluation, Evaluator, Scores
+from dist_ens.evaluation import Evaluator
 from dist_ens.evaluation.examples import Examples
-from dist_ens.evaluation.scoring import score, score_directions
-from dist_ens.experiment.checks import check_room, check_training, require_draws
+from dist_ens.experiment.checks import (
+    check_fields_without_effect,
+)
+from dist_ens.experiment.config_file import NOTHING, OwnParts
 from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.named import make_methods, make_model, make_objective
 from dist_ens.experiment.optimizers import make_optimizer
-from dist_ens.experiment.own_parts import OwnParts
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.sources import open_source
 from dist_ens.layout import Layout
@@ -25,39 +28,51 @@ from dist_ens.losses import Objective
 from dist_ens.members import (
     Member,
     as_member,
-    check_member,
     rematerialized,
     with_compute_dtype,
     with_normalized_inputs,
 )
 from dist_ens.methods import Method, bootstrap
-from dist_ens.randomness import KEY_RULE
-from dist_ens.state import State
-from dist_ens.training import EvalData, OrderedSplit
-from dist_ens.types import Batch
-
-NOTHING = OwnParts()
+from dist_ens.training.held_out import eval_data_of
+from dist_ens.training.run_record import record_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A run with all of its parts, made and checked.
+    """A run with its data and its ensemble.
 
     Attributes:
         run: Record of the run.
         source: Data of the run.
         ensemble: Ensemble to train.
-        data: Training examples in their order.
-        eval_data: Test split, with the function that scores it.
         parts: Parts of the run that its experiment does not name.
     """
 
     run: Run
     source: Source
     ensemble: Ensemble
-    data: OrderedSplit
-    eval_data: EvalData
     parts: OwnParts
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `fit` beside the ensemble, the callbacks and the checkpoints, by name."""
+        experiment, evaluation = self.run.experiment, self.run.experiment.evaluation
+        return dict(
+            data=self.source,
+            steps=experiment.steps,
+            epochs=experiment.epochs,
+            batch_size=experiment.data.global_batch_size,
+            order=self.run.order_rule,
+            eval_data=eval_data_of(
+                Examples(self.source.test, self.run.spec),
+                None,
+                self.parts.metrics,
+                batch_size=evaluation.global_batch_size,
+            ),
+            eval_every="epoch" if evaluation.every_epoch else evaluation.every_steps,
+            steps_per_call=experiment.steps_per_call,
+            log_every=experiment.logging.every_steps,
+        )
 
 
 def build(
@@ -67,7 +82,7 @@ def build(
     member_file: str | None = None,
     source: Source | None = None,
 ) -> Built:
-    """Makes and checks every part of a run, before anything is written.
+    """Makes the parts of a run, before anything is written.
 
     Args:
         experiment: Description of the run.
@@ -79,31 +94,14 @@ def build(
         UserError: If a part cannot be made, or parts do not fit each other.
     """
     source = open_source(experiment.data) if source is None else source
-    check_source(source, any_parts=not parts.has_objective)
-    if not parts.has_objective and parts.metrics:
-        raise UserError(
-            f"The metric {parts.metrics[0].name!r} is computed from a predictive distribution, and "
-            "the loss of this run is a function. Give an objective (make_objective in the config "
-            "file), or return the metric from the loss as an auxiliary scalar."
-        )
-    if experiment.data.validation and source.valid is None:
-        raise UserError(
-            f"data.validation={experiment.data.validation} holds examples out of the source that "
-            "the config names, and the source that was given has no validation split. Give "
-            "source.with_validation(share)."
-        )
-    count = source.num_train_examples
-    run = Run(experiment, source.spec, count, member_file, key_rule=KEY_RULE)
+    member_file = member_file if parts.names or parts.metrics else None
+    run = Run(experiment, source.spec, source.num_train_examples, member_file)
     rows = experiment.layout.ensemble_axis
     devices = cluster.devices_for(run.num_members, rows)
     layout = Layout.make(run.num_members, ensemble_axis=rows, devices=devices)
     layout.check_batch_size("data.global_batch_size", experiment.data.global_batch_size)
     ensemble = build_ensemble(run, layout, parts, source)
-    data = OrderedSplit(source.train, run.order, experiment.seed)
-    check_training(run, ensemble)
-    check_room(ensemble, data.batch)
-    run = identified(run, ensemble, parts, source, data.batch)
-    return Built(run, source, ensemble, data, eval_data_of(run, source, parts), parts)
+    return Built(identified(run, ensemble, parts, source), source, ensemble, parts)
 
 
 def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
@@ -114,20 +112,11 @@ def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
         parts: Parts that were given.
 
     Raises:
-        UserError: If the labels do not fit the objective, it does not support the pooling, or it
-            standardises the labels itself.
+        UserError: If the labels do not fit the objective, or it does not support the pooling.
     """
     if not parts.has_objective:
         return None
-    objective = parts.objective
-    if objective is None:
-        objective = make_objective(run.experiment.loss, run.spec.num_classes)
-    elif getattr(objective, "standardize", False):
-        raise UserError(
-            f"make_objective returned {objective.name} with standardize=True, and a run from a "
-            "config standardises no labels. Leave standardize out, and give standardised labels: a "
-            "table, uci:FILE, has them."
-        )
+    objective = parts.objective or make_objective(run.experiment.loss, run.spec.num_classes)
     distribution = objective.distribution.with_pooling(run.experiment.evaluation.pooling)
     if distribution is objective.distribution:
         return objective
@@ -142,7 +131,7 @@ def evaluator_of_run(
     Args:
         run: Record of the run.
         ensemble: Ensemble of the run.
-        pooling: Pooling of the members' predictions, one of `config.POOLINGS`. Default: that of the
+        pooling: Pooling of the members' predictions, one of `POOLINGS`. Default: that of the
             experiment.
         parts: Parts that were given.
 
@@ -161,46 +150,14 @@ def evaluator_of_run(
     return Evaluator(ensemble, batch_size, run.spec, distribution, tuple(parts.metrics))
 
 
-def eval_data_of(run: Run, source: Source, parts: OwnParts) -> EvalData:
-    """Returns the test split of a run, with the function that scores it during and after training.
-
-    Args:
-        run: Record of the run.
-        source: Data of the run.
-        parts: Parts that were given.
-    """
-    examples = Examples(source.test, run.spec)
-
-    def evaluate(
-        ensemble: Ensemble, state: State, is_last: bool
-    ) -> tuple[Scores, Evaluation | None]:
-        return score(
-            ensemble,
-            state,
-            examples,
-            metrics=tuple(parts.metrics),
-            batch_size=run.experiment.evaluation.global_batch_size,
-            intervals=is_last,
-            by_size=is_last,
-        )
-
-    def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
-        return score_directions(
-            ensemble,
-            batch,
-            examples,
-            metrics=tuple(parts.metrics),
-            batch_size=run.experiment.evaluation.global_batch_size,
-        )
-
-    return EvalData("test", evaluate, check, source.test)
-
-
-def methods_of(run: Run, source: Source | None = None) -> tuple[Method, ...]:
+def methods_of(
+    run: Run, parts: OwnParts = NOTHING, source: Source | None = None
+) -> tuple[Method, ...]:
     """Returns the methods of a run, from the innermost to the outermost.
 
     Args:
         run: Record of the run.
+        parts: Parts that were given.
         source: Data of the run, which is trained on. Default: the ranges of its inputs are 1.
 
     Raises:
@@ -208,20 +165,15 @@ def methods_of(run: Run, source: Source | None = None) -> tuple[Method, ...]:
     """
     spec = run.spec
     ones = np.ones((spec.num_groups, *spec.input_shape), np.float32)
-    ranges = source.input_ranges if source else lambda: ones
-    methods = make_methods(run.experiment.loss, spec, ranges)
-    if run.experiment.data.examples == "bootstrap":
-        methods.append(bootstrap())
-    return tuple(methods)
+    methods = make_methods(run.experiment.loss, source.input_ranges if source else lambda: ones)
+    is_bootstrap = run.experiment.data.examples == "bootstrap"
+    return (*methods, *parts.methods, *([bootstrap()] if is_bootstrap else []))
 
 
 def build_ensemble(
-    run: Run,
-    layout: Layout,
-    parts: OwnParts = NOTHING,
-    source: Source | None = None,
+    run: Run, layout: Layout, parts: OwnParts = NOTHING, source: Source | None = None
 ) -> Ensemble:
-    """Returns the ensemble of a run, checked against the data.
+    """Returns the ensemble of a run.
 
     Args:
         run: Record of the run.
@@ -230,70 +182,39 @@ def build_ensemble(
         source: Data of the run, which is trained on; see `methods_of`.
 
     Raises:
-        UserError: If the network cannot be made, or does not fit the data.
+        UserError: If a part cannot be made, or does not fit the data or the experiment.
     """
     experiment, objective = run.experiment, objective_of(run, parts)
-    methods = methods_of(run, source)
+    check_fields_without_effect(experiment, parts)
     ids = experiment.member_ids
-    # A layout for another number of members is that of a plan.
-    member_ids = ids if ids is not None and len(ids) == layout.num_members else None
+    shared: dict[str, Any] = dict(
+        num_members=layout.num_members,
+        # A layout for another number of members is that of a plan.
+        member_ids=ids if ids is not None and len(ids) == layout.num_members else None,
+        seed=experiment.seed,
+        layout=layout,
+        execution=run.execution,
+        waves=experiment.layout.waves,
+        failures=experiment.failures,
+    )
     if parts.step is not None:
-        return Ensemble.from_step(
-            **parts.step,
-            objective=objective,
-            num_members=layout.num_members,
-            member_ids=member_ids,
-            seed=experiment.seed,
-            layout=layout,
-            execution=run.execution or experiment.execution,
-            waves=experiment.layout.waves,
-            failures=experiment.failures,
-        )
+        return Ensemble.from_step(**parts.step, objective=objective, **shared)
     return Ensemble(
         _member_of(run, objective, parts),
         parts.optimizer or make_optimizer(experiment.optimizer),
         objective if parts.loss is None else parts.loss,
-        num_members=layout.num_members,
-        member_ids=member_ids,
-        seed=experiment.seed,
-        layout=layout,
-        execution=run.execution or experiment.execution,
-        methods=methods,
-        waves=experiment.layout.waves,
+        methods=methods_of(run, parts, source),
         microbatches=experiment.compute.microbatches,
         compute_dtype=experiment.compute.dtype if parts.loss is not None else None,
         num_groups=run.spec.num_groups,
         dropout_samples=experiment.evaluation.dropout_samples,
-        failures=experiment.failures,
+        **shared,
     )
 
 
 def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member:
-    """Returns the network of a run. Its inputs are those of the source.
-
-    Args:
-        run: Record of the run.
-        objective: Objective of the run; None for a loss function.
-        parts: Parts that were given.
-
-    Raises:
-        UserError: If the network cannot be made, or does not fit the data or the experiment.
-    """
-    experiment, spec, data = run.experiment, run.spec, run.experiment.data
-    for name in ("mean", "std"):
-        length = len(getattr(data, name))
-        if length not in {1, *spec.input_shape[-1:]}:
-            raise UserError(
-                f"data.{name} has {length} numbers for inputs {list(spec.input_shape)}. Give one "
-                f"number, or one for each entry of the inputs' last axis, such as --config.data."
-                f'{name}="(1.0,)".'
-            )
-    is_scaled = spec.standardization is not None and spec.standardization.has_inputs
-    if is_scaled and (data.mean, data.std) != ((0.0,), (1.0,)):
-        raise UserError(
-            f"data.mean={data.mean} and data.std={data.std} were given for a table, whose inputs "
-            "its source standardises. Leave them out."
-        )
+    """Returns the network of a run. Its inputs are those of the source."""
+    experiment, data = run.experiment, run.experiment.data
     if objective is None:
         if parts.member is None:
             raise UserError(
@@ -302,70 +223,60 @@ def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member
             )
         return as_member(parts.member)
     if parts.member is None:
-        member = make_model(experiment.model, spec.input_shape, objective.num_outputs)
+        member = make_model(experiment.model, run.spec.input_shape, objective.num_outputs)
     else:
         member = as_member(parts.member)
     member = with_compute_dtype(member, experiment.compute.dtype)
     member = with_normalized_inputs(member, data.mean, data.std)
-    if experiment.compute.rematerialize:
-        member = rematerialized(member)
-    inputs = run.batch(2)["inputs"]
-    if experiment.evaluation.dropout_samples:
-        require_draws(member, inputs)
-    check_member(member, inputs, (2, *spec.label_shape, objective.num_outputs))
-    return member
+    return rematerialized(member) if experiment.compute.rematerialize else member
 
 
-def identified(run: Run, ensemble: Ensemble, parts: OwnParts, source: Source, batch: Batch) -> Run:
-    """Returns a run with fingerprints of its data and of the parts that were given.
+def identified(run: Run, ensemble: Ensemble, parts: OwnParts, source: Source) -> Run:
+    """Returns a run with its record, the fingerprints of its data, and the names of its parts.
 
     Args:
-        run: Record of the run.
+        run: Run without them.
         ensemble: Ensemble of the run, on any layout.
         parts: Parts that were given.
         source: Data of the run.
-        batch: Shapes and types of a global batch.
     """
-    run = dataclasses.replace(run, examples=source.fingerprint)
-    names = parts.names
-    if parts.member is None and not names:
-        return run
-    return dataclasses.replace(
-        run,
-        network=ensemble.member.name if parts.member is not None else None,
-        step=_step_of(run, ensemble, batch),
-        versions=versions(),
-        parts=names or None,
+    splits = source.fingerprint
+    record = dataclasses.replace(
+        record_of_run(run, ensemble, parts),
+        num_examples=len(source.train),
+        num_groups=source.spec.num_groups,
+        class_names=source.spec.class_names,
+        examples=splits.get("train"),
     )
+    return dataclasses.replace(run, splits=splits, parts=parts.names, record=record)
 
 
-def check_network(run: Run, ensemble: Ensemble, parts: OwnParts, batch: Batch) -> None:
+def record_of_run(run: Run, ensemble: Ensemble, parts: OwnParts) -> StepRecord:
+    """Returns the record of a run's ensemble, without the facts of its data."""
+    if ensemble.own_step is None:
+        # The ranges of the inputs, which some methods hold, belong to the data.
+        ensemble = ensemble.replace(methods=methods_of(run, parts))
+    return record_of(ensemble, run.batch(run.experiment.data.global_batch_size))
+
+
+def check_parts(run: Run, ensemble: Ensemble, parts: OwnParts, folder: pathlib.Path) -> None:
     """Checks that the given parts are those that a run was trained with.
 
-    Training steps are compared only if the same versions traced both.
-
     Args:
-        run: Record of the run.
+        run: Saved run.
         ensemble: Ensemble of the run with the given parts.
         parts: Parts that were given.
-        batch: Shapes and types of a global batch.
+        folder: Folder of the run.
 
     Raises:
-        UserError: If the training step differs.
+        UserError: If a part has another name, or the training step differs, where the same versions
+            traced both.
     """
-    if run.step is None or run.versions != versions():
+    if run.record is None or not parts.names:
         return
-    if _step_of(run, ensemble, batch) != run.step:
-        given = ", ".join([ensemble.member.name, *parts.names.values()])
+    different = record_of_run(run, ensemble, parts).differences(run.record)
+    if different:
         raise UserError(
-            f"The parts that were given ({given}) compute another training step than those of this "
-            f"run ({run.network or run.experiment.model.name}). Give those that it was trained "
-            "with."
+            f"The parts that were given are not those of the run in {quoted(folder)}: "
+            f"{listed(different)}. Give those that it was trained with."
         )
-
-
-def _step_of(run: Run, ensemble: Ensemble, batch: Batch) -> str:
-    """Returns the fingerprint of a run's training step."""
-    # The ranges of the inputs belong to the data, and the policy for failures may change on resume.
-    plain = ensemble.replace(methods=methods_of(run), failures=None)
-    return fingerprint_of_step(plain, batch)

@@ -1,11 +1,12 @@
 """Files that describe a run: a config file in Python, and an experiment in JSON."""
 
+import dataclasses
 import difflib
 import pathlib
 import runpy
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
@@ -13,21 +14,82 @@ from ml_collections import ConfigDict
 from dist_ens.data import Source, Spec, check_source
 from dist_ens.errors import UserError, kind_of
 from dist_ens.experiment.experiment import Experiment
-from dist_ens.experiment.own_parts import OwnParts
-from dist_ens.experiment.part_checks import FUNCTIONS, check_part
 from dist_ens.experiment.schema import DataConfig
 from dist_ens.experiment.sources import open_source
 from dist_ens.file_reading import bytes_in
 from dist_ens.json_text import from_json
 from dist_ens.losses import Objective
 from dist_ens.members import Member, as_member
-from dist_ens.methods import LossFunction
+from dist_ens.methods import LossFunction, Method
 from dist_ens.metrics import Metric
 from dist_ens.paths import given_path, shortened
-from dist_ens.types import Callback, Optimizer, PyTree
+from dist_ens.types import Callback, Optimizer
 
 EXPERIMENT = "experiment.json"
+_PREFIX, _SOURCE = "make_", "make_source"
 _Result = TypeVar("_Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnParts:
+    """The parts that a config file makes itself, in place of those that its fields name.
+
+    Attributes:
+        member: Network of one member. None uses `model.name`.
+        objective: Objective, with a loss and a predictive distribution. None uses `loss.name`.
+        loss: Loss function, `loss(params, model_state, batch, key)`. None uses the objective.
+        step: Functions of a user's step, by their names in `Ensemble.from_step`: `init`,
+            `step`, and `apply` or `eval_loss`. None uses the network, the loss and the optimizer.
+        optimizer: Optimizer with `init` and `update`. None uses `optimizer.name`.
+        methods: Methods beside those that the config names, the innermost first. Default: none.
+        metrics: Metrics beside those of the objective. Default: none.
+        callbacks: Callbacks beside those of the command line. Default: none.
+    """
+
+    member: Member | None = None
+    objective: Objective | None = None
+    loss: LossFunction | None = None
+    step: Mapping[str, Any] | None = None
+    optimizer: Optimizer | None = None
+    methods: Sequence[Method] = ()
+    metrics: Sequence[Metric] = ()
+    callbacks: Sequence[Callback] = ()
+
+    @property
+    def has_objective(self) -> bool:
+        """Whether an objective scores the run, and not a function."""
+        return self.loss is None and "eval_loss" not in (self.step or {})
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Names of the parts that decide what a training step computes, by kind.
+
+        They belong to the record of a run. Metrics and callbacks may change when it resumes. A part
+        is named by its `name`, a function or class by its own name, and another object by its
+        class.
+
+        >>> OwnParts(loss=sum, callbacks=(print, [])).names
+        {'loss': 'sum'}
+        """
+        given: dict[str, object] = {
+            "network": self.member,
+            "objective": self.objective,
+            "loss": self.loss,
+            "optimizer": self.optimizer,
+            "step": self.step and self.step["step"],
+            **{f"method {number}": method for number, method in enumerate(self.methods, 1)},
+        }
+        return {kind: _name_of(part) for kind, part in given.items() if part is not None}
+
+
+NOTHING = OwnParts()
+FUNCTIONS = (*(_PREFIX + field.name for field in dataclasses.fields(OwnParts)), _SOURCE)
+
+
+def _name_of(part: object) -> str:
+    """Returns the name of a part, or that of its class."""
+    named = getattr(part, "name", None) or getattr(part, "__qualname__", None)
+    return named if isinstance(named, str) else type(part).__qualname__
 
 
 class ConfigFile:
@@ -42,25 +104,28 @@ class ConfigFile:
                                    the optimizer
         make_optimizer(spec)       an optimizer with `init` and `update`; not `optimizer.name`
         make_source(data_config)   the data set; not `data.source`
+        make_methods(spec)         methods beside those that the config names
         make_metrics(spec)         metrics beside those of the objective
         make_callbacks(spec)       callbacks beside those of the command line
 
     `spec` is the `dist_ens.data.Spec` of the data set, `data_config` the experiment's `DataConfig`.
-    `source` and `open_source` call `make_source`, and the other methods call the function of their
-    name. Each raises a `UserError` if the function raises an exception, or returns something else.
 
     Args:
-        path: Path of the file, which is run.
+        path: Path of the file, which is run. None for no file, which makes no parts.
 
     Attributes:
-        path: Path of the file, with `~` expanded.
+        path: Path of the file, with `~` expanded; None for no file.
 
     Raises:
         UserError: If the file is missing or raises an error, misspells one of these functions, or
             makes two parts of which one replaces the other.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str | None = None) -> None:
+        self.path: str | None = None
+        self._names: Mapping[str, Any] = {}
+        if path is None:
+            return
         file = given_path(path, "--config")
         self.path = str(file)
         if not file.is_file():
@@ -69,7 +134,7 @@ class ConfigFile:
                 "Correct the path of the config."
             )
         sys.path.insert(0, str(file.parent))  # `python FILE` does the same.
-        self._names = self._run(lambda: runpy.run_path(self.path))
+        self._names = self._run(lambda: runpy.run_path(str(file)))
         for name in self._names:
             # Nine tenths tell a slip of the finger from a helper such as make_blocks.
             near = difflib.get_close_matches(name, FUNCTIONS, n=1, cutoff=0.9)
@@ -78,16 +143,16 @@ class ConfigFile:
                     f"{self.path} defines {name}, which is none of the functions of a config file. "
                     f"Did you mean {near[0]!r}? Correct the name, or choose another one."
                 )
-        if self.defines("make_objective") and self.defines("make_loss"):
-            raise UserError(
-                f"{self.path} defines make_objective and make_loss, and a run has one loss. Remove "
-                "one of the two functions."
-            )
-        for other in ("make_member", "make_loss", "make_optimizer"):
-            if self.defines("make_step") and self.defines(other):
+        for one, other in (
+            ("make_objective", "make_loss"),
+            ("make_step", "make_member"),
+            ("make_step", "make_loss"),
+            ("make_step", "make_optimizer"),
+        ):
+            if self.defines(one) and self.defines(other):
                 raise UserError(
-                    f"{self.path} defines make_step and {other}, and a step takes the place of the "
-                    "network, the loss and the optimizer. Remove one of the two functions."
+                    f"{self.path} defines {one} and {other}, and the first takes the place of the "
+                    "second. Remove one of the two functions."
                 )
 
     def defines(self, function: str) -> bool:
@@ -116,60 +181,6 @@ class ConfigFile:
             )
         return Experiment.from_dict(config.to_dict())
 
-    def make_member(self, spec: Spec) -> Member | None:
-        """Returns the file's own network; None if it has none. It replaces `model.name`."""
-        if not self.defines("make_member"):
-            return None
-        network = self._call("make_member", spec)
-        try:
-            return self._run(lambda: as_member(network))
-        except UserError as error:
-            raise UserError(
-                f"make_member(spec) in {self.path} returned {kind_of(network)}, of which "
-                f"no member can be made. {error}"
-            ) from error
-
-    def make_objective(self, spec: Spec) -> Objective | None:
-        """Returns the file's own objective; None if it has none."""
-        return self._part("make_objective", spec)
-
-    def make_loss(self, spec: Spec) -> LossFunction | None:
-        """Returns the file's own loss function; None if it has none."""
-        return self._part("make_loss", spec)
-
-    def make_step(self, spec: Spec) -> dict[str, Callable[..., PyTree]] | None:
-        """Returns the functions of the file's own step; None if it has none."""
-        return self._part("make_step", spec)
-
-    def make_optimizer(self, spec: Spec) -> Optimizer | None:
-        """Returns the file's own optimizer; None if it has none. It replaces `optimizer.name`."""
-        return self._part("make_optimizer", spec)
-
-    def make_metrics(self, spec: Spec) -> tuple[Metric, ...]:
-        """Returns the file's own metrics; empty if it has none."""
-        return tuple(self._part("make_metrics", spec) or ())
-
-    def make_callbacks(self, spec: Spec) -> tuple[Callback, ...]:
-        """Returns the file's own callbacks; empty if it has none."""
-        return tuple(self._part("make_callbacks", spec) or ())
-
-    def source(self, data_config: DataConfig) -> Source | None:
-        """Returns the file's own data set; None if it has none.
-
-        Raises:
-            UserError: If `make_source` raises an error, or its data set does not fit its spec.
-        """
-        source = self._part("make_source", data_config)
-        if source is not None:
-            any_parts = self.defines("make_loss") or self.defines("make_step")
-            check_source(source, any_parts=any_parts)
-        return source
-
-    def open_source(self, data_config: DataConfig) -> Source:
-        """Returns the file's own data set; the one that `data.source` names if it has none."""
-        source = self.source(data_config)
-        return open_source(data_config) if source is None else source
-
     def own_parts(self, spec: Spec) -> OwnParts:
         """Returns all parts that the file makes itself, except the data set.
 
@@ -177,31 +188,44 @@ class ConfigFile:
             spec: Description of the data set.
 
         Raises:
-            UserError: If a function of the file raises an error, or returns something else.
+            UserError: If a function of the file raises an error, or returns nothing.
         """
-        return OwnParts(
-            member=self.make_member(spec),
-            objective=self.make_objective(spec),
-            loss=self.make_loss(spec),
-            step=self.make_step(spec),
-            optimizer=self.make_optimizer(spec),
-            metrics=self.make_metrics(spec),
-            callbacks=self.make_callbacks(spec),
-        )
+        functions = [name for name in FUNCTIONS if self.defines(name) and name != _SOURCE]
+        made = {name.removeprefix(_PREFIX): self._call(name, spec) for name in functions}
+        if "member" in made:
+            made["member"] = self._run(lambda: as_member(made["member"]))
+        if "objective" in made and not hasattr(made["objective"], "distribution"):
+            raise UserError(
+                f"make_objective in {self.path} returned {kind_of(made['objective'])}, not a "
+                "dist_ens.losses.Objective. Define make_loss for a loss function."
+            )
+        return OwnParts(**made)
 
-    def _part(self, function: str, argument: Spec | DataConfig) -> Any:
-        """Calls a function of the file and checks what it returns; None without the function."""
-        if not self.defines(function):
+    def source(self, data_config: DataConfig) -> Source | None:
+        """Returns the file's own data set; None if it has none.
+
+        Raises:
+            UserError: If `make_source` raises an error, or its data set does not fit its spec.
+        """
+        if not self.defines(_SOURCE):
             return None
-        part = self._call(function, argument)
-        check_part(function, part, self.path)
-        return part
+        source = self._call(_SOURCE, data_config)
+        check_source(source, any_parts=self.defines("make_loss") or self.defines("make_step"))
+        return source
+
+    def open_source(self, data_config: DataConfig) -> Source:
+        """Returns the file's own data set; the one that `data.source` names if it has none."""
+        source = self.source(data_config)
+        return open_source(data_config) if source is None else source
 
     def _call(self, function: str, *arguments: Spec | DataConfig) -> Any:
-        """Calls a function of the file by its name."""
+        """Returns the result of a function of the file; raises a `UserError` if it is None."""
         defined = self._names[function]
         code = getattr(defined, "__code__", None)
-        return self._run(lambda: defined(*arguments), code.co_firstlineno if code else "?")
+        made = self._run(lambda: defined(*arguments), code.co_firstlineno if code else "?")
+        if made is None:
+            raise UserError(f"{function} in {self.path} returned None. Return what it makes.")
+        return made
 
     def _run(self, call: Callable[[], _Result], otherwise: int | str = "?") -> _Result:
         """Runs code of the file. An exception becomes a message with the line number.
@@ -218,11 +242,9 @@ class ConfigFile:
         except UserError:
             raise
         except (Exception, SystemExit) as error:  # The file may raise anything.
-            line = getattr(error, "lineno", None)
-            frames = [
-                f for f in traceback.extract_tb(error.__traceback__) if f.filename == self.path
-            ]
-            line = line or (frames[-1].lineno if frames else otherwise)
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame.lineno for frame in frames if frame.filename == self.path]
+            line = getattr(error, "lineno", None) or (own[-1] if own else otherwise)
             raise UserError(
                 f"{self.path} raised {type(error).__name__}: {error} (line {line}). Correct the "
                 "config file."
@@ -250,17 +272,14 @@ class ExperimentFile:
         self.path = str(file)
         try:
             self._values = from_json(bytes_in(file))
+            if not isinstance(self._values, dict):
+                raise ValueError("it is not a JSON object")
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise UserError(
                 f"--experiment={shortened(path)} cannot be read: {why}. Give a file such as the "
                 f"{EXPERIMENT} in the folder of a run."
             ) from error
-        if not isinstance(self._values, dict):
-            raise UserError(
-                f"--experiment={shortened(path)} holds {kind_of(self._values)}, not a JSON object. "
-                f"Give a file such as the {EXPERIMENT} in the folder of a run."
-            )
 
     def experiment(self) -> Experiment:
         """Returns the experiment.

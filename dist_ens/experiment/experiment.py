@@ -154,19 +154,8 @@ class Experiment:
             num_groups: Number of groups of the data source.
 
         Raises:
-            UserError: If the groups would have different numbers of members, or share examples.
+            UserError: If the groups would have different numbers of members.
         """
-        data = self.data
-        if num_groups > 1 and data.examples not in ("splits", "bootstrap", "kfold"):
-            raise UserError(
-                f"data.source={data.source} has {num_groups} splits, which data.examples="
-                f"{data.examples!r} would mix. Set --config.data.examples=splits."
-            )
-        if num_groups == 1 and data.examples == "splits" and not data.source.startswith("uci:"):
-            raise UserError(
-                "data.examples='splits' needs a source with several splits, and data.source="
-                f"{data.source} has one. Try --config.data.examples=permuted, bootstrap or kfold."
-            )
         if self.num_members is None:
             return num_groups * (self.members_per_group or 1)
         if self.num_members % num_groups:

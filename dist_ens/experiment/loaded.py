@@ -1,13 +1,9 @@
-"""`load`: loading of a finished run that was started from a config or made in Python."""
+"""Loading of a finished run, from a config or made in Python."""
 
-import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
-import jax
-import numpy as np
-
+from dist_ens import cluster
 from dist_ens.checkpoint import (
     CheckpointStore,
     StepRecord,
@@ -15,182 +11,22 @@ from dist_ens.checkpoint import (
     moving_on,
     positions_of,
     read_newest,
+    require_config_record,
 )
-from dist_ens.commands import quoted
-from dist_ens.data import (
-    Source,
-    Spec,
-    Split,
-    TreeSplit,
-    convert_inputs,
-)
-from dist_ens.data.class_names import with_class_numbers
+from dist_ens.commands import option, quoted
+from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.failures import frozen_positions, saved_structures
+from dist_ens.ensemble.failures import saved_structures
 from dist_ens.errors import UserError
-from dist_ens.evaluation import Scores, evaluate
-from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
-from dist_ens.evaluation.scoring import BATCH_SIZE
-from dist_ens.experiment.answers import kept_calibration
-from dist_ens.experiment.build import NOTHING
-from dist_ens.experiment.checks import require_trained_on
-from dist_ens.experiment.own_parts import OwnParts
+from dist_ens.experiment.build import build_ensemble, check_parts
+from dist_ens.experiment.config_file import NOTHING, ConfigFile, OwnParts
+from dist_ens.experiment.loaded_run import NO_FILE, LoadedRun
 from dist_ens.experiment.record import Run
-from dist_ens.experiment.sources import open_source
-from dist_ens.experiment.workdir import open_finished
-from dist_ens.json_text import JsonDict
-from dist_ens.layout import to_host
-from dist_ens.losses import Objective, Prediction
-from dist_ens.metrics import Metric
+from dist_ens.json_text import Json
+from dist_ens.layout import Layout
 from dist_ens.paths import given_path
-from dist_ens.state import ClassNames, State, select_members
+from dist_ens.state import ClassNames
 from dist_ens.training.run_record import record_of
-from dist_ens.types import Data, Inputs
-
-if TYPE_CHECKING:
-    from dist_ens.experiment.config_file import ConfigFile
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadedRun:
-    """A run that was loaded from its folder.
-
-    Attributes:
-        ensemble: Ensemble of the run.
-        state: State of the ensemble.
-        step: Number of updates that the state has seen.
-        run: Record of a run that was started from a config; None for one made in Python.
-        parts: Parts of the run that its experiment does not name.
-        config: Config file of the run; None without one.
-        folder: Folder of the run.
-    """
-
-    ensemble: Ensemble
-    state: State
-    step: int
-    run: Run | None = None
-    parts: OwnParts = NOTHING
-    config: "ConfigFile | None" = None
-    folder: pathlib.Path = pathlib.Path()
-
-    def predict(
-        self, inputs: Inputs, *, calibrated: bool = False, conformal: float | None = None
-    ) -> Prediction:
-        """Returns the prediction of the ensemble; see `Ensemble.predict`.
-
-        Inputs and targets of a table are in the units of the table, and not standardised, and the
-        prediction is in float64 on the host. Frozen members are left out, unless all are frozen.
-
-        Args:
-            inputs: Inputs of the examples, in the form of the run's data.
-            calibrated: Whether to apply the calibration that the run keeps, which `dist-ens
-                evaluate --calibration=METHOD` fits.
-            conformal: Coverage of `sets` or `interval`, in (0, 1). They need the rule that the run
-                keeps, which `dist-ens evaluate --conformal=METHOD` fits. Default: neither.
-
-        Raises:
-            UserError: If the inputs do not fit the run, or its members belong to several groups.
-                Also if the run keeps no such calibration of this step and these members.
-        """
-        prediction = self._predict(inputs)
-        if not calibrated and conformal is None:
-            return prediction
-        objective = self.ensemble.objective
-        if self.run is None or objective is None:
-            raise UserError(
-                "This run keeps no calibration: it was made in Python, or its loss is a function. "
-                "Fit one with dist_ens.calibrate, and give it to run.ensemble.predict."
-            )
-        from dist_ens.evaluation.calibration import Predictor  # It imports scipy.optimize, slowly.
-
-        ensemble, state = self.ensemble.at(self._pooled_state())
-        calibration = kept_calibration(
-            self.folder,
-            Predictor.of(ensemble, state),
-            objective.distribution,
-            calibrated=calibrated,
-            level=conformal,
-        )
-        return calibration.applied(prediction, ensemble, state, inputs)
-
-    def _predict(self, inputs: Inputs) -> Prediction:
-        """Returns the prediction before any calibration; see `predict`."""
-        given = self.run.spec.standardization if self.run else None
-        if given is not None and len(given.target_mean) > 1:
-            raise UserError(
-                f"This run has {len(given.target_mean)} groups of members, each trained on a split "
-                "of its own, so that their predictions are not pooled. Use dist-ens predict."
-            )
-        if self.run is not None and self.ensemble.objective is not None:
-            inputs = convert_inputs(self.run.spec, np.asarray(inputs), "The argument inputs")
-        if given is None:
-            return self.ensemble.predict(self._pooled_state(), inputs)
-        prediction = self.ensemble.predict(self._pooled_state(), given.of_inputs(inputs)[0])
-        # A mean may be far larger than its deviation, which float32 would lose.
-        prediction = jax.tree.map(lambda leaf: to_host(leaf).astype(np.float64), prediction)
-        return prediction.in_unit(given.target_mean[0], given.target_std[0])
-
-    def _pooled_state(self) -> State:
-        """Returns the state of the members that a prediction pools, as an evaluation does."""
-        frozen = {*frozen_positions(self.state)}
-        pooled = [k for k in range(self.ensemble.num_members) if k not in frozen]
-        # Members of several groups are not pooled, which `Ensemble.predict` says.
-        if not frozen or not pooled or self.ensemble.num_groups > 1:
-            return self.state
-        return select_members(self.state, pooled)
-
-    def evaluate(
-        self,
-        data: Data | None = None,
-        *,
-        metrics: Sequence[Metric] | None = None,
-        batch_size: int | None = None,
-        intervals: bool = True,
-    ) -> Scores:
-        """Returns the scores on some data; see `dist_ens.evaluate`.
-
-        Args:
-            data: Data with the keys of the training data. Arrays and batches of a table are in the
-                units of the table, and a split is standardised as the run's source does it.
-                Default: the test split of the run's own data, if it was started from a config.
-            metrics: Metrics beside those of the run.
-            batch_size: Number of examples in an evaluation batch. Default: that of the run's
-                config, or 1000.
-            intervals: Whether to compute 95 % bootstrap intervals.
-
-        Raises:
-            UserError: If the data does not fit the run.
-        """
-        own: tuple[Metric, ...] = ()
-        if self.run is None:
-            if data is None:
-                raise UserError(
-                    "This run was made in Python, and knows no data. Give evaluate data."
-                )
-        else:
-            data = self._test_split(self.run) if data is None else _examples(self.run.spec, data)
-            own = tuple(self.parts.metrics)
-            if batch_size is None:
-                batch_size = self.run.experiment.evaluation.global_batch_size
-        return evaluate(
-            self.ensemble,
-            self.state,
-            data,
-            metrics=(*own, *(metrics or ())),
-            batch_size=BATCH_SIZE if batch_size is None else batch_size,
-            intervals=intervals,
-        )
-
-    def _test_split(self, run: Run) -> Examples:
-        """Returns the test split of the data on which a run was trained.
-
-        Raises:
-            UserError: If the data has changed since the run was trained.
-        """
-        config = run.experiment.data
-        source = open_source(config) if self.config is None else self.config.open_source(config)
-        require_trained_on(run, source)
-        return Examples(source.test, run.spec)
 
 
 def load(
@@ -238,139 +74,166 @@ def load(
     (3, (8, 2))
     """
     place = given_path(folder, "folder")
-    return moving_on(step, lambda: _loaded(place, step, members, ensemble, config))
+    file = ConfigFile(None if config is None else str(config))
+    return moving_on(step, lambda: _loaded(place, step, members, ensemble, file))
 
 
-def _loaded(
-    folder: pathlib.Path,
-    step: int | None,
-    members: Sequence[int] | None,
-    ensemble: Ensemble | None,
-    config: str | pathlib.Path | None,
+def open_finished(
+    workdir: str | pathlib.Path,
+    own_parts: Callable[[Spec], OwnParts] | None = None,
+    *,
+    dropout_samples: int | None = None,
+    step: int | None = None,
+    member_ids: Sequence[int] | None = None,
+    config: ConfigFile | None = None,
 ) -> LoadedRun:
-    """Loads a run; see `load`."""
+    """Opens a checkpoint of a run that was started from a config.
+
+    Args:
+        workdir: Folder of the run.
+        own_parts: Function that makes the parts of the run that its experiment does not name.
+            Default: `config` makes them.
+        dropout_samples: Number of samples in place of the experiment's
+            `evaluation.dropout_samples`; 0 for none.
+        step: Step of the checkpoint. Default: the newest.
+        member_ids: Ids of the members to read, in the order of the state. Only their bytes are
+            read. Default: all members.
+        config: Config file of the run.
+
+    Returns:
+        The run, its ensemble, and its state on a layout for these devices.
+
+    Raises:
+        UserError: If there is no checkpoint, none of that step, or a member is not in it. Also if a
+            part is needed and not given, or is not that of the run.
+        RunError: If the checkpoint is damaged.
+    """
+    folder = given_path(workdir, "workdir")
+
+    def opened() -> LoadedRun:
+        require_config_record(_record(folder, step)[1], folder)
+        return _loaded(
+            folder, step, member_ids, None, config or NO_FILE, own_parts, dropout_samples
+        )
+
+    return moving_on(step, opened)
+
+
+def _record(folder: pathlib.Path, step: int | None) -> tuple[int, Mapping[str, Json]]:
+    """Returns the step and the record of a checkpoint; raises a `UserError` if there is none."""
     at, record = read_newest(folder, step)
     if record is None:
         raise UserError(
             f"There is no checkpoint in {quoted(folder)}. Give the folder of a run, which has a "
             "folder checkpoints/."
         )
-    if "experiment" in record:
-        if ensemble is not None:
-            raise UserError(
-                f"The run in {quoted(folder)} was started from a config, which describes its "
-                "ensemble. Leave ensemble out."
-            )
-        file, run = _config_file(config), Run.from_dict(record)
-        if file is None and run.member_file is not None:
-            raise UserError(
-                f"The run in {quoted(folder)} has parts ({run.names_of_own_parts}) that its config "
-                f"file defines, which is not run unasked. Give the file: load({str(folder)!r}, "
-                f"config={run.member_file!r})."
-            )
-        finished = open_finished(
-            folder, file.own_parts if file else None, step=step, member_ids=members
-        )
-        state = _named(finished.state, finished.run.spec.class_names)
-        return LoadedRun(
-            finished.ensemble, state, finished.step, finished.run, finished.parts, file, folder
-        )
-    return _loaded_in_python(folder, at, record, ensemble, members)
+    return at, record
 
 
-def _config_file(path: str | pathlib.Path | None) -> "ConfigFile | None":
-    """Returns the config file of a path; None without a path."""
-    if path is None:
-        return None
-    from dist_ens.experiment.config_file import ConfigFile  # It imports ml_collections, slowly.
-
-    return ConfigFile(str(path))
-
-
-def _examples(spec: Spec, data: Data | None) -> Examples:
-    """Returns data as examples in the units of a run's members.
-
-    Args:
-        spec: Description of the run's data.
-        data: Data to score: a source, a split, arrays or batches.
-
-    Raises:
-        UserError: If a source standardises its examples by other numbers than the run's.
-    """
-    given = spec.standardization
-    if isinstance(data, Source | Split):
-        found = examples_of(data)
-        if found.spec is not None and found.spec.standardization != given:
-            raise UserError(
-                "The source standardises its inputs and labels by other numbers than the data that "
-                "the run was trained on. Give its inputs and labels as arrays, in their own units."
-            )
-        return Examples(found.split, spec)
-    names = spec.class_names or ()
-    arrays = with_class_numbers(arrays_of(data), Objective.LABELS, names, "The data")
-    if spec.num_groups == 1 and given is None:
-        return Examples(TreeSplit(arrays), spec)
-    # Every group of members scores all examples.
-    of_groups = jax.tree.map(lambda leaf: np.stack([leaf] * spec.num_groups), arrays)
-    names = (Objective.INPUTS, Objective.LABELS)
-    if given is not None and isinstance(arrays, Mapping) and all(n in arrays for n in names):
-        inputs, labels = (np.asarray(arrays[name]) for name in names)
-        inputs = given.of_inputs(convert_inputs(spec, inputs, "inputs"))
-        of_groups |= dict(zip(names, (inputs, given.of_targets(labels)), strict=True))
-    joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), of_groups)
-    return Examples(TreeSplit(joined), spec)
-
-
-def _loaded_in_python(
+def _loaded(
     folder: pathlib.Path,
-    step: int,
-    record: JsonDict,
+    step: int | None,
+    member_ids: Sequence[int] | None,
     ensemble: Ensemble | None,
-    members: Sequence[int] | None,
+    config: ConfigFile,
+    own_parts: Callable[[Spec], OwnParts] | None = None,
+    dropout_samples: int | None = None,
 ) -> LoadedRun:
-    """Returns a run that was made in Python.
+    """Loads a run; see `load` and `open_finished`."""
+    at, values = _record(folder, step)
+    record = StepRecord.from_dict(values)
+    checkpoint = CheckpointStore(folder, read_only=True).at(at)
+    members = checkpoint.members
+    if member_ids is not None:
+        members = tuple(members[position] for position in positions_of(member_ids, members))
+    elif len(members) < record.num_members:  # Others were dropped by the policy `drop`.
+        member_ids = [member.member_id for member in members]
+    run, parts = None, NOTHING
+    if not record.config:
+        ensemble = _given_ensemble(folder, record, ensemble, member_ids)
+    elif ensemble is not None:
+        raise UserError(
+            f"The run in {quoted(folder)} was started from a config, which describes its "
+            "ensemble. Leave ensemble out."
+        )
+    else:
+        run = Run.from_dict(values)
+        if member_ids is not None:
+            run = run.with_members(member_ids)
+        if dropout_samples is not None:
+            run = run.with_dropout_samples(dropout_samples or None)
+        parts = parts_of(run, folder, own_parts or config.own_parts)
+        count = run.num_members if member_ids is None else len(member_ids)
+        layout = Layout.make(count, devices=cluster.devices_for(count))
+        ensemble = build_ensemble(run, layout, parts)
+        if parts is not NOTHING and dropout_samples is None:
+            check_parts(run, ensemble, parts, folder)
+    batch = record.batch_shapes()
+    structures = saved_structures(ensemble.abstract_state(batch))
+    state = checkpoint.state(*structures, member_ids=member_ids)
+    state = ensemble.with_record(state)
+    if record.class_names:
+        state = state._replace(class_names=ClassNames(record.class_names))
+    return LoadedRun(run, ensemble, state, at, parts, members, config, folder)
 
-    Args:
-        folder: Folder of the run.
-        step: Step of the checkpoint to load.
-        record: Record of that checkpoint.
-        ensemble: Ensemble that was given.
-        members: Ids of the members to load. None for all.
+
+def _given_ensemble(
+    folder: pathlib.Path,
+    record: StepRecord,
+    ensemble: Ensemble | None,
+    member_ids: Sequence[int] | None,
+) -> Ensemble:
+    """Returns the ensemble of a run that was made in Python, with some of its members.
 
     Raises:
-        UserError: If no ensemble was given, it is not that of the run, or a member does not exist.
+        UserError: If no ensemble was given, or it is not that of the run.
     """
-    saved = StepRecord.from_dict(record)
     if ensemble is None:
-        parts = f"member {saved.member}, optimizer {saved.optimizer}, loss {saved.loss}"
+        parts = f"member {record.member}, optimizer {record.optimizer}, loss {record.loss}"
         made = "Ensemble(...)"
-        if not saved.optimizer:
-            parts, made = f"its step is {saved.member}", "Ensemble.from_step(...)"
+        if not record.optimizer:
+            parts, made = f"its step is {record.member}", "Ensemble.from_step(...)"
         raise UserError(
             f"The run in {quoted(folder)} was made in Python: {parts}. Give them again: "
             f"load(folder, ensemble={made})."
         )
-    batch = saved.batch_shapes()
-    different = StepRecord.from_dict(record_of(ensemble, batch).to_dict()).differences(saved)
+    here = StepRecord.from_dict(record_of(ensemble, record.batch_shapes()).to_dict())
+    different = here.differences(record)
     if different:
         raise UserError(
             f"The ensemble is not that of the run in {quoted(folder)}: {listed(different)}. Give "
             "the ensemble with which the run was trained."
         )
-    checkpoint = CheckpointStore(folder, read_only=True).at(step)
-    there = [member.member_id for member in checkpoint.members]
-    if members is not None:
-        positions_of(members, checkpoint.members)
-    has_dropped = {*there} < {*ensemble.ids.tolist()}  # By the policy `drop`, now or before.
-    ids = ensemble.ids.tolist() if members is None and not has_dropped else list(members or there)
-    if ids != ensemble.ids.tolist():
-        ensemble = ensemble.with_members(ids)
-    structures = saved_structures(ensemble.abstract_state(batch))
-    state = checkpoint.state(*structures, member_ids=ids)
-    state = _named(ensemble.with_record(state), saved.class_names)
-    return LoadedRun(ensemble, state, step, folder=folder)
+    if member_ids is None or list(member_ids) == ensemble.ids.tolist():
+        return ensemble
+    return ensemble.with_members(member_ids)
 
 
-def _named(state: State, names: Sequence[str] | None) -> State:
-    """Returns a state with the names of the classes, if they have any."""
-    return state._replace(class_names=ClassNames(names)) if names else state
+def parts_of(
+    run: Run, workdir: pathlib.Path, own_parts: Callable[[Spec], OwnParts] | None
+) -> OwnParts:
+    """Returns the given parts of a run.
+
+    Args:
+        run: Record of the run.
+        workdir: Folder of the run, for messages.
+        own_parts: Function of the data's description that returns the parts; None for no parts.
+
+    Raises:
+        UserError: If parts are needed and not given.
+    """
+    parts = own_parts(run.spec) if own_parts else NOTHING
+    if not run.has_own_parts or parts.names or (parts.metrics and not run.parts):
+        return parts
+    named = run.names_of_own_parts
+    if run.member_file is None:
+        raise UserError(
+            f"The parts of the run in {quoted(workdir)} ({named}) were given in Python, and none "
+            "are given here. Give them again: open_finished(workdir, lambda spec: "
+            "OwnParts(member=...))."
+        )
+    raise UserError(
+        f"The run in {quoted(workdir)} has parts ({named}) that its config file defines, which is "
+        f"not run unasked. Add {option('config', run.member_file)}, in Python "
+        f"load({str(workdir)!r}, config={run.member_file!r})."
+    )

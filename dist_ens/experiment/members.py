@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from dist_ens.checkpoint import (
-    Lineage,
     SavedMembers,
     StepRecord,
     ids_text,
@@ -21,16 +20,15 @@ from dist_ens.data import Source, Spec
 from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.errors import UserError
 from dist_ens.experiment.checks import require_own_keys, require_trained_on
-from dist_ens.experiment.config_file import EXPERIMENT
+from dist_ens.experiment.config_file import EXPERIMENT, OwnParts
 from dist_ens.experiment.experiment import Experiment, differences_on_resume
-from dist_ens.experiment.own_parts import OwnParts
+from dist_ens.experiment.loaded import parts_of
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.schema import DataConfig
 from dist_ens.experiment.sources import open_source
 from dist_ens.experiment.train import train
-from dist_ens.experiment.workdir import parts_of
 from dist_ens.file_writing import UNFINISHED
-from dist_ens.json_text import Json, JsonDict
+from dist_ens.json_text import JsonDict
 from dist_ens.report.files import to_json
 from dist_ens.run_digests import DIGESTS, write_run_file
 
@@ -150,11 +148,7 @@ def _experiment_of(run: Run, member_ids: Sequence[int], step: int) -> Experiment
 def _ids_in(
     workdirs: Sequence[pathlib.Path], member_ids: Sequence[int] | None, step: int | None
 ) -> list[tuple[pathlib.Path, list[int] | None]]:
-    """Returns the runs that have some of the asked members, each with the ids of its own.
-
-    Raises:
-        UserError: If no run has one of the members.
-    """
+    """Returns the runs that have some of the asked members, each with the ids of its own."""
     if member_ids is None:
         return [(workdir, None) for workdir in workdirs]
     there = {
@@ -191,10 +185,11 @@ def _require_same_run(
             for what, one, two in different
         )
         raise UserError(f"{both}: {listed}. Only the seed and the members may differ.")
-    same = {_origin(member) for member in members.lineages} & {
-        _origin(member) for member in other.lineages if member.seed is not None
-    }
-    if same:
+    first, second = (
+        {(member.seed, member.original_id) for member in each.lineages if member.seed is not None}
+        for each in (members, other)
+    )
+    if same := first & second:
         seed, member_id = min(same)
         raise UserError(
             f"{both}: member {member_id} of the seed {seed} is in both. Leave it out by --ids, or "
@@ -202,36 +197,26 @@ def _require_same_run(
         )
 
 
-def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, Json, Json]]:
+def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, object, object]]:
     """Returns the differences between two runs apart from seeds and members.
 
     Returns:
         `(what, value in record, value in other)` for each difference.
     """
-    is_of_config, other_is = ("experiment" in each for each in (record, other))
-    if is_of_config != other_is:
-        return [("the run of a config", is_of_config, other_is)]
-    if not is_of_config:
-        one, two = (
-            dataclasses.replace(
-                StepRecord.from_dict(each), num_members=1, member_ids=(0,), seed=0, leaves=None
-            )
-            for each in (record, other)
-        )
-        return two.differences(one)
-    runs = [Run.from_dict(each).with_members((0,)) for each in (record, other)]
-    first, second = (dataclasses.replace(run.experiment, seed=0) for run in runs)
-    own = ("spec", "num_train_examples", "examples", "network", "step", "parts", "key_rule")
-    return differences_on_resume(first, second) + [
-        (name, getattr(runs[0], name), getattr(runs[1], name))
-        for name in own
-        if getattr(runs[0], name) != getattr(runs[1], name)
-    ]
-
-
-def _origin(member: Lineage) -> tuple[int | None, int]:
-    """Returns the seed and the id with which a member was trained."""
-    return member.seed, member.original_id
+    kinds = ["experiment" in each for each in (record, other)]
+    if kinds[0] != kinds[1]:
+        ways = ["started from a config" if kind else "made in Python" for kind in kinds]
+        return [("the way it began", ways[0], ways[1])]
+    one, two = (
+        dataclasses.replace(StepRecord.from_dict(each).with_members([0]), seed=0)
+        for each in (record, other)
+    )
+    different = two.differences(one)
+    if kinds[0]:
+        runs = [Run.from_dict(each).with_members((0,)) for each in (record, other)]
+        first, second = (dataclasses.replace(run.experiment, seed=0) for run in runs)
+        different = differences_on_resume(first, second) or different
+    return different
 
 
 def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
@@ -255,12 +240,7 @@ def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
 
 
 def require_folder(to: pathlib.Path, *, may_hold: Sequence[str] = ()) -> None:
-    """Raises a `UserError` unless `write_run` can write into a folder, perhaps again.
-
-    Args:
-        to: Folder of the new run.
-        may_hold: Names of other entries that it may have.
-    """
+    """Raises a `UserError` unless `write_run` can write into a folder, perhaps again."""
     require_new_folder(to, [EXPERIMENT, f"{EXPERIMENT}.{UNFINISHED}", DIGESTS, *may_hold])
 
 
@@ -279,10 +259,7 @@ def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
         check_ids_of_groups(ids, run.spec.num_groups)
         members = dataclasses.replace(members, record=run.to_dict())
     else:
-        record = StepRecord.from_dict(members.record)
-        record = dataclasses.replace(
-            record, num_members=len(ids), member_ids=tuple(ids), leaves=None
-        )
+        record = StepRecord.from_dict(members.record).with_members(ids)
         members = dataclasses.replace(members, record=record.to_dict())
         run = None
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from dist_ens import losses, methods, models
-from dist_ens.data import Spec
 from dist_ens.errors import UserError, did_you_mean
 from dist_ens.experiment.reading import nearest_field
 from dist_ens.experiment.schema import LossConfig, ModelConfig
@@ -206,27 +205,18 @@ def make_objective(config: LossConfig, num_classes: int | None) -> Objective:
     return function(*([num_classes] if is_of_classes else []), **options)
 
 
-def make_methods(
-    config: LossConfig, spec: Spec, input_ranges: Callable[[], np.ndarray]
-) -> list[Method]:
+def make_methods(config: LossConfig, input_ranges: Callable[[], np.ndarray]) -> list[Method]:
     """Returns the methods that a config names, in the order of `dist_ens.methods.__all__`.
 
     Args:
         config: Loss, whose options may be methods.
-        spec: Description of the data.
         input_ranges: Function that returns the ranges of the training inputs, such as
             `Source.input_ranges`. It is called if a method needs them.
 
     Raises:
-        UserError: If the value of a method is out of its range, or the data is a text, whose
-            characters cannot be changed.
+        UserError: If the value of a method is out of its range.
     """
     chosen = {n: config.options[n] for n in _METHODS if config.options.get(n)}
-    if spec.label_shape and chosen.keys() - {"label_smoothing"}:
-        raise UserError(
-            f"The methods {', '.join(chosen)} were given for a text, whose characters can neither "
-            "be mixed nor moved a little. Leave them out."
-        )
     made = []
     for name, value in chosen.items():
         takes_ranges = _RANGES in inspect.signature(_METHODS[name]).parameters

@@ -24,7 +24,7 @@ from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.commands import quoted
 from dist_ens.errors import RunError, UserError, code_of_write, counted, first_line
 from dist_ens.file_reading import require_readable
-from dist_ens.file_writing import replaced_file
+from dist_ens.file_writing import replace_file
 from dist_ens.paths import given_path, shortened
 from dist_ens.types import ModelState, Params, PyTree
 
@@ -39,19 +39,14 @@ NetworkArray = np.ndarray | SavedArray
 def write_network(
     path: pathlib.Path, leaves: Mapping[str, np.ndarray], lineage: Lineage, step: int
 ) -> None:
-    """Writes the network of one member as a safetensors file.
+    """Writes the network of one member as a safetensors file, whose metadata have its lineage.
 
     Args:
         path: Path of the file. Its folder is made if it does not exist.
         leaves: Leaves of the member's state by name. Only the parameters and the other state of the
             network are written.
-        lineage: Lineage of the member, which stands in the metadata of the file.
+        lineage: Lineage of the member.
         step: Number of updates that the member has seen.
-
-    Raises:
-        UserError: If safetensors has no such type, or two arrays have the same name. Also if there
-            are no parameters, as in a checkpoint of a user's own loop.
-        RunError: If the system cannot write the file.
     """
     of_network = [name for name in leaves if name.partition(".")[0] in _ROOTS]
     if not of_network:
@@ -71,20 +66,12 @@ def write_network(
         "lineage": json.dumps(lineage.to_dict()),
     }
     try:
-        content = safetensors.numpy.save(arrays, metadata)
-    except Exception as error:  # Its Rust part raises classes of its own.
-        raise UserError(
-            f"Member {lineage.member_id} cannot be written as safetensors: {first_line(error)} "
-            "Read it in Python with dist_ens.load, and write it in another format."
-        ) from error
-    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced_file(path) as file:
-            file.write(content)
-    except OSError as error:
+        replace_file(path, safetensors.numpy.save(arrays, metadata))
+    except Exception as error:  # The Rust part of safetensors raises classes of its own.
         raise RunError(
-            f"{quoted(path)} could not be written: {error.strerror}. Remove the cause, and run the "
-            "same command again.",
+            f"{quoted(path)} could not be written: {first_line(error)} Remove the cause, or read "
+            "the member in Python with dist_ens.load, and write it in another format.",
             exit_code=code_of_write(error),
         ) from error
 
@@ -97,8 +84,10 @@ def network_paths(given: Sequence[str]) -> list[pathlib.Path]:
             folder or a pattern are sorted by their names, with numbers by their values.
 
     Raises:
-        UserError: If no path is given, a path does not exist, or there is no network in it.
+        UserError: If there is no network at a path, or no path is given.
     """
+    if not given:
+        raise UserError("No network is given. Give a path for each member, such as nets/a.npz.")
     found: list[pathlib.Path] = []
     for text in given:
         path = given_path(text, "FILE")
@@ -114,11 +103,6 @@ def network_paths(given: Sequence[str]) -> list[pathlib.Path]:
                 "checkpoints of Orbax, a folder of them, or a pattern."
             )
         found += sorted(inside, key=_in_order)
-    if not found:
-        raise UserError(
-            "No network to import is given. Give one path for each member, such as nets/a.npz, a "
-            "folder of networks, or a pattern."
-        )
     return found
 
 
@@ -132,9 +116,6 @@ def read_network(path: pathlib.Path) -> dict[str, NetworkArray]:
     Returns:
         The arrays. Those of Orbax are not read yet, as a few bytes of it may declare arrays that no
         memory can hold.
-
-    Raises:
-        UserError: If it cannot be read.
     """
     with _errors_are_reported(path):
         require_readable(path)
@@ -161,8 +142,7 @@ def parts_from(
         path: Path that the arrays come from, for the message.
 
     Raises:
-        UserError: If a name is missing or unknown, or an array has another type or shape, or
-            cannot be read. Also if two arrays of the network have the same name.
+        UserError: If the arrays are not those of the network.
     """
     params, model_state = (
         {name or root: leaf for name, leaf in named_leaves(part).items()}

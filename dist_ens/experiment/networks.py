@@ -14,7 +14,8 @@ from dist_ens.checkpoint.lineage import Event
 from dist_ens.commands import quoted
 from dist_ens.data import Source
 from dist_ens.errors import UserError, counted
-from dist_ens.experiment.build import NOTHING, build
+from dist_ens.experiment.build import build
+from dist_ens.experiment.config_file import NOTHING, OwnParts
 from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.members import require_folder, write_run
 from dist_ens.experiment.network_files import (
@@ -23,7 +24,6 @@ from dist_ens.experiment.network_files import (
     read_network,
     write_network,
 )
-from dist_ens.experiment.own_parts import OwnParts
 
 
 def export_members(
@@ -149,7 +149,8 @@ def import_members(
     experiment = dataclasses.replace(experiment, layout=layout)
     built = build(experiment, parts=parts, member_file=member_file, source=source)
     ensemble = built.ensemble
-    like = ensemble.abstract_state(built.data.batch)
+    batch_size = experiment.data.global_batch_size
+    like = ensemble.abstract_state(built.run.batch(batch_size))
     of_one = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
         (like.params, like.model_state),

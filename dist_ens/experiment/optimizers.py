@@ -3,7 +3,6 @@
 The config file may define any other optimizer, as a function `make_optimizer(spec)`.
 """
 
-import dataclasses
 import functools
 import inspect
 import typing
@@ -16,6 +15,7 @@ import optax.contrib
 
 from dist_ens.errors import UserError, did_you_mean, first_line
 from dist_ens.experiment.schema import OptimizerConfig
+from dist_ens.ground.numbers import require_coefficient
 from dist_ens.ground.records import checked_type
 
 # These arguments are fields of `OptimizerConfig`, so they are not options.
@@ -62,14 +62,12 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
             f"{first_line(error)} Correct the optimizer section of the config."
         ) from error
     if config.name == "sgd":
-        penalty = (
-            optax.add_decayed_weights(config.weight_decay)
-            if config.weight_decay
-            else optax.identity()
-        )
+        decay = config.weight_decay
+        penalty = optax.add_decayed_weights(decay) if decay else optax.identity()
         optimizer = optax.chain(penalty, optimizer)
     if config.clip_norm is None:
         return optimizer
+    require_coefficient("optimizer.clip_norm", config.clip_norm, "1.0 is usual.")
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
 
 
@@ -153,25 +151,20 @@ def _fields(
     parameters = inspect.signature(make).parameters
     arguments: dict[str, Any] = {}
     rate = parameters.get("learning_rate")
-    unset = (None, OptimizerConfig.learning_rate)
-    if rate is None and (config.learning_rate not in unset or config.schedule != "constant"):
+    if config.learning_rate is not None and rate is not None:
+        schedules = config.schedule == "constant" or "Callable" in str(rate.annotation)
+        if not schedules:
+            raise UserError(
+                f"{config.name} takes a number as learning rate, and optimizer.schedule="
+                f"{config.schedule!r}. Set --config.optimizer.schedule=constant."
+            )
+        arguments["learning_rate"] = _schedule(config.learning_rate, config)
+    elif config.learning_rate not in (None, OptimizerConfig.learning_rate):
         raise UserError(
             f"{config.name} has no argument learning_rate, and optimizer.learning_rate="
-            f"{config.learning_rate}, optimizer.schedule={config.schedule!r}. Leave both out, and "
-            f"set the arguments that it has: {', '.join(optimizer_options(config.name))}."
+            f"{config.learning_rate}. Leave it out, and set the arguments that it has: "
+            f"{', '.join(optimizer_options(config.name))}."
         )
-    if rate and config.learning_rate is None and rate.default is rate.empty:
-        raise UserError(
-            f"{config.name} has no default for its learning rate, and "
-            "optimizer.learning_rate=None. Set --config.optimizer.learning_rate."
-        )
-    if rate and config.schedule != "constant" and "Callable" not in str(rate.annotation):
-        raise UserError(
-            f"{config.name} takes a number as learning rate, and optimizer.schedule="
-            f"{config.schedule!r}. Set --config.optimizer.schedule=constant."
-        )
-    if rate and config.learning_rate is not None:
-        arguments["learning_rate"] = _schedule(config.learning_rate, config)
     for name in ("momentum", "weight_decay"):
         value = getattr(config, name)
         if name in parameters:
@@ -191,36 +184,21 @@ def _options(config: OptimizerConfig) -> dict[str, Any]:
     Raises:
         UserError: If the optimizer has no such argument, or the value has the wrong type.
     """
-    known = optimizer_options(config.name)
-    fields = [field.name for field in dataclasses.fields(config) if field.name != "options"]
-    for name in config.options:
-        if name in known:
-            continue
-        if name in fields:
+    known, checked = optimizer_options(config.name), {}
+    for name, value in config.options.items():
+        if name not in known:
             raise UserError(
-                f"optimizer.options must not contain {name!r}, which is a field of the optimizer "
-                f"section. Set optimizer.{name} instead."
+                f"{config.name} has no argument {name!r} that a config can set."
+                f"{did_you_mean(name, [*known, *_FIELDS])} Its arguments are: "
+                f"{', '.join(known) or 'none'}. Correct the optimizer section of the config, or "
+                "write make_optimizer(spec) in the config file."
             )
-        if name in inspect.signature(_optimizer(config.name)).parameters:
-            raise UserError(
-                f"optimizer.{name} cannot be set in a config: {config.name} needs a Python object "
-                "for it. Write make_optimizer(spec) in the config file."
-            )
-        raise UserError(
-            f"{config.name} has no argument {name!r}.{did_you_mean(name, [*known, *fields])} "
-            f"Its arguments are: {', '.join(known) or 'none'}. Correct the optimizer section of "
-            "the config."
+        default, kind = known[name]
+        hint = tuple[Any, ...] if kind is tuple else kind
+        checked[name] = checked_type(
+            f"optimizer.{name}", value, hint | None if default is None else hint
         )
-    return {
-        name: checked_type(f"optimizer.{name}", value, _hint(*known[name]))
-        for name, value in config.options.items()
-    }
-
-
-def _hint(default: Any, kind: type) -> Any:
-    """Returns the type annotation that the value of an option must match."""
-    hint = tuple[Any, ...] if kind is tuple else kind
-    return hint | None if default is None else hint
+    return checked
 
 
 def _type_of(parameter: inspect.Parameter) -> type | None:
@@ -241,6 +219,7 @@ def _type_of(parameter: inspect.Parameter) -> type | None:
 
 def _schedule(learning_rate: float, config: OptimizerConfig) -> optax.ScalarOrSchedule:
     """Returns the learning rate if it is constant, and its schedule otherwise."""
+    require_coefficient("optimizer.learning_rate", learning_rate, "0.001 is usual.")
     if config.schedule_steps is None:
         return learning_rate
     if config.schedule == "linear":

@@ -14,13 +14,13 @@ from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.errors import UserError
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import require_own_keys, require_trained_on
-from dist_ens.experiment.own_parts import OwnParts
+from dist_ens.experiment.config_file import OwnParts
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.schema import DataConfig
 from dist_ens.experiment.sources import open_source
-from dist_ens.experiment.workdir import open_finished
 from dist_ens.layout import Layout
 from dist_ens.state import State
-from dist_ens.training import OrderedSplit, fit
+from dist_ens.training import fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,49 +76,48 @@ def replay(
         own_parts: Function that makes the parts of the run that its experiment does not name.
         progress: Whether to show the progress.
 
-    Returns:
-        The comparison.
-
     Raises:
         UserError: If there is no such checkpoint or member, the data is not that of the run, or
-            the member's training ends early because its loss is not finite. Also if
-            another version of dist_ens drew the random numbers of the run.
+            its training ends early because its loss is not finite. Also if another version of
+            dist_ens drew the random numbers of the run.
         RunError: If the checkpoint is damaged.
     """
-    finished = open_finished(workdir, own_parts, step=until, member_ids=[member])
-    [lineage] = finished.members
+    opened = open_finished(workdir, own_parts, step=until, member_ids=[member])
+    run, [lineage] = opened.config_run, opened.members
+    experiment = run.experiment
     if lineage.seed is None and lineage.run is not None:
         raise UserError(
             f"Member {member} was imported from {quoted(lineage.run)}, so its training is not "
             "known here. Replay a member that dist_ens has trained."
         )
-    run = finished.run
     require_own_keys(run, workdir)
-    source = open_source(run.experiment.data)
+    source = open_source(experiment.data)
     require_trained_on(run, source)
-    seed = run.experiment.seed if lineage.seed is None else lineage.seed
     layout = Layout.make(1, devices=jax.local_devices()[:1])
-    alone = build_ensemble(run, layout, finished.parts, source).replace(
-        seed=seed, member_ids=(lineage.original_id,), waves=1
+    alone = build_ensemble(run, layout, opened.parts, source).replace(
+        seed=experiment.seed if lineage.seed is None else lineage.seed,
+        member_ids=(lineage.original_id,),
+        waves=1,
     )
     result = fit(
         alone,
-        OrderedSplit(source.train, run.order, seed),
-        steps=finished.step,
-        steps_per_call=run.experiment.steps_per_call,
+        source,
+        steps=opened.step,
+        batch_size=experiment.data.global_batch_size,
+        order=run.order_rule,
+        steps_per_call=experiment.steps_per_call,
         progress=progress,
     )
     # A member of a merged run may have been trained under another id.
-    trained = result.state._replace(member_id=finished.state.member_id)
+    trained = result.state._replace(member_id=opened.state.member_id)
     if result.all_failed:
-        trained = _at_same_step(finished.state, trained, member)
-    differences = _differences(finished.state, trained)
+        trained = _at_same_step(opened.state, trained, member)
     return Replay(
         member,
-        finished.step,
+        opened.step,
         str(alone.execution),
-        {name: each for name, each in differences.items() if each is not None},
-        len(differences),
+        _differences(opened.state, trained),
+        len(named_leaves(trained)),
     )
 
 
@@ -145,15 +144,17 @@ def _at_same_step(saved: State, trained: State, member: int) -> State:
     return trained._replace(step=saved.step)
 
 
-def _differences(saved: State, trained: State) -> dict[str, float | None]:
-    """Returns the relative difference of each leaf of two states; None where the bits are equal."""
+def _differences(saved: State, trained: State) -> dict[str, float]:
+    """Returns the relative difference of each leaf of two states whose bits differ."""
     ours, others = (jax.device_get(named_leaves(state)) for state in (saved, trained))
-    return {name: _difference(ours[name], others[name]) for name in ours}
+    return {
+        name: _difference(leaf, others[name])
+        for name, leaf in ours.items()
+        if leaf.tobytes() != others[name].tobytes()
+    }
 
 
-def _difference(saved: np.ndarray, trained: np.ndarray) -> float | None:
-    """Returns the largest difference relative to the largest value; None if the bits are equal."""
-    if saved.tobytes() == trained.tobytes():
-        return None
+def _difference(saved: np.ndarray, trained: np.ndarray) -> float:
+    """Returns the largest absolute difference, relative to the largest value of the run."""
     there, here = saved.astype(np.float64), trained.astype(np.float64)
     return float(np.max(np.abs(there - here)) / (np.max(np.abs(there)) or 1.0))

@@ -93,11 +93,6 @@ def _call(verb: str, config: DataConfig) -> Any:
     kind, place = _parse(config.source)
     function: Callable[..., Any] = getattr(data, verb + kind)
     names = [*inspect.signature(function).parameters][bool(place) :]
-    if config.num_classes is not None and "num_classes" not in names:
-        raise UserError(
-            f"data.num_classes={config.num_classes} has no effect on {kind}, whose labels it does "
-            "not count. Leave it out."
-        )
     arguments = {name: getattr(config, name) for name in names if hasattr(config, name)}
     return function(*([place] if place else []), **arguments)
 

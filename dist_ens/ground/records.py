@@ -28,7 +28,8 @@ def fields_from_record(
     fields = {field.name: field for field in dataclasses.fields(cls)}
     if not isinstance(values, Mapping):
         raise UserError(f"A {cls.__name__} has fields by name, unlike {repr(values)[:200]}.")
-    required = {n for n, field in fields.items() if field.default is dataclasses.MISSING}
+    unset = dataclasses.MISSING
+    required = {n for n, f in fields.items() if f.default is unset and f.default_factory is unset}
     wrong = sorted((required - values.keys()) | (values.keys() - fields.keys()))
     if wrong:
         raise UserError(

@@ -73,11 +73,7 @@ def batch_mean(
 
 
 def averaged(results: PyTree) -> PyTree:
-    """Returns a pytree with the mean in place of every `Ratio`.
-
-    Args:
-        results: Results of a loss, any pytree.
-    """
+    """Returns a pytree, such as the results of a loss, with the mean in place of every `Ratio`."""
 
     def mean(part: PyTree) -> PyTree:
         if not isinstance(part, Ratio):

@@ -13,7 +13,7 @@ from typing_extensions import override
 from dist_ens.errors import UserError
 from dist_ens.json_text import JsonDict
 from dist_ens.losses.distribution import Distribution, Summary, Values, with_samples
-from dist_ens.losses.objective import Objective
+from dist_ens.losses.objective import Loss, Objective
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import CLASSIFICATION
 from dist_ens.metrics.classification import (
@@ -60,9 +60,6 @@ def class_mean_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
         logits: Unnormalised log-probabilities, in nats; float[..., classes].
         labels: Classes or shares of each class, see `softmax_cross_entropy`.
 
-    Returns:
-        Losses in nats per class, float[...].
-
     >>> round(float(class_mean_cross_entropy(jnp.zeros(2), jnp.array(0))), 4)  # log 2 / 2
     0.3466
 
@@ -79,9 +76,6 @@ def sigmoid_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     Args:
         logits: Log-odds of each class, in nats; float[..., classes].
         labels: Classes or shares of each class, see `softmax_cross_entropy`.
-
-    Returns:
-        Losses in nats, float[...].
 
     >>> round(float(sigmoid_cross_entropy(jnp.zeros(2), jnp.array(0))), 4)  # 2 log 2
     1.3863
@@ -102,9 +96,6 @@ def accuracy(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
         labels: Classes, int[...], in [0, classes); or shares of each class, float[..., classes],
             of which the largest counts.
 
-    Returns:
-        0 or 1 for each label.
-
     >>> accuracy(jnp.array([[0.0, 2.0], [0.0, 2.0]]), jnp.array([1, 0]))["accuracy"].tolist()
     [1.0, 0.0]
     """
@@ -118,12 +109,6 @@ def log_softmax(logits: jax.Array) -> jax.Array:
 
         log p(c) = logits_c - logsumexp_k(logits_k)
 
-    Args:
-        logits: Unnormalised log-probabilities, in nats; float[..., classes].
-
-    Returns:
-        Log-probabilities in nats, float[..., classes].
-
     >>> jnp.exp(log_softmax(jnp.log(jnp.array([1.0, 3.0])))).round(4).tolist()
     [0.25, 0.75]
     """
@@ -134,12 +119,6 @@ def log_normalized_sigmoid(logits: jax.Array) -> jax.Array:
     """Returns the log-probabilities that `sigmoid_cross_entropy` trains.
 
         p(c) = sigmoid(logits_c) / sum_k sigmoid(logits_k)
-
-    Args:
-        logits: Log-odds of each class, in nats; float[..., classes].
-
-    Returns:
-        Log-probabilities in nats, float[..., classes].
 
     >>> logits = jnp.log(jnp.array([1.0, 1 / 3, 1 / 3]))  # sigmoids 1/2, 1/4 and 1/4
     >>> jnp.exp(log_normalized_sigmoid(logits)).round(4).tolist()
@@ -169,11 +148,7 @@ class Categorical(Distribution):
     error_statistic: ClassVar[str] = "nll"
     uncertainty_statistic: ClassVar[str | None] = "entropy"
     poolings: ClassVar[tuple[str, ...]] = ("probs", "logits", "vote")
-    calibrations: ClassVar[tuple[str, ...]] = (
-        "temperature",
-        "vector",
-        "isotonic",
-    )
+    calibrations: ClassVar[tuple[str, ...]] = ("temperature", "vector", "isotonic")
     conformal: ClassVar[tuple[str, ...]] = ("lac", "aps", "raps")
 
     @override
@@ -319,10 +294,7 @@ def class_mean_categorical(num_classes: int) -> Objective:
     """Returns the objective `categorical` with its loss divided by the number of classes.
 
     Args:
-        num_classes: Number of classes, at least 2. Labels are int[batch, ...] in [0, num_classes).
-
-    Raises:
-        UserError: If `num_classes` is not a whole number of at least 2.
+        num_classes: Number of classes, at least 2.
 
     >>> loss = class_mean_categorical(2).example_loss(jnp.zeros((1, 2)), jnp.array([0]))
     >>> round(float(loss[0]), 4)  # log 2 / 2
@@ -337,10 +309,7 @@ def one_vs_rest(num_classes: int) -> Objective:
     """Returns the objective for classes with a sigmoid cross-entropy for each class.
 
     Args:
-        num_classes: Number of classes, at least 2. Labels are int[batch, ...] in [0, num_classes).
-
-    Raises:
-        UserError: If `num_classes` is not a whole number of at least 2.
+        num_classes: Number of classes, at least 2. Labels are those of `categorical`.
 
     >>> loss = one_vs_rest(2).example_loss(jnp.zeros((1, 2)), jnp.array([0]))
     >>> round(float(loss[0]), 4)  # 2 log 2
@@ -350,12 +319,7 @@ def one_vs_rest(num_classes: int) -> Objective:
     return _objective("one_vs_rest", sigmoid_cross_entropy, distribution, num_classes)
 
 
-def _objective(
-    name: str,
-    loss: Callable[[jax.Array, jax.Array], jax.Array],
-    distribution: Categorical,
-    num_classes: int,
-) -> Objective:
+def _objective(name: str, loss: Loss, distribution: Categorical, num_classes: int) -> Objective:
     """Returns an objective for classes; raises a `UserError` for an invalid `num_classes`."""
     if not isinstance(num_classes, int | np.integer) or num_classes < 2:
         raise UserError(

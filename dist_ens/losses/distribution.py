@@ -114,13 +114,12 @@ class Distribution(Protocol):
     def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
         """Returns the summaries pooled over a subset of the members for each example.
 
+        Default: the mean of each leaf, in float64.
+
         Args:
             summaries: Summaries of the members, [members, examples, ...].
             masks: Whether a member is pooled for an example; bool[members, examples]. Every example
                 needs at least one member.
-
-        Returns:
-            The pooled summaries in float64, [examples, ...]; default: the mean of each leaf.
         """
         return {
             name: masked_mean(values.astype(np.float64), masks)
@@ -134,8 +133,8 @@ class Distribution(Protocol):
 
         Args:
             summary: Summary with leaves [n, examples, ...].
-            mean: Mean that was subtracted from the targets, float64[n]. None if the targets were
-                not standardised.
+            mean: Mean that was subtracted from the targets, float64[n]. Default: they were not
+                standardised.
             std: Standard deviation by which the targets were divided, float64[n].
         """
         if mean is None or std is None:

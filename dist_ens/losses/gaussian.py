@@ -38,9 +38,6 @@ def normal_distribution(outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
     Args:
         outputs: Mean and raw variance, float[..., 2].
 
-    Returns:
-        Mean and variance, float[...] each.
-
     >>> mean, variance = normal_distribution(jnp.array([2.0, 0.0]))
     >>> float(mean), round(float(variance), 4)  # softplus(0) = log 2
     (2.0, 0.6931)
@@ -87,9 +84,6 @@ def beta_nll(outputs: jax.Array, targets: jax.Array, *, beta: float) -> jax.Arra
         targets: Targets, float[...].
         beta: Exponent of the variance weighting, in [0, 1]; 0.5 in the paper.
 
-    Returns:
-        Losses, float[...].
-
     >>> outputs = jnp.array([0.0, 3.981515])  # mean 0 and variance softplus(3.981515) = 4
     >>> round(float(beta_nll(outputs, jnp.array(2.0), beta=0.5)), 3)  # 2 (log(8 pi) + 1) / 2
     4.224
@@ -102,13 +96,6 @@ def beta_nll(outputs: jax.Array, targets: jax.Array, *, beta: float) -> jax.Arra
 
 def squared_error_score(outputs: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
     """Returns the squared error of the first output, as `{"squared_error": float[...]}`.
-
-    Args:
-        outputs: Outputs whose first is the mean, float[..., outputs].
-        targets: Targets, float[...].
-
-    Returns:
-        Squared errors in the targets' unit squared.
 
     >>> float(squared_error_score(jnp.array([1.0, 0.0]), jnp.array(3.0))["squared_error"])
     4.0

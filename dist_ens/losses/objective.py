@@ -55,14 +55,11 @@ class Objective:
     standardize: bool = False
 
     def shares_of_labels(self, labels: jax.Array) -> jax.Array:
-        """Returns labels that can be averaged.
+        """Returns labels that can be averaged: shares of the classes, or the real targets.
 
         Args:
             labels: Classes, int[batch, ...]; shares of classes, float[batch, ..., classes]; or real
                 targets, float[batch, ...].
-
-        Returns:
-            Shares of the classes, float[batch, ..., classes]; or the real targets unchanged.
 
         >>> from dist_ens.losses import categorical
         >>> categorical(2).shares_of_labels(jax.numpy.array([1]))

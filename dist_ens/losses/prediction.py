@@ -10,22 +10,7 @@ from jax.typing import ArrayLike
 from dist_ens.types import Outputs, PyTree
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "mean",
-        "total",
-        "aleatoric",
-        "epistemic",
-        "members",
-        "member_variance",
-        "std",
-        "quantiles",
-        "interval",
-        "sets",
-    ],
-    meta_fields=["unit", "class_names"],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, repr=False)
 class Prediction:
     """Prediction of an ensemble for a batch of inputs.
@@ -77,20 +62,18 @@ class Prediction:
     quantiles: PyTree = None
     interval: PyTree = None
     sets: PyTree = None
-    unit: str = ""
-    class_names: tuple[str, ...] | None = None
+    unit: str = dataclasses.field(default="", metadata={"static": True})
+    class_names: tuple[str, ...] | None = dataclasses.field(default=None, metadata={"static": True})
 
     def in_unit(self, mean: ArrayLike, std: ArrayLike) -> "Prediction":
         """Returns the prediction of standardised targets in the labels' own unit.
 
         Args:
             mean: Mean that was subtracted from the labels; scalar or broadcastable array.
-            std: Standard deviation by which the labels were divided, positive; scalar or
-                broadcastable array.
+            std: Standard deviation by which the labels were divided; scalar or broadcastable array.
 
         Returns:
-            Locations times `std` plus `mean`, deviations times `std`, variances times `std ** 2`.
-            The prediction itself if `unit` is not "target".
+            The same prediction if `unit` is not "target".
         """
         if self.unit != "target":
             return self
@@ -106,11 +89,7 @@ class Prediction:
         return dataclasses.replace(self, **{name: scaled(name) for name in _LOCATIONS + _SPREADS})
 
     def first(self, size: int) -> "Prediction":
-        """Returns the prediction for the first inputs of the batch.
-
-        Args:
-            size: Number of inputs, at most that of the batch.
-        """
+        """Returns the prediction for the first `size` inputs of the batch."""
         if jax.tree.leaves(self.mean)[0].shape[0] == size:
             return self
         return _first(self, size)
@@ -152,12 +131,8 @@ def _first(prediction: Prediction, size: int) -> Prediction:
 def predict_leaves(outputs: Outputs) -> Prediction:
     """Returns the prediction of an ensemble without an objective, leaf by leaf.
 
-    Args:
-        outputs: Outputs of the members: a pytree of float arrays [members, batch, ...].
-
-    Returns:
-        `members` holds the outputs, `mean` their mean, and `epistemic` their variance, divided by
-        the number of members. All are pytrees like `outputs`. `total` and `aleatoric` are None.
+    `members` holds the outputs, a pytree of float arrays [members, batch, ...], `mean` their mean,
+    and `epistemic` their variance, divided by the number of members. The others are None.
 
     >>> prediction = predict_leaves(jnp.array([[1.0], [3.0]]))
     >>> prediction.mean.tolist(), prediction.epistemic.tolist()

@@ -28,9 +28,6 @@ def pinball(outputs: jax.Array, targets: jax.Array, *, levels: tuple[float, ...]
         targets: Targets, float[...].
         levels: Quantile levels, in (0, 1).
 
-    Returns:
-        Losses in the targets' unit, float[...].
-
     >>> float(pinball(jnp.array([1.0]), jnp.array(3.0), levels=(0.75,)))
     1.5
 

@@ -24,9 +24,6 @@ def mse(outputs: jax.Array, targets: jax.Array) -> jax.Array:
         outputs: Predictions, float[..., 1].
         targets: Targets, float[...].
 
-    Returns:
-        Losses in the targets' unit squared, float[...].
-
     >>> float(mse(jnp.array([1.0]), jnp.array(3.0)))
     4.0
     """

@@ -133,11 +133,16 @@ def check_member(
     >>> params["w"].shape
     (3, 2)
     """
+
+    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
+        params, model_state = member.init(key, inputs)
+        require_parameters(params)  # JAX would not say how to register a class.
+        return params, model_state
+
     key = jax.eval_shape(lambda: jax.random.key(0))
     outputs = None
     try:
-        params, model_state = jax.eval_shape(member.init, key, inputs)
-        require_parameters(params)
+        params, model_state = jax.eval_shape(init, key, inputs)
         if member.has_apply:
             outputs, _ = jax.eval_shape(member.evaluate, params, model_state, inputs, key)
     except UserError:

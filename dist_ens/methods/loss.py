@@ -164,11 +164,7 @@ def require_objective(info: LossInfo, method: str) -> Objective:
 
 
 def with_float_inputs(batch: Batch, method: str, key: str = "inputs") -> jax.Array:
-    """Returns the inputs of a batch as floating-point numbers.
-
-    Raises:
-        UserError: If the batch is not a dict with that key, or the inputs are not one array.
-    """
+    """Returns the inputs of a batch as floating-point numbers; raises unless they are an array."""
     inputs = batch[key] if key in _keys_of(batch) else None
     if not isinstance(inputs, jax.Array):
         raise UserError(

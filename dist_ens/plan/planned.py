@@ -77,19 +77,9 @@ class PlannedMesh:
 
     def to_dict(self) -> JsonDict:
         """Returns plain data that JSON can hold."""
-        return {
-            "mesh": {ENSEMBLE: self.ensemble_axis, DATA: self.data_axis},
-            "num_members": self.num_members,
-            "waves": self.waves,
-            "execution": self.execution,
-            "place": self.place.name.lower(),
-            "flops_per_device": self.flops_per_device,
-            "bytes_per_device": dict(self.bytes_per_device),
-            "collectives": [dataclasses.asdict(collective) for collective in self.collectives],
-            "fits": self.fits,
-            "refusal": self.refusal,
-            "max_steps_per_second": self.max_steps_per_second,
-        }
+        plain = dataclasses.asdict(self)
+        axes = {ENSEMBLE: plain.pop("ensemble_axis"), DATA: plain.pop("data_axis")}
+        return {"mesh": axes, **plain, "place": self.place.name.lower()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Training: `fit`, its services, and the forms of data that it takes. It does not use configs."""
 
-from dist_ens.training.arguments import Door, FitArguments, RunRecord
+from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.ending import FitResult
@@ -14,7 +14,6 @@ __all__ = [
     "FitArguments",
     "FitResult",
     "OrderedSplit",
-    "RunRecord",
     "fit",
     "run_fit",
 ]

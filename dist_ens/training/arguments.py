@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
-from dist_ens.checkpoint import Checkpoints
+from dist_ens.checkpoint import Checkpoints, StepRecord
+from dist_ens.data import OrderRule
 from dist_ens.ensemble import Ensemble
-from dist_ens.json_text import Json, JsonDict
+from dist_ens.json_text import Json
 from dist_ens.metrics import Metric
 from dist_ens.state import State
 from dist_ens.training.held_out import EvalData
@@ -22,6 +22,7 @@ class FitArguments:
     steps: int | None = None
     epochs: float | None = None
     batch_size: int | None = None
+    order: OrderRule | None = None
     state: State | None = None
     callbacks: Sequence[Callback] = ()
     checkpoints: Checkpoints | None = None
@@ -32,27 +33,6 @@ class FitArguments:
     steps_per_call: int | None = None
     log_every: int = 100
     progress: bool = True
-
-
-class RunRecord(Protocol):
-    """The record of a run, which is saved with each checkpoint.
-
-    A run from a config and a run made in Python have different records.
-    """
-
-    def chosen(self, execution: str | None, num_devices: int, steps_per_call: int) -> "RunRecord":
-        """Returns the record with what was chosen when the run began.
-
-        Args:
-            execution: Execution that was chosen; None if no step was left to train.
-            num_devices: Number of devices of the mesh.
-            steps_per_call: Number of steps in one call of the update.
-        """
-        ...
-
-    def to_dict(self) -> JsonDict:
-        """Returns plain data that JSON can hold."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +47,6 @@ class Door:
             resume from it.
     """
 
-    record: RunRecord | None = None
+    record: StepRecord | None = None
     say: Callable[[str], None] | None = None
     check_resume: Callable[[Mapping[str, Json]], None] = lambda _: None

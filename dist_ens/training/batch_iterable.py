@@ -45,14 +45,12 @@ class BatchIterable(TrainingData):
     Args:
         source: Iterable of batches. It is started again when it ends, unless it is an iterator.
         layout: Layout of the members and the data.
-        objective: Objective whose labels are checked in each batch. None for a loss function, which
-            may take any labels.
+        objective: Objective whose labels are checked in each batch; None to check none.
         batch_specs: Parts of a batch that hold no rows; see `Ensemble`.
 
     Raises:
-        UserError: If the iterable yields no batch, or the first batch is not a pytree of arrays,
-            does not divide over the data axis or has labels that are not valid. On several hosts
-            also if batches have different shapes, or differ where they should be equal.
+        UserError: If the first batch is absent or cannot be trained on, or hosts yield other
+            batches than they should.
     """
 
     def __init__(
@@ -140,7 +138,6 @@ class BatchIterable(TrainingData):
         return iter(source() if callable(source) and not hasattr(source, "__iter__") else source)
 
     def _first_of_all(self) -> Batch:
-        """Returns the first batch; raises a `UserError` if there is none."""
         batch = self._next_of_pass()
         if batch is _NO_BATCH:
             raise UserError("The data yielded no batch. Give an iterable of at least one.")
@@ -149,66 +146,42 @@ class BatchIterable(TrainingData):
     def _next_of_call(
         self, steps: range, last_step: int, say: Callable[[str], None]
     ) -> list[Batch]:
-        """Returns copies of the batches of the steps of a call; see `_next`."""
         # A loader may fill the same buffer with each batch.
         return [jax.tree.map(np.array, self._next(step, last_step, say)) for step in steps]
 
     def _skip(self, steps: range, say: Callable[[str], None]) -> None:
-        """Draws the batches of some steps; see `_next`."""
         for step in steps:
             self._next(step, steps.stop, say)
 
     def _next_of_pass(self) -> Batch:
-        """Returns the next batch as NumPy arrays; `_NO_BATCH` at the end of the iterator.
-
-        Raises:
-            UserError: If the batch is not a pytree of arrays, or has labels that are not valid.
-        """
+        """Returns the next batch as NumPy arrays; `_NO_BATCH` at the end of the iterator."""
+        objective, name = self._objective, f"batch {self._num_batches:,}"
         try:
-            batch = _as_arrays(next(self._iterator), self._num_batches, self._objective)
+            batch = _as_arrays(next(self._iterator), name, objective)
         except StopIteration:
             return _NO_BATCH
-        objective = self._objective
         if objective is not None and isinstance(batch, Mapping) and objective.LABELS in batch:
-            check_examples(objective, batch, f"batch {self._num_batches:,}")
+            check_examples(objective, batch, name)
         return batch
 
     def _next(self, step: int, last_step: int, say: Callable[[str], None]) -> Batch:
-        """Returns the batch of a step. It has the shapes of the first batch.
-
-        Args:
-            step: Number of steps that the state has seen.
-            last_step: Number of steps of the whole run.
-            say: Function that prints a sentence.
-
-        Raises:
-            UserError: If the batch has another structure, shape or type than the first.
-            RunError: If the data ends and cannot be started again.
-        """
+        """Returns the batch of a step. It has the shapes of the first batch."""
         batch, self._waiting = self._waiting, _NO_BATCH
         while True:
             if batch is _NO_BATCH:
                 batch = self._next_of_pass()
             if batch is _NO_BATCH:
-                self._start_again(step, last_step)
-                batch = self._next_of_pass()
-                if batch is _NO_BATCH:
-                    raise RunError(
-                        f"The data yielded no batch when it was started again after step {step:,}. "
-                        "Give an iterable that can be started several times, or a function that "
-                        "returns a new iterator."
-                    )
+                batch = self._first_of_next_pass(step, last_step)
             self._num_batches += 1
-            if self._fits(batch, step, say):
+            if self._fits(batch, step):
                 return batch
             batch = _NO_BATCH
+            if not self._has_dropped:
+                self._has_dropped = True
+                say("A batch shorter than the first, such as the last of a pass, is dropped.")
 
-    def _start_again(self, step: int, last_step: int) -> None:
-        """Starts the iterable again after its end.
-
-        Raises:
-            RunError: If it is an iterator.
-        """
+    def _first_of_next_pass(self, step: int, last_step: int) -> Batch:
+        """Starts the iterable again after its end, and returns its first batch."""
         if self._is_iterator:
             raise RunError(
                 f"The data iterator ended after {counted(self._num_batches, 'batch')}, and the run "
@@ -218,8 +191,16 @@ class BatchIterable(TrainingData):
             )
         self._iterator = self._start()
         self._num_passes += 1
+        batch = self._next_of_pass()
+        if batch is _NO_BATCH:
+            raise RunError(
+                f"The data yielded no batch when it was started again after step {step:,}. Give an "
+                "iterable that can be started several times, or a function that returns a new "
+                "iterator."
+            )
+        return batch
 
-    def _fits(self, batch: Batch, step: int, say: Callable[[str], None]) -> bool:
+    def _fits(self, batch: Batch, step: int) -> bool:
         """Returns whether a batch has the shapes of the first; False if it only has fewer rows.
 
         Raises:
@@ -232,63 +213,45 @@ class BatchIterable(TrainingData):
                 f"The batch of step {step} is a pytree {structure_text(structure)}, and the first "
                 f"was {structure_text(expected)}. Yield batches of one structure."
             )
-        named = zip(
-            jax.tree_util.tree_leaves_with_path(_shapes(batch)),
-            jax.tree.leaves(self._shapes),
-            strict=True,
-        )
-        is_shorter = False
         # Only rows are fewer in the last batch of a pass. A smaller graph is another shape.
         have_rows = rows_of(batch) is not None and rows_of(self._shapes) is not None
         have_rows &= REPLICATED not in broadcast(self._specs, batch)
-        for (path, leaf), first in named:
+        leaves = jax.tree_util.tree_leaves_with_path(_shapes(batch))
+        fits = True
+        for (path, leaf), first in zip(leaves, jax.tree.leaves(self._shapes), strict=True):
             if leaf.shape == first.shape and leaf.dtype == first.dtype:
                 continue
             is_part = leaf.shape[1:] == first.shape[1:] and leaf.dtype == first.dtype
-            if have_rows and is_part and leaf.shape[0] < first.shape[0]:
-                is_shorter = True
-                continue
-            raise UserError(
-                f"Leaf {leaf_name(path)} of the batch of step {step} is {leaf_type(leaf)}, and "
-                f"that of the first batch {leaf_type(first)}. Yield batches of one shape and type."
-            )
-        if is_shorter and not self._has_dropped:
-            self._has_dropped = True
-            say("A batch shorter than the first, such as the last of a pass, is dropped.")
-        return not is_shorter
+            if not (have_rows and is_part and leaf.shape[0] < first.shape[0]):
+                raise UserError(
+                    f"Leaf {leaf_name(path)} of the batch of step {step} is {leaf_type(leaf)}, and "
+                    f"that of the first batch {leaf_type(first)}. Yield batches of one shape and "
+                    "type."
+                )
+            fits = False
+        return fits
 
 
-def _as_arrays(batch: Batch, number: int, objective: Objective | None) -> Batch:
-    """Returns a batch of any library as NumPy arrays of types that JAX holds.
-
-    Args:
-        batch: Pytree of arrays.
-        number: Number of the batch, for messages.
-        objective: Objective, whose batches have a row for each example. None for a loss function,
-            which takes any pytree.
-
-    Raises:
-        UserError: If a leaf is not an array, or the arrays of an objective have different lengths.
-    """
+def _as_arrays(batch: Batch, name: str, objective: Objective | None) -> Batch:
+    """Returns a batch of any library as NumPy arrays of types that JAX holds."""
 
     def held(path: KeyPath, leaf: Leaf) -> np.ndarray:
         way_out = "Yield pytrees of arrays [batch, ...]."
         if are_names(leaf):
             way_out += " Convert names with numpy.searchsorted(sorted_names, labels)."
-        return held_array(leaf, f"Leaf {leaf_name(path)} of batch {number}", way_out)
+        return held_array(leaf, f"Leaf {leaf_name(path)} of {name}", way_out)
 
-    refuse_lists(batch, f"batch {number}", and_numbers=False)
+    refuse_lists(batch, name, and_numbers=False)
     arrays = jax.tree_util.tree_map_with_path(held, batch)
     if objective is not None and rows_of(arrays) is None:
         raise UserError(
-            f"The arrays of batch {number} have different lengths: {described(arrays)}. "
+            f"The arrays of {name} have different lengths: {described(arrays)}. "
             "Yield pytrees of arrays with one row for each example."
         )
     return arrays
 
 
 def _shapes(batch: Batch) -> Shapes:
-    """Returns the shapes and types of a batch."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype_in_jax(leaf.dtype)), batch
     )

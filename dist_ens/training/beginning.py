@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import jax
@@ -24,10 +24,10 @@ from dist_ens.json_text import Json
 from dist_ens.layout import MEMBERS, Layout, connect_hosts, copied_like, to_host
 from dist_ens.members.label_scale import set_label_scale
 from dist_ens.state import State, differing, leaf_types
-from dist_ens.training.arguments import FitArguments
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
+from dist_ens.training.preparing import Job
 from dist_ens.training.states import saved_position
 from dist_ens.training.steps_per_call import choose_steps_per_call
 from dist_ens.types import Shapes
@@ -59,31 +59,12 @@ class Begun:
         return None if execution == AUTO else execution
 
 
-def begin_run(
-    arguments: FitArguments,
-    train: TrainingData,
-    info: RunInfo,
-    opened: OpenCheckpoints | None,
-    say: Callable[[str], None],
-    warn: Callable[[str], None],
-) -> Begun:
-    """Returns a run before its first step.
-
-    Args:
-        arguments: Arguments of `fit`.
-        train: Training data.
-        info: Ensemble to train, and steps of the whole run.
-        opened: Checkpoints of the run; None without checkpoints.
-        say: Function that prints a sentence.
-        warn: Function that prints a warning, even where nothing else is printed.
-
-    Raises:
-        UserError: If the state does not fit, or has more steps than the run.
-    """
+def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
+    """Returns a run before its first step."""
+    train, info, say, checkpoints = job.data, job.info, job.say, job.arguments.checkpoints
     connect_hosts(info.ensemble.layout)
-    ensemble, restored = _resumed(info.ensemble, train, opened, say)
-    saved: Mapping[str, Json] = (opened.saved_record or {}) if opened else {}
-    state, first_step = _first_state(arguments, ensemble, train, opened, restored, say)
+    ensemble, restored = _resumed(job, opened)
+    state, first_step = _first_state(job, ensemble, opened, restored)
     if first_step > info.last_step:
         raise UserError(
             f"The run has {counted(first_step, 'step')} already, and {info.last_step:,} are asked "
@@ -91,9 +72,7 @@ def begin_run(
         )
     if opened is not None and opened.saved_step:  # The choice of the execution draws a batch.
         train.restore(saved_position(opened), first_step, say)
-    steps_per_call = arguments.steps_per_call or saved.get("steps_per_call")
-    if steps_per_call is None:
-        steps_per_call = _steps_per_call(arguments, info, ensemble, state, train)
+    steps_per_call = _steps_per_call(job, ensemble, state, opened)
     batches_on = partial(
         train.batches,
         first_step=first_step,
@@ -102,52 +81,48 @@ def begin_run(
         member_ids=ensemble.ids.tolist(),
         say=say,
     )
-    layout = ensemble.layout
-    batches = batches_on(layout)
-    is_left = first_step < info.last_step
-    if ensemble.execution == AUTO and is_left:
-        first, checkpoints = next(batches), arguments.checkpoints
-        ensemble, choice = choose(
+    batches = batches_on(ensemble.layout)
+    if first_step < info.last_step and ensemble.execution == AUTO:
+        first = next(batches)
+        folder = None if checkpoints is None else pathlib.Path(checkpoints.folder)
+        may_move = not isinstance(train, BatchIterable) and not ensemble.layout.is_fixed
+        chosen, choice = choose(
             ensemble,
             state,
             first,
             info.last_step,
-            workdir=pathlib.Path(checkpoints.folder) if checkpoints else None,
-            may_move=not isinstance(train, BatchIterable) and not layout.is_fixed,
+            workdir=folder,
+            may_move=may_move,
         )
         say(str(choice))
-        if ensemble.layout is not layout:
-            state = ensemble.layout.moved(state, MEMBERS)
-            batches = batches_on(ensemble.layout)
-        else:
+        if chosen.layout is ensemble.layout:
             batches = _with_first(first, batches)
-    if ensemble.microbatches > 1 and restored is None and is_left:
+        else:
+            state = chosen.layout.moved(state, MEMBERS)
+            batches = batches_on(chosen.layout)
+        ensemble = chosen
+    if first_step < info.last_step and restored is None and ensemble.microbatches > 1:
         first = next(batches)
         warning = microbatch_warning(ensemble, state, first)
         if warning is not None:
-            warn(warning)
+            job.warn(warning)
         batches = _with_first(first, batches)
-    info = info._replace(ensemble=ensemble, member_ids=ensemble.ids.tolist(), first_step=first_step)
+    ids = ensemble.ids.tolist()
+    info = info._replace(ensemble=ensemble, member_ids=ids, first_step=first_step)
     return Begun(info, state, steps_per_call, batches)
 
 
 def _first_state(
-    arguments: FitArguments,
-    ensemble: Ensemble,
-    train: TrainingData,
-    opened: OpenCheckpoints | None,
-    restored: State | None,
-    say: Callable[[str], None],
+    job: Job, ensemble: Ensemble, opened: OpenCheckpoints | None, restored: State | None
 ) -> tuple[State, int]:
     """Returns the state that was restored, the given one or a new one, and its step."""
-    state = arguments.state
+    state, checkpoints, train = job.arguments.state, job.arguments.checkpoints, job.data
     if restored is not None and opened is not None:
-        if state is not None and arguments.checkpoints is not None:
-            folder = quoted(str(arguments.checkpoints.folder))
-            say(
-                f"Note: the given state is not used, since the folder {folder} holds step "
-                f"{opened.saved_step:,} of this run, which is resumed. Choose another folder to "
-                "start from the given state."
+        if state is not None and checkpoints is not None:
+            job.say(
+                "Note: the given state is not used, since the folder "
+                f"{quoted(str(checkpoints.folder))} holds step {opened.saved_step:,} of this run, "
+                "which is resumed. Choose another folder to start from the given state."
             )
         return restored, opened.saved_step
     if state is None:
@@ -156,33 +131,22 @@ def _first_state(
     return (state if step else _with_label_scale(ensemble, state, train)), step
 
 
-def _resumed(
-    ensemble: Ensemble,
-    train: TrainingData,
-    opened: OpenCheckpoints | None,
-    say: Callable[[str], None],
-) -> tuple[Ensemble, State | None]:
+def _resumed(job: Job, opened: OpenCheckpoints | None) -> tuple[Ensemble, State | None]:
     """Returns the ensemble and the state of the run that is resumed.
-
-    Args:
-        ensemble: Ensemble to train.
-        train: Training data.
-        opened: Checkpoints of the run; None without checkpoints.
-        say: Function that prints a sentence.
 
     Returns:
         The ensemble with the execution of that run, without the members that it has dropped, and
-        the state of its newest sound checkpoint.
-        The given ensemble and None if there is no checkpoint.
+        the state of its newest sound checkpoint. Or the given ensemble and None if there is none.
     """
+    ensemble = job.info.ensemble
     while opened is not None and opened.saved_step:
         as_saved = _without_dropped(_as_saved(ensemble, opened), opened)
-        structures = saved_structures(as_saved.abstract_state(train.batch))
+        structures = saved_structures(as_saved.abstract_state(job.data.batch))
         state = opened.restore_state(*structures, member_ids=as_saved.ids.tolist())
         if state is not None:
             gone = sorted({*ensemble.ids.tolist()} - {*as_saved.ids.tolist()})
             if gone:
-                say(
+                job.say(
                     f"The members {ids_text(gone)} were dropped. The run goes on with "
                     f"{as_saved.num_members} of {ensemble.num_members} members."
                 )
@@ -192,12 +156,7 @@ def _resumed(
 
 
 def _as_saved(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
-    """Returns an ensemble with the execution and the layout of the run that is resumed.
-
-    Args:
-        ensemble: Ensemble to train. It is returned unchanged if its execution is given.
-        opened: Checkpoints of the run.
-    """
+    """Returns an ensemble with the execution of the run that is resumed, unless one is given."""
     saved: Mapping[str, Json] = opened.saved_record or {}
     if ensemble.execution != AUTO or not saved.get("execution"):
         return ensemble
@@ -213,44 +172,32 @@ def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
 
     A member that the policy `drop` gave up leaves the arrays now, if no device then has more
     members, or another part of a batch, than before. Otherwise it stays, and takes no updates.
-
-    Args:
-        ensemble: Ensemble to train.
-        opened: Checkpoints of the run, with a saved step.
-
-    Raises:
-        UserError: If members have left the arrays, and the policy is not `drop` any more.
     """
     ids = ensemble.ids.tolist()
     there = [member for member in opened.members if member.member_id in ids]
     kept = [member.member_id for member in there if member.dropped_step is None]
     drops = ensemble.failures.policy == "drop" and ensemble.num_groups == 1
-    if not drops:
-        gone = [member_id for member_id in ids if member_id not in {m.member_id for m in there}]
-        if gone and len(there) == len(opened.members):
-            raise UserError(
-                f"The checkpoint of step {opened.saved_step} has the members "
-                f"{ids_text(member.member_id for member in there)} and not {ids_text(gone)}. If "
-                "the policy 'drop' left them out, set --config.failures.policy=drop "
-                "(failures='drop' in Python) to go on with the others."
-            )
-        return ensemble
-    if 0 < len(kept) < len(there):
+    if drops and 0 < len(kept) < len(there):
         layout = _layout_of_fewer(ensemble.layout, len(kept))
         if layout is not None:
             return _of_members(ensemble, kept, layout)
-    if 0 < len(there) < len(ids) and len(there) == len(opened.members):  # Some have left before.
-        layout = _layout_of_fewer(ensemble.layout, len(there))
-        return _of_members(ensemble, [member.member_id for member in there], layout)
-    return ensemble
+    have_left = 0 < len(there) < len(ids) and len(there) == len(opened.members)
+    if not have_left:
+        return ensemble
+    left = [member.member_id for member in there]
+    if not drops:
+        raise UserError(
+            f"The checkpoint of step {opened.saved_step} has the members {ids_text(left)} and not "
+            f"{ids_text(sorted({*ids} - {*left}))}. If the policy 'drop' left them out, set "
+            "--config.failures.policy=drop (failures='drop' in Python) to go on with the others."
+        )
+    return _of_members(ensemble, left, _layout_of_fewer(ensemble.layout, len(left)))
 
 
 def _layout_of_fewer(layout: Layout, num_members: int) -> Layout | None:
     """Returns a layout of fewer members on rows of the same mesh; None if a row would have more.
 
-    Args:
-        layout: Layout of all members. On several hosts, each of them must keep its rows.
-        num_members: Number of the members that are left.
+    On several hosts it returns None, too, since each of them must keep its rows.
     """
     rows = max(k for k in range(1, layout.ensemble_axis + 1) if num_members % k == 0)
     if num_members // rows > layout.members_per_device or jax.process_count() > 1:
@@ -273,22 +220,19 @@ def _with_first(first: CallBatches, rest: Iterator[CallBatches]) -> Iterator[Cal
 
 
 def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State, int]:
-    """Returns a copy of a given state on the ensemble's layout, and its step.
-
-    Args:
-        ensemble: Ensemble to train.
-        state: State that was given.
-        batch: Shapes and types of a batch.
-
-    Raises:
-        UserError: If the state does not fit the ensemble, or its members are at different steps.
-    """
+    """Returns a copy of a given state on the ensemble's layout, and its step."""
     like, state = ensemble.abstract_state(batch), ensemble.with_record(state)
     expected, found = leaf_types(like), leaf_types(state)
-    if expected != found:
+    names = differing(expected, found)
+    if names:
+        different = "; ".join(
+            f"leaf {name} is {found.get(name, 'absent')} there and "
+            f"{expected.get(name, 'absent')} here"
+            for name in names[:_MOST_NAMED]
+        )
+        more = f"; {len(names) - _MOST_NAMED} more leaves differ" if names[_MOST_NAMED:] else ""
         raise UserError(
-            "The given state does not fit this ensemble: "
-            f"{'; '.join(_differences(expected, found))}. Give a state that an "
+            f"The given state does not fit this ensemble: {different}{more}. Give a state that an "
             "ensemble of the same network, optimizer and number of members made."
         )
     with jax.transfer_guard("allow"):
@@ -311,21 +255,8 @@ def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State
     return copied_like(state, like), steps.pop()
 
 
-def _differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:
-    """Returns a clause for each leaf that differs, at most `_MOST_NAMED` and a count."""
-    different = [
-        f"leaf {name} is {found.get(name, 'absent')} there and {expected.get(name, 'absent')} here"
-        for name in differing(expected, found)
-    ]
-    more = len(different) - _MOST_NAMED
-    return [*different[:_MOST_NAMED], *([f"{more} more leaves differ"] if more > 0 else [])]
-
-
 def _with_label_scale(ensemble: Ensemble, state: State, train: TrainingData) -> State:
-    """Returns a state at step 0 with the mean and standard deviation of the training labels.
-
-    The state is returned unchanged if the objective does not standardise labels.
-    """
+    """Returns a state at step 0 with the scale of the labels, where the objective needs it."""
     objective = ensemble.objective
     if objective is None or not objective.standardize or not isinstance(train, OrderedSplit):
         return state
@@ -334,9 +265,14 @@ def _with_label_scale(ensemble: Ensemble, state: State, train: TrainingData) -> 
 
 
 def _steps_per_call(
-    arguments: FitArguments, info: RunInfo, ensemble: Ensemble, state: State, train: TrainingData
+    job: Job, ensemble: Ensemble, state: State, opened: OpenCheckpoints | None
 ) -> int:
-    """Returns the number of steps in one call of the update, if it was not given."""
+    """Returns the number of steps in one call: the given or the saved one, or a choice."""
+    saved: Mapping[str, Json] = (opened.saved_record or {}) if opened else {}
+    arguments, train = job.arguments, job.data
+    given = arguments.steps_per_call or saved.get("steps_per_call")
+    if given is not None:
+        return given
     if isinstance(train, BatchIterable) or ensemble.waves > 1:
         return 1
     index = None
@@ -345,7 +281,7 @@ def _steps_per_call(
     traced = ensemble.traced_update(state, Batches.shapes_of_step(train.batch, index))
     checkpoints = arguments.checkpoints
     cadences = (
-        info.eval_every,
+        job.info.eval_every,
         arguments.log_every,
         checkpoints.every_steps if checkpoints else None,
         *(getattr(callback, "every", None) for callback in arguments.callbacks),

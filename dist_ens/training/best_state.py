@@ -18,13 +18,6 @@ class BestState(Service):
 
     A copy of it waits in the hosts' memory. If the run has checkpoints, it is saved too, so that a
     run that is resumed has it. On several hosts, the callbacks of process 0 decide.
-
-    Args:
-        run: Runner of the run.
-        batch: Shapes and types of a batch.
-        opened: Checkpoints of the run; None without checkpoints.
-        scores_at: Function of a step that returns its scores by name, as they are saved.
-        say: Function that prints a sentence.
     """
 
     def __init__(
@@ -57,19 +50,15 @@ class BestState(Service):
         is_best = self._run.best_step() == step
         if is_best:
             self._kept = step, copied_off_devices(info.state)
-        if is_best or (self._opened is not None and self._is_best_by_scores(self._opened, step)):
+        opened, scores = self._opened, self._scores_at(step)
+        if is_best or (opened is not None and opened.is_best(step, scores)):
             self._due_step = step
 
     def at_end(self, step: int, state: State) -> tuple[int, State] | None:
-        """Returns the step and the state of the best evaluation. Every host must call this.
+        """Returns the step and the state of the best evaluation, given those of the last step.
 
-        Args:
-            step: Last step of the run.
-            state: State at this step.
-
-        Returns:
-            None if no callback names a step. Also if a run that was resumed has no sound checkpoint
-            of it, which is printed.
+        It returns None if no callback names a step, or if a run that was resumed has no sound
+        checkpoint of it, which is printed. Every host must call this.
         """
         best = self._run.best_step()
         if best is None or best == step:
@@ -83,9 +72,6 @@ class BestState(Service):
             )
             return None
         return best, found
-
-    def _is_best_by_scores(self, opened: OpenCheckpoints, step: int) -> bool:
-        return opened.is_best(step, self._scores_at(step))
 
     def _saved_state(self, step: int) -> State | None:
         """Returns the state of a checkpoint; None if it is not saved, or damaged."""

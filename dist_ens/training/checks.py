@@ -1,7 +1,6 @@
 """Checks of the arguments of `fit`, before anything is compiled."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,10 @@ from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.evaluation import label_checks
 from dist_ens.ground.numbers import MOST_STEPS, require_coefficient, whole_number
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, specs_of_batch
+from dist_ens.losses import Objective
 from dist_ens.state import State, described, refuse_lists
 from dist_ens.training.arguments import FitArguments
-from dist_ens.training.data import EPOCH, OrderedSplit, eval_steps_of
+from dist_ens.training.data import EPOCH, OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.held_out import EvalData
 from dist_ens.types import Callback, Inputs, Outputs
@@ -26,19 +26,29 @@ from dist_ens.types import Callback, Inputs, Outputs
 # Training is slow if the mean or the standard deviation of the labels is larger, because the
 # outputs start near 0.
 _LARGE = 10.0
+_FOLDER = "a folder as dist_ens.Checkpoints('runs/a')"
 
 
 def check_arguments(given: FitArguments) -> None:
     """Raises a `UserError` unless the arguments of `fit` have their types and ranges."""
-    ensemble, steps, epochs = given.ensemble, given.steps, given.epochs
-    if not isinstance(ensemble, Ensemble):
+    if not isinstance(given.ensemble, Ensemble):
         raise UserError(
-            f"ensemble is {kind_of(ensemble)}. Give a dist_ens.Ensemble, made of a "
-            "network, an optimizer and a loss."
+            f"ensemble is {kind_of(given.ensemble)}. Give a dist_ens.Ensemble, made of a network, "
+            "an optimizer and a loss."
         )
+    of_init = "a State, such as that of Ensemble.init or of an earlier FitResult"
+    _check_type("checkpoints", given.checkpoints, Checkpoints, _FOLDER)
+    _check_type("The given state", given.state, State, of_init)
+    _check_type("callbacks", given.callbacks, Sequence, "a list of callbacks: callbacks=[...]")
+    steps, epochs = given.steps, given.epochs
     if (steps is None) == (epochs is None):
         raise UserError(
             f"fit takes exactly one of steps and epochs: got steps={steps}, epochs={epochs}."
+        )
+    if given.eval_data is not None and given.validation is not None:
+        raise UserError(
+            "fit scores one set of examples, and got both eval_data and "
+            f"validation={given.validation}. Leave one of them out."
         )
     if steps is not None:
         whole_number("steps", steps, least=0, most=MOST_STEPS)
@@ -48,36 +58,21 @@ def check_arguments(given: FitArguments) -> None:
         raise UserError(
             f"eval_every is {given.eval_every!r}. Give a whole number of steps, or {EPOCH!r}."
         )
-    cadences: list[tuple[str, Any]] = [
-        ("steps_per_call", given.steps_per_call),
-        ("log_every", given.log_every),
-    ]
-    cadences += [("eval_every", given.eval_every)] if given.eval_every != EPOCH else []
-    cadences += [("every", getattr(callback, "every", None)) for callback in given.callbacks]
-    for name, value in cadences:
-        if value is not None:
-            whole_number(name, value, least=1)
-    _check_instance("checkpoints", given.checkpoints, Checkpoints, "Checkpoints('runs/a')")
-    _check_instance("state", given.state, State, "State, as Ensemble.init returns it")
+    for name in ("steps_per_call", "log_every", "eval_every"):
+        if getattr(given, name) not in (None, EPOCH):
+            whole_number(name, getattr(given, name), least=1)
     for callback in given.callbacks:
         _check_callback(callback)
-    if given.eval_data is not None and given.validation is not None:
-        raise UserError(
-            "fit scores one set of examples, and got both eval_data and "
-            f"validation={given.validation}. Leave one of them out."
-        )
     if isinstance(given.data, Mapping | tuple):  # A list is an iterable of batches.
         refuse_lists(given.data, "the data")
 
 
-def _check_instance(name: str, value: object, cls: type, instead: str) -> None:
-    """Raises a `UserError` unless an argument is None or an instance of a class."""
+def _check_type(name: str, value: object, cls: type, instead: str) -> None:
     if value is not None and not isinstance(value, cls):
-        raise UserError(f"{name} is {kind_of(value)}. Give a dist_ens.{instead}.")
+        raise UserError(f"{name} is {kind_of(value)}. Give {instead}.")
 
 
 def _check_callback(callback: Callback) -> None:
-    """Raises a `UserError` unless an object is a callback."""
     if isinstance(callback, type):
         raise UserError(
             f"callbacks holds {kind_of(callback)}, not a callback. Give an instance: "
@@ -96,80 +91,45 @@ def check_parts(
     eval_data: EvalData | None,
     say: Callable[[str], None],
 ) -> Mapping[str, str | None]:
-    """Checks that the ensemble, the data and the arguments fit each other.
-
-    Args:
-        given: Arguments of `fit`.
-        train: Training data.
-        eval_data: Data to score; None to score nothing.
-        say: Function that prints a note.
+    """Checks that ensemble, data and arguments fit each other, and prints notes on them.
 
     Returns:
         The direction of each score by its name; empty without data to score.
-
-    Raises:
-        UserError: If they do not fit each other.
     """
     ensemble = given.ensemble
     label_checks.check_inputs(ensemble.trained_objective, given.data)
-    _check_scoring(given, train, eval_data, say)
-    _check_groups(ensemble, train)
-    _check_labels(ensemble, train, say)
-    if given.state is None and given.checkpoints is None:
-        # XLA compiles while Python traces the step.
-        ensemble.compile_init(train.batch)
-    _check_step(ensemble, train)
-    return {} if eval_data is None else eval_data.check(ensemble, train.batch)
-
-
-def _check_scoring(
-    given: FitArguments,
-    train: TrainingData,
-    eval_data: EvalData | None,
-    say: Callable[[str], None],
-) -> None:
-    """Checks that there is data to score if evaluations are configured."""
-    steps, per_call = eval_steps_of(train, given.eval_every), given.steps_per_call
-    if per_call is not None and steps is not None and steps % per_call:
-        say(
-            f"Note: evaluations are at the ends of calls of {per_call} steps, and every "
-            f"{float(steps):g} steps were asked for. Leave steps_per_call out, or set it to 1."
-        )
     for name in ("eval_every", "metrics"):
         if eval_data is None and getattr(given, name):
             raise UserError(
                 f"{name} was given, and there is no data to score. Give eval_data, or "
                 f"validation=0.1 to hold out training examples, or leave {name} out."
             )
+    _check_groups(ensemble, train)
+    labels = _checked_labels(ensemble, train)
+    if labels is not None:
+        _note_on_labels(ensemble.trained_objective, labels, say)
+    if given.state is None and given.checkpoints is None:
+        # XLA compiles while Python traces the step.
+        ensemble.compile_init(train.batch)
+    _trace_step(ensemble, train)
+    return {} if eval_data is None else eval_data.check(ensemble, train.batch)
 
 
-def _check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], None]) -> None:
-    """Checks the training labels of an objective, and prints a note if they are large.
-
-    Args:
-        ensemble: Ensemble to train.
-        train: Training data.
-        say: Function that prints a sentence.
-
-    Raises:
-        UserError: If a label is not a class or not finite, the objective standardises the labels of
-            an iterable or equal labels, or a key is misspelt.
-    """
+def _checked_labels(ensemble: Ensemble, train: TrainingData) -> np.ndarray | None:
+    """Returns the training labels of an objective; None if they are not in memory."""
     objective = ensemble.trained_objective
     if objective is None:
-        return
+        return None
     if isinstance(train.batch, Mapping):
         label_checks.check_keys(objective, train.batch)
-    if not isinstance(train, OrderedSplit):
-        if objective.standardize:
-            raise UserError(
-                f"{objective.name}(standardize=True) takes the mean and the standard deviation of "
-                "all training labels, and the data is an iterable. Give the data as arrays, or "
-                "standardise the labels in the iterable."
-            )
-        return
-    if not train.split.in_memory:
-        return
+    if objective.standardize and not isinstance(train, OrderedSplit):
+        raise UserError(
+            f"{objective.name}(standardize=True) takes the mean and the standard deviation of all "
+            "training labels, and the data is an iterable. Give the data as arrays, or standardise "
+            "the labels in the iterable."
+        )
+    if not isinstance(train, OrderedSplit) or not train.split.in_memory:
+        return None
     examples = train.split.take(np.arange(len(train.split)))
     if not isinstance(examples, Mapping) or objective.LABELS not in examples:
         raise UserError(
@@ -178,17 +138,17 @@ def _check_labels(ensemble: Ensemble, train: TrainingData, say: Callable[[str], 
             f"{{{objective.INPUTS!r}: x, {objective.LABELS!r}: y}}."
         )
     label_checks.check_examples(objective, examples)
-    labels = np.asarray(examples[objective.LABELS])
-    if objective.num_classes is not None:
+    return np.asarray(examples[objective.LABELS])
+
+
+def _note_on_labels(
+    objective: Objective | None, labels: np.ndarray, say: Callable[[str], None]
+) -> None:
+    """Prints a note if the training labels are large."""
+    if objective is None or objective.num_classes is not None or objective.standardize:
         return
-    if objective.standardize and labels.min() == labels.max():
-        raise UserError(
-            f"All training labels are {labels.min():.4g}, and {objective.name}(standardize=True) "
-            "divides them by their standard deviation, which is 0. Check that they are the labels, "
-            "or leave standardize out."
-        )
     mean, std = float(np.mean(labels)), float(np.std(labels))
-    if not objective.standardize and max(abs(mean), std) > _LARGE:
+    if max(abs(mean), std) > _LARGE:
         say(
             f"Note: the labels have mean {mean:.4g} and standard deviation {std:.4g}. Networks "
             f"train faster on labels near 0: consider {objective.name}(standardize=True)."
@@ -206,17 +166,8 @@ def _check_groups(ensemble: Ensemble, train: TrainingData) -> None:
         )
 
 
-def _check_step(ensemble: Ensemble, train: TrainingData) -> None:
-    """Checks that network, loss and data fit each other, by tracing a step of one member.
-
-    Args:
-        ensemble: Ensemble to train.
-        train: Training data.
-
-    Raises:
-        UserError: If the network or the loss does not take the batch, or the batch has no equal
-            microbatches.
-    """
+def _trace_step(ensemble: Ensemble, train: TrainingData) -> None:
+    """Traces a step of one member, and raises a `UserError` if its parts do not fit the batch."""
     if ensemble.waves > 1:
         ensemble = ensemble.of_wave  # The state of all waves is not on the devices.
     layout, batch = ensemble.layout, train.batch
@@ -224,7 +175,7 @@ def _check_step(ensemble: Ensemble, train: TrainingData) -> None:
     state = ensemble.abstract_state(batch)
     objective = ensemble.trained_objective
     if objective is not None and objective.num_outputs is not None:
-        _check_outputs(ensemble, state, train)
+        _trace_outputs(ensemble, state, train)
     index = None
     if isinstance(train, OrderedSplit):  # Only its examples have positions.
         index = jax.ShapeDtypeStruct((train.order.global_batch_size,), jnp.int32)
@@ -248,7 +199,7 @@ def _check_step(ensemble: Ensemble, train: TrainingData) -> None:
         ) from error
 
 
-def _check_outputs(ensemble: Ensemble, state: State, train: TrainingData) -> None:
+def _trace_outputs(ensemble: Ensemble, state: State, train: TrainingData) -> None:
     """Raises a `UserError` unless the objective takes the network's outputs and the labels."""
     objective, batch = ensemble.trained_objective, train.batch
     inputs = inputs_of(ensemble, batch)

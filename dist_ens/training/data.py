@@ -9,7 +9,15 @@ import jax
 import numpy as np
 from typing_extensions import override
 
-from dist_ens.data import Source, Split, TreeSplit, calls, example_shapes_of
+from dist_ens.data import (
+    OrderRule,
+    Source,
+    Split,
+    TreeSplit,
+    calls,
+    example_shapes_of,
+    shared,
+)
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.errors import UserError, kind_of
@@ -23,6 +31,7 @@ from dist_ens.training.data_protocol import TrainingData
 from dist_ens.types import Batch, Data, Shapes
 
 DEFAULT_BATCH_SIZE = 128
+_SHARED = shared()  # The order of the members if none is given.
 EPOCH = "epoch"  # Value of `eval_every` for an evaluation at the end of each epoch.
 
 
@@ -101,12 +110,7 @@ class NoData(TrainingData):
 
 @dataclasses.dataclass(frozen=True)
 class _CheckedSplit(Split):
-    """A split that is not in memory, whose labels are checked when they are read.
-
-    Attributes:
-        whole: Split with the examples.
-        objective: Objective that is trained.
-    """
+    """A split that is not in memory, whose labels are checked when they are read."""
 
     whole: Split
     objective: Objective
@@ -133,43 +137,30 @@ class _CheckedSplit(Split):
         return examples
 
 
-def training_data(data: Data, batch_size: int | None, ensemble: Ensemble) -> TrainingData:
-    """Returns the data of `fit` as training data.
-
-    Args:
-        data: Pytree of arrays (a dict, a tuple or an array), a `Source`, an iterable of batches,
-            a function that returns an iterator, or None.
-        batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
-            there are fewer, rounded down to a multiple of the data axis.
-        ensemble: Ensemble to train. Its seed is that of the order of the examples.
-
-    Raises:
-        UserError: If the data is none of these, or `batch_size` is out of range or is given with an
-            iterable of batches or without data.
-    """
+def training_data(
+    data: Data, batch_size: int | None, ensemble: Ensemble, order: OrderRule = _SHARED
+) -> TrainingData:
+    """Returns the data of `fit` as training data; see the arguments of `fit`."""
     seed, layout, objective = ensemble.seed, ensemble.layout, ensemble.trained_objective
     if isinstance(data, OrderedSplit):
         if objective is None or data.split.in_memory:
             return data
         return dataclasses.replace(data, split=_CheckedSplit(data.split, objective))
     if isinstance(data, Source):
-        ordered = _ordered(data.train, batch_size, seed, layout, data.spec.num_groups)
+        ordered = _ordered(data.train, batch_size, seed, layout, order, data.spec.num_groups)
         return training_data(ordered, None, ensemble)
     if is_tree_of_arrays(data):
-        return _ordered(TreeSplit(data), batch_size, seed, layout)
-    if data is None:
-        if batch_size is not None:
-            raise UserError(
-                f"batch_size={batch_size} was given without data, and the loss draws its own "
-                "examples. Leave it out."
-            )
-        return NoData()
+        return _ordered(TreeSplit(data), batch_size, seed, layout, order)
+    if order != _SHARED:
+        raise UserError(
+            f"order={order} was given, and the data has no examples with positions. Give arrays or "
+            "a source, or leave order out."
+        )
     if isinstance(data, type):
         raise UserError(
             f"The data is {kind_of(data)}, not data. Give an instance: {data.__name__}(...)."
         )
-    is_iterable = hasattr(data, "__iter__") or hasattr(data, "__next__") or callable(data)
-    if not is_iterable:
+    if data is not None and not hasattr(data, "__iter__") and not callable(data):
         raise UserError(
             f"The data is {kind_of(data)}. Give a dict of arrays, a source of "
             "dist_ens.data, an iterable of batches, or a function that returns an iterator."
@@ -177,17 +168,15 @@ def training_data(data: Data, batch_size: int | None, ensemble: Ensemble) -> Tra
     if batch_size is not None:
         raise UserError(
             f"batch_size={batch_size} was given with an iterable, whose batches have their own "
-            "size. Leave it out, or give the data as arrays."
+            "size, or without data. Leave it out, or give the data as arrays."
         )
+    if data is None:
+        return NoData()
     return BatchIterable(data, layout, objective, ensemble.batch_specs)
 
 
 def last_step_of(data: TrainingData, steps: int | None, epochs: float | None) -> int:
-    """Returns the number of steps of the whole run, given `steps` and `epochs` of `fit`.
-
-    Raises:
-        UserError: If `epochs` is given with an iterable or without data.
-    """
+    """Returns the number of steps of the whole run, given `steps` and `epochs` of `fit`."""
     if epochs is None:
         return int(steps or 0)
     return _order_of(data, f"epochs={epochs}", "steps").num_steps(epochs)
@@ -197,9 +186,6 @@ def eval_steps_of(data: TrainingData, eval_every: int | str | None) -> int | Fra
     """Returns the number of steps between two evaluations, given `eval_every` of `fit`.
 
     The number of an epoch need not be whole.
-
-    Raises:
-        UserError: If `eval_every` is "epoch" and the data is an iterable or None.
     """
     if not isinstance(eval_every, str):
         return eval_every
@@ -231,14 +217,14 @@ def is_tree_of_arrays(data: Data) -> bool:
 
 
 def _ordered(
-    split: Split, batch_size: int | None, seed: int, layout: Layout, num_groups: int = 1
+    split: Split,
+    batch_size: int | None,
+    seed: int,
+    layout: Layout,
+    order: OrderRule,
+    num_groups: int = 1,
 ) -> OrderedSplit:
-    """Returns a split with an order of its examples.
-
-    Raises:
-        UserError: If `batch_size` is not an integer from 1 to the number of examples, or the data
-            axis does not divide it.
-    """
+    """Returns a split with an order of its examples."""
     count = len(split) // num_groups
     if batch_size is None:
         columns = layout.data_axis
@@ -251,6 +237,4 @@ def _ordered(
             "number in this range."
         )
     layout.check_batch_size("batch_size", int(batch_size))
-    several = num_groups > 1
-    order = Order(count, int(batch_size), per_member=several, num_groups=num_groups)
-    return OrderedSplit(split, order, seed)
+    return OrderedSplit(split, order.order(count, int(batch_size), num_groups), seed)

@@ -1,7 +1,7 @@
 """The end of a run: its result, and the sentences about it."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from dist_ens.ensemble.failures import FailedMember
 from dist_ens.errors import counted
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.state import State
+from dist_ens.training.preparing import Job
 from dist_ens.training.services import Run
 
 # Largest number of failed members that a sentence names.
@@ -65,55 +66,42 @@ class FitResult:
         )
 
 
-def end_run(run: Run, class_names: tuple[str, ...]) -> FitResult:
-    """Ends a run and returns its result.
-
-    Args:
-        run: Run whose loop has ended.
-        class_names: Names of the classes, which the state keeps.
-    """
-    if run.saving is not None:
-        run.saving.wait()
+def end_run(run: Run, job: Job) -> FitResult:
+    """Ends a run whose loop has ended, and returns its result."""
+    run.call_services("wait")
     run.reader.catch_up()
-    best = None if run.is_interrupted else run.best.at_end(run.step, run.state)
+    best, scores, evaluation = None, None, None
+    if not run.is_interrupted:
+        best = run.best.at_end(run.step, run.state)
     step, state = best or (run.step, run.state)
-    evaluating = None if run.is_interrupted else run.evaluating
-    if evaluating is not None:
-        evaluating.end(step, state)
+    if not run.is_interrupted:
+        run.evaluating.end(step, state)
+        scores, evaluation = run.evaluating.scores, run.evaluating.evaluation
     run.reader.end()
-    if evaluating is not None:
-        evaluating.report_end(step)
-    all_failed = run.failures.have_all_failed
-    has_ended = run.is_interrupted or all_failed or run.step >= run.info.last_step
-    stopper = None if has_ended else run.stopper
+    if not run.is_interrupted:
+        run.evaluating.report_end(step)
+    all_failed, is_complete = run.failures.have_all_failed, run.step >= run.info.last_step
+    is_stopped = not (run.is_interrupted or all_failed or is_complete)
     return FitResult(
         ensemble=run.info.ensemble,
-        state=state._replace(class_names=class_names),
+        state=state._replace(class_names=job.class_names),
         history=run.history,
-        scores=evaluating.scores if evaluating else None,
+        scores=scores,
         step=step,
         best_step=best and step,
         signal=run.stop.signal if run.is_interrupted else None,
-        stopped_by=None if stopper is None else name_of_callback(stopper),
+        stopped_by=name_of_callback(run.stopper) if is_stopped else None,
         seconds=run.reader.seconds,
         steps_per_second=run.reader.steps_per_second(),
-        evaluation=evaluating.evaluation if evaluating else None,
+        evaluation=evaluation,
         failures=run.failures.reported(run.state),
         all_failed=all_failed,
     )
 
 
-def report_end(
-    run: Run, result: FitResult, say: Callable[[str], None], warn: Callable[[str], None]
-) -> None:
-    """Prints how a run has ended, and what happened to its members.
-
-    Args:
-        run: Run that has ended.
-        result: Its result.
-        say: Function that prints a sentence.
-        warn: Function that prints a warning, even where nothing else is printed.
-    """
+def report_end(run: Run, job: Job, result: FitResult) -> None:
+    """Prints how a run has ended, and what happened to its members."""
+    say = job.say
     num_members, last_step = result.ensemble.num_members, run.info.last_step
     is_lost = ~np.isfinite(run.reader.losses)
     if is_lost.any() and result.scores is None:  # Scores show it themselves.
@@ -124,7 +112,7 @@ def report_end(
             "the learning rate, or clip the gradients."
         )
     if result.all_failed:
-        warn(
+        job.warn(
             f"All {num_members} members have failed, so the run ends at step {run.step:,} of "
             f"{last_step:,}. Look for NaN in the data, lower the learning rate, or clip the "
             "gradients."

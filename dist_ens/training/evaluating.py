@@ -15,17 +15,12 @@ from dist_ens.training.runner import Runner, crossed
 class Evaluating(Service):
     """The service that scores the evaluation data, every few steps and at the end.
 
-    Args:
-        run: Runner of the run.
-        data: Data to score.
-        member_score: Name of a score that is saved of each member, too; None for none.
-
     Attributes:
         scores: Last scores; None before the first evaluation.
         evaluation: Last evaluation with the statistics of its examples.
     """
 
-    def __init__(self, run: Runner, data: EvalData, member_score: str | None) -> None:
+    def __init__(self, run: Runner, data: EvalData | None, member_score: str | None) -> None:
         self._run, self._data, self._member_score = run, data, member_score
         self.scores: Scores | None = None
         self.evaluation: Evaluation | None = None
@@ -47,12 +42,12 @@ class Evaluating(Service):
         """Scores the state if it is due, and returns `STOP` if a callback ends the run here."""
         previous, self._previous_step = self._previous_step, info.step
         is_due = crossed(self._run.info.eval_every, previous, info.step)
-        if not (info.is_last or self._is_owed or is_due):
+        if self._data is None or not (info.is_last or self._is_owed or is_due):
             return None
         self._is_owed = True
         try:
             with self._run.stop.stopping_evaluations():
-                stops = self._evaluate(info)
+                stops = self._evaluate(self._data, info)
         except EvaluationStoppedError:
             self._run.interrupt()
             return None
@@ -62,19 +57,19 @@ class Evaluating(Service):
         self._is_owed = False
         return STOP if stops and not info.is_last else None
 
-    def _evaluate(self, info: StepInfo) -> bool:
+    def _evaluate(self, data: EvalData, info: StepInfo) -> bool:
         """Scores a state, and returns whether a callback asks the run to end."""
         self._run.reader.catch_up()
         since = time.monotonic()
         ensemble = self._run.info.ensemble
-        self.scores, self.evaluation = self._data.evaluate(ensemble, info.state, info.is_last)
+        self.scores, self.evaluation = data.evaluate(ensemble, info.state, info.is_last)
         self._run.reader.paused(time.monotonic() - since)
         self._final_step = info.step if info.is_last else None
         if info.step == self._recorded_step:
             return False
         self._recorded_step = info.step
         values = self.scores.ensemble or self.scores.mean_member
-        self._run.write(info.step, score_record(self._data.name, values, self.scores.members))
+        self._run.write(info.step, score_record(data.name, values, self.scores.members))
         return self._run.ask("evaluated", info.step, self.scores)
 
     def scores_at(self, step: int) -> dict[str, float]:
@@ -85,10 +80,11 @@ class Evaluating(Service):
 
     def end(self, step: int, state: State) -> None:
         """Scores the state that the run returns, unless its last evaluation did."""
-        if step != self._final_step:
+        if self._data is not None and step != self._final_step:
             ensemble = self._run.info.ensemble
             self.scores, self.evaluation = self._data.evaluate(ensemble, state, True)
 
     def report_end(self, step: int) -> None:
         """Passes the scores of the state that the run returns to the callbacks."""
-        self._run.call_all("finished", step, self.scores, self.evaluation, self._data.split)
+        if self._data is not None:
+            self._run.call_all("finished", step, self.scores, self.evaluation, self._data.split)

@@ -139,8 +139,7 @@ class FailedMembers(Service):
     def state(self) -> Callable[[], JsonDict | None]:
         """Returns a function that returns what the records of the members do not hold.
 
-        It is called when the metrics of this step have been read. Those of later steps may have
-        been, too.
+        It is called when the metrics of this step have been read, and maybe those of later steps.
         """
         step, dropped = self._step, [member._asdict() for member in self._dropped.values()]
         with self._reading:
@@ -167,12 +166,7 @@ class FailedMembers(Service):
         }
 
     def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
-        """Reads the metrics of a call. Any thread may call it, one at a time.
-
-        Args:
-            step: Number of steps taken after the call.
-            metrics: Metrics by name, float32[steps, members].
-        """
+        """Reads the metrics of a call, float32[steps, members]. Any thread may call it."""
         if FAILED_UPDATES not in metrics:
             if "loss" in metrics:
                 self._read_losses(step, metrics["loss"])
@@ -247,12 +241,7 @@ class FailedMembers(Service):
         return not is_tested and not finite_members(state.params, self._ensemble).any()
 
     def _respond(self, read_step: int, state: State) -> bool:
-        """Responds to failures, and returns whether all members are frozen.
-
-        Args:
-            read_step: Last step of the calls that count. Later ones may have been read already.
-            state: State of the ensemble.
-        """
+        """Responds to the failures until a step, and returns whether all members are frozen."""
         with self._reading:
             due = [call for call in self._calls if call.step <= read_step]
             self._calls = self._calls[len(due) :]
@@ -297,11 +286,7 @@ class FailedMembers(Service):
             self._opened.add_event(self._member_ids[position], event, is_dropped=policy == "drop")
 
     def reported(self, state: State) -> list[FailedMember]:
-        """Returns what happened to each member that failed, also if it was dropped.
-
-        Args:
-            state: Last state of the run. Every host must call this.
-        """
+        """Returns what happened to each member that failed. Every host must call this."""
         if self._policy.is_checked:
             with jax.transfer_guard("allow"):
                 here = failed_members(state)

@@ -16,11 +16,7 @@ from dist_ens.types import PyTree
 def finite_members(tree: PyTree, ensemble: Ensemble) -> np.ndarray:
     """Returns which members have only finite numbers in a part of the state.
 
-    The state of the optimizer is a bad part: some optimizers begin with an infinite number in it.
-
-    Args:
-        tree: Part of the state of an ensemble, such as its parameters. Every host must call this.
-        ensemble: The ensemble.
+    Some optimizers begin with an infinite number in their state. Every host must call this.
 
     Returns:
         Whether each member is finite, bool[members].
@@ -44,20 +40,14 @@ def _are_finite(leaves: list[jax.Array]) -> jax.Array:
 
 
 def has_finite_member(saved: Mapping[str, Leaf]) -> bool:
-    """Returns whether a member has only finite parameters in a state that one host saves.
-
-    Members are read one after the other, until one is finite, so that it is soon known as a rule.
-
-    Args:
-        saved: Leaves of the state by name, whose pieces are in the memory of the host.
-    """
+    """Returns whether a member has only finite parameters in a state that one host saves."""
     leaves = [
         leaf
         for name, leaf in saved.items()
         if name.split(".")[0] == "params" and jnp.issubdtype(leaf.dtype, jnp.inexact)
     ]
     members = range(leaves[0].shape[0]) if leaves else range(1)
-    return any(
+    return any(  # As a rule, the first one is finite.
         all(np.isfinite(part).all() for part in itertools.chain(*(_of(leaf, k) for leaf in leaves)))
         for k in members
     )

@@ -1,20 +1,16 @@
 """`fit`: training of an ensemble, as a story that reads from top to bottom, without configs."""
 
-import dataclasses
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from dist_ens import cluster
 from dist_ens.checkpoint import Checkpoints
+from dist_ens.data import OrderRule
 from dist_ens.ensemble import Ensemble
 from dist_ens.metrics import Metric
 from dist_ens.state import State
-from dist_ens.terminal import PlainConsole
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult, end_run, report_end
 from dist_ens.training.held_out import EvalData
 from dist_ens.training.preparing import prepared
-from dist_ens.training.run_record import record_of
 from dist_ens.training.services import running
 from dist_ens.types import Callback, Data
 
@@ -26,6 +22,7 @@ def fit(
     steps: int | None = None,
     epochs: float | None = None,
     batch_size: int | None = None,
+    order: OrderRule | None = None,
     state: State | None = None,
     callbacks: Sequence[Callback] = (),
     checkpoints: Checkpoints | None = None,
@@ -63,6 +60,9 @@ def fit(
             taken, rounded up.
         batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
             there are fewer.
+        order: Rule for which examples of arrays or a source a member sees: `data.shared()`,
+            `data.permuted()` or `data.kfold(num_folds)` of `dist_ens.data`. Default: all members
+            see the same batches, in a new order in every epoch.
         state: State to start from, of any layout. It is copied and not donated. Arrays and sources
             continue in their order at the state's step, and an iterable continues at its current
             position. Default: `ensemble.init`.
@@ -115,6 +115,7 @@ def fit(
         steps=steps,
         epochs=epochs,
         batch_size=batch_size,
+        order=order,
         state=state,
         callbacks=callbacks,
         checkpoints=checkpoints,
@@ -131,38 +132,13 @@ def fit(
 
 def run_fit(arguments: FitArguments, door: Door) -> FitResult:
     """Trains an ensemble for a door; see `fit`."""
-    say, warn = _printers(door, arguments.progress)
     # 1. Everything is checked before anything is written.
-    train, eval_data, info, names = prepared(arguments, say)
-    if door.record is None and arguments.checkpoints is not None:
-        record = record_of(info.ensemble, train.batch).with_data(train, arguments.validation, names)
-        door = dataclasses.replace(door, record=record)
+    job = prepared(arguments, door)
     # 2. The state is made on the mesh, or restored onto it; then the execution is chosen.
-    with running(arguments, train, eval_data, info, door, say, warn) as run:
+    with running(job) as run:
         # 3. The loop: evaluate, save, take the batch, update.
         while run.before():  # What is evaluated and saved is the state at `step`.
             run.update(run.next_batch())
-        result = end_run(run, names)
-    report_end(run, result, say, warn)
+        result = end_run(run, job)
+    report_end(run, job, result)
     return result
-
-
-def _printers(door: Door, progress: bool) -> tuple[Callable[[str], None], Callable[[str], None]]:
-    """Returns the functions that print a sentence and a warning.
-
-    A warning is reported even where nothing else is printed.
-    """
-    if not cluster.is_main():
-        return door.say or _be_silent, _be_silent
-    if door.say is not None or progress:
-        return (door.say or _print,) * 2
-    return _be_silent, logging.warning
-
-
-def _print(sentence: str) -> None:
-    """Prints a sentence on the console."""
-    PlainConsole().print(sentence, soft_wrap=True)
-
-
-def _be_silent(sentence: str) -> None:
-    """Ignores a sentence."""

@@ -12,7 +12,7 @@ from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.evaluation.examples import Examples, examples_of
 from dist_ens.evaluation.label_checks import check_classes, check_finite, check_inputs
-from dist_ens.evaluation.scoring import score, score_directions
+from dist_ens.evaluation.scoring import BATCH_SIZE, score, score_directions
 from dist_ens.losses import Objective
 from dist_ens.metrics import Metric
 from dist_ens.state import State
@@ -41,18 +41,10 @@ class EvalData:
 
 
 def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | None]:
-    """Splits training data into the examples to train on and the held-out examples.
+    """Returns the examples to train on, and the held-out examples or None.
 
-    Args:
-        data: Training data of `fit`.
-        share: Share of the training examples that is held out, in (0, 1). The held-out examples are
-            the same for every seed. None holds out none, except the validation split of a source.
-
-    Returns:
-        The training data, and the held-out examples; None if there are none.
-
-    Raises:
-        UserError: If the share is out of range, or the data is neither arrays nor a source.
+    The held-out examples are the same for every seed. Without a share, they are the validation
+    split of a source.
     """
     if share is None or isinstance(data, OrderedSplit):
         return data, _held_out_of(data) if isinstance(data, Source) else None
@@ -84,16 +76,9 @@ def eval_data_of(
     metrics: Sequence[Metric],
     names: Sequence[str] = (),
     batch_specs: Specs = "batch",
+    batch_size: int = BATCH_SIZE,
 ) -> EvalData:
-    """Returns the data that is scored during and after training.
-
-    Args:
-        given: Argument `eval_data` of `fit`. None scores the held-out examples.
-        held_out: Examples that were held out; None if there are none.
-        metrics: Metrics beside those of the objective.
-        names: Names of the classes of the training labels; empty if they are numbers.
-        batch_specs: Parts of a batch that hold no rows; see `Ensemble`.
-    """
+    """Returns the data that is scored: `eval_data` of `fit`, or else the held-out examples."""
     if isinstance(given, EvalData):
         return given
     examples = examples_of(held_out if given is None else given, names, batch_specs)
@@ -101,10 +86,20 @@ def eval_data_of(
     def evaluate(
         ensemble: Ensemble, state: State, is_last: bool
     ) -> tuple[Scores, Evaluation | None]:
-        return score(ensemble, state, examples, metrics=metrics, intervals=is_last, by_size=is_last)
+        return score(
+            ensemble,
+            state,
+            examples,
+            metrics=metrics,
+            batch_size=batch_size,
+            intervals=is_last,
+            by_size=is_last,
+        )
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
-        directions = score_directions(ensemble, batch, examples, metrics=metrics)
+        directions = score_directions(
+            ensemble, batch, examples, metrics=metrics, batch_size=batch_size
+        )
         if isinstance(examples.split, TreeSplit):
             check_inputs(ensemble.objective, examples.split.tree, "eval_data")
         if ensemble.objective is not None and examples.split.in_memory:

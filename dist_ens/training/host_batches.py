@@ -58,13 +58,10 @@ def check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
     parts = len(layout.host_columns)
     digests = np.zeros((layout.data_axis + 1, _DIGEST_NUMBERS), np.int32)
     leaves = list(zip(jax.tree.leaves(batch), broadcast(specs, batch), strict=True))
+    rows = [leaf for leaf, spec in leaves if spec != REPLICATED]
     for number, column in enumerate(layout.host_columns):
-        rows = [
-            leaf if parts == 1 else np.split(leaf, parts)[number]
-            for leaf, spec in leaves
-            if spec != REPLICATED
-        ]
-        digests[column] = _digest(b"".join(leaf.tobytes() for leaf in rows))
+        of_column = (np.split(leaf, parts)[number] if parts > 1 else leaf for leaf in rows)
+        digests[column] = _digest(b"".join(leaf.tobytes() for leaf in of_column))
     digests[-1] = _digest(b"".join(leaf.tobytes() for leaf, spec in leaves if spec == REPLICATED))
     of_hosts = multihost_utils.process_allgather(digests)  # [hosts, columns + 1, numbers]
     for column in range(layout.data_axis):
@@ -83,17 +80,8 @@ def check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
         )
 
 
-def _digest(content: bytes) -> np.ndarray:
-    """Returns a hash of bytes, int32[_DIGEST_NUMBERS]."""
-    return np.frombuffer(hashlib.sha256(content).digest()[: 4 * _DIGEST_NUMBERS], np.int32)
-
-
 def check_hosts_agree(shapes: Shapes) -> None:
-    """Raises a `UserError` on every host if the hosts' batches have different shapes.
-
-    Args:
-        shapes: Shapes of this host's part of a batch.
-    """
+    """Raises a `UserError` on every host if the hosts' batches have different shapes."""
     if jax.process_count() == 1:
         return
     text = str(jax.tree_util.tree_leaves_with_path(shapes))
@@ -105,3 +93,8 @@ def check_hosts_agree(shapes: Shapes) -> None:
             f"and this host ({jax.process_index()}) yields {described(shapes)}. Yield the "
             "same shapes on every host."
         )
+
+
+def _digest(content: bytes) -> np.ndarray:
+    """Returns a hash of bytes, int32[_DIGEST_NUMBERS]."""
+    return np.frombuffer(hashlib.sha256(content).digest()[: 4 * _DIGEST_NUMBERS], np.int32)

@@ -45,13 +45,7 @@ class MetricsReader:
         self._ended: float | None = None
 
     def dispatched(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
-        """Stores the metrics of a call just dispatched, and reads those of the previous call.
-
-        Args:
-            previous_step: Number of steps taken before the call.
-            step: Number of steps taken after the call.
-            metrics: Metrics by name, float32[steps, members].
-        """
+        """Stores the metrics of a call, float32[steps, members], and reads those before it."""
         self.catch_up()
         self._pending = (previous_step, step, metrics)
         # With waves, a call has ended when it returns, so the time of a first call that compiles
@@ -60,11 +54,7 @@ class MetricsReader:
             self.catch_up()
 
     def catch_up(self, last_step: float = float("inf")) -> None:
-        """Waits for the last call and reads its metrics. Any thread may call it.
-
-        Args:
-            last_step: Last step to wait for. A call that ends after it is left unread.
-        """
+        """Reads the metrics of the last call, unless it ends after `last_step`. Any thread may."""
         with self._reading:
             if self._pending is not None and self._pending[1] <= last_step:
                 pending, self._pending = self._pending, None
@@ -74,10 +64,8 @@ class MetricsReader:
         """Returns the metrics read since this method was last called, float32[steps, members]."""
         with self._reading:
             parts, self._unseen = self._unseen, []
-        if not parts:
-            return {}
-        if len(parts) == 1:
-            return parts[0]
+        if len(parts) <= 1:
+            return parts[0] if parts else {}
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def paused(self, secs: float) -> None:

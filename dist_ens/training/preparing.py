@@ -1,77 +1,108 @@
 """The data of a run as the loop takes them, made of the arguments of `fit`."""
 
+import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from dist_ens import cluster
 from dist_ens.callbacks import RunInfo
-from dist_ens.data import Source
+from dist_ens.data import Source, shared
 from dist_ens.data.class_names import are_names, listed, names_in, with_class_numbers
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.errors import UserError
 from dist_ens.losses import Objective
 from dist_ens.metrics.metric import checked_metrics
 from dist_ens.state import ClassNames, State
-from dist_ens.training.arguments import FitArguments
+from dist_ens.terminal import PlainConsole
+from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.checks import check_arguments, check_parts
 from dist_ens.training.data import eval_steps_of, last_step_of, training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.held_out import EvalData, eval_data_of, with_validation
+from dist_ens.training.run_record import record_of, with_data
 from dist_ens.types import Data
 
 
-def prepared(
-    arguments: FitArguments, say: Callable[[str], None]
-) -> tuple[TrainingData, EvalData | None, RunInfo, tuple[str, ...]]:
-    """Returns what a run needs, all of it checked.
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A training that was asked for, all of it checked.
 
-    Args:
+    Attributes:
         arguments: Arguments of `fit`.
+        door: What the door adds, with the record of the run.
+        data: Training data.
+        eval_data: Data to score; None to score nothing.
+        info: Ensemble to train, and steps of the whole run.
+        class_names: Names of the classes; empty if they have none.
         say: Function that prints a sentence.
-
-    Returns:
-        The training data, the data to score or None, the steps of the run, and the names of the
-        classes, which are empty if they have none.
+        warn: Function that prints a warning, even where nothing else is printed.
     """
+
+    arguments: FitArguments
+    door: Door
+    data: TrainingData
+    eval_data: EvalData | None
+    info: RunInfo
+    class_names: tuple[str, ...]
+    say: Callable[[str], None]
+    warn: Callable[[str], None]
+
+
+def prepared(arguments: FitArguments, door: Door) -> Job:
+    """Returns the job of some arguments, after all checks."""
+    say, warn = _printers(door, arguments.progress)
     check_arguments(arguments)
     ensemble = arguments.ensemble
     data, names = numbered_classes(ensemble.trained_objective, arguments.data, arguments.state)
     data, held_out = with_validation(data, arguments.validation)
-    train = training_data(data, arguments.batch_size, ensemble)
+    train = training_data(data, arguments.batch_size, ensemble, arguments.order or shared())
     eval_data = None
     if arguments.eval_data is not None or held_out is not None:
         metrics = checked_metrics(arguments.metrics)
         eval_data = eval_data_of(
             arguments.eval_data, held_out, metrics, names, ensemble.batch_specs
         )
-    directions = check_parts(arguments, train, eval_data, say)
     info = RunInfo(
         ensemble,
         ensemble.ids.tolist(),
         first_step=0,
         last_step=last_step_of(train, arguments.steps, arguments.epochs),
         batch_size=rows_of(train.batch),
-        directions=directions,
+        directions=check_parts(arguments, train, eval_data, say),
         eval_every=eval_steps_of(train, arguments.eval_every),
     )
-    return train, eval_data, info, names
+    if door.record is None and arguments.checkpoints is not None:
+        record = record_of(ensemble, train.batch)
+        record = with_data(record, train, arguments.validation, names)
+        door = dataclasses.replace(door, record=record)
+    return Job(arguments, door, train, eval_data, info, names, say, warn)
+
+
+def _printers(door: Door, progress: bool) -> tuple[Callable[[str], None], Callable[[str], None]]:
+    """Returns the functions that print a sentence and a warning."""
+    if not cluster.is_main():
+        return door.say or _be_silent, _be_silent
+    if door.say is not None or progress:
+        return (door.say or _print,) * 2
+    return _be_silent, logging.warning
+
+
+def _print(sentence: str) -> None:
+    PlainConsole().print(sentence, soft_wrap=True)
+
+
+def _be_silent(sentence: str) -> None:
+    """Ignores a sentence."""
 
 
 def numbered_classes(
     objective: Objective | None, data: Data, state: State | None
 ) -> tuple[Data, tuple[str, ...]]:
-    """Returns training data with class numbers in place of names, and the names of the classes.
+    """Returns training data with class numbers in place of names, and the sorted names.
 
-    Args:
-        objective: Objective of the ensemble; None for a loss function, which takes no names.
-        data: Training data of `fit`.
-        state: State to start from, whose names are kept; None for a new one.
-
-    Returns:
-        The data, and the sorted names; empty if the classes have none.
-
-    Raises:
-        UserError: If the objective takes other labels, or other names than the state has.
+    The names are those of a state that training starts from. They are empty if there are none.
     """
     names = state.class_names if state is not None else ()
     if isinstance(data, Source):

@@ -10,12 +10,7 @@ from dist_ens.training.runner import Runner, crossed
 
 
 class Recording(Service):
-    """The service that records the training metrics every few steps, and at the last step.
-
-    Args:
-        run: Runner of the run.
-        every_steps: Number of steps between two records.
-    """
+    """The service that records the training metrics every few steps, and at the last step."""
 
     def __init__(self, run: Runner, every_steps: int) -> None:
         self._run, self._every_steps, self._step = run, every_steps, run.step

@@ -1,4 +1,4 @@
-"""The record of a run that was made in Python, which `fit` saves with each checkpoint."""
+"""The record of a run, which `fit` saves with each checkpoint."""
 
 import dataclasses
 import hashlib
@@ -12,7 +12,6 @@ from dist_ens.data import example_bytes_of
 from dist_ens.data.source import fingerprint_of
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
-from dist_ens.json_text import JsonDict
 from dist_ens.randomness import KEY_RULE
 from dist_ens.state import leaf_types
 from dist_ens.training.data import OrderedSplit
@@ -24,103 +23,56 @@ from dist_ens.types import Batch, PyTree
 _MOST_READ, _SAMPLED, _SAMPLED_OF_FILES = 2**26, 1000, 100
 
 
-class PythonRecord:
-    """The record of a run that was made in Python.
-
-    Args:
-        record: Fields of the record.
-    """
-
-    def __init__(self, record: StepRecord) -> None:
-        self._record = record
-
-    def chosen(
-        self, execution: str | None, num_devices: int, steps_per_call: int
-    ) -> "PythonRecord":
-        """Returns the record with what was chosen when the run began.
-
-        Args:
-            execution: Execution that was chosen; None if no step was left to train.
-            num_devices: Number of devices of the mesh.
-            steps_per_call: Number of steps in one call of the update.
-        """
-        return PythonRecord(
-            dataclasses.replace(
-                self._record,
-                execution=execution,
-                num_devices=num_devices,
-                steps_per_call=steps_per_call,
-            )
-        )
-
-    def with_data(
-        self, train: TrainingData, validation: float | None, names: Sequence[str]
-    ) -> "PythonRecord":
-        """Returns the record with the facts of the training data, the same on every host.
-
-        The batches of an iterable cannot be read ahead, so the record has no facts of them.
-
-        Args:
-            train: Training data.
-            validation: Share of the examples that `fit` holds out; None if it holds out none.
-            names: Names of the classes; empty if they have none.
-        """
-        record = dataclasses.replace(self._record, class_names=tuple(names) or None)
-        if not isinstance(train, OrderedSplit):
-            return PythonRecord(record)
-        split = train.split
-        digits = fingerprint_of(
-            split,
-            example_bytes_of(split),
-            most_bytes=_MOST_READ,
-            sampled=_SAMPLED if split.in_memory else _SAMPLED_OF_FILES,
-        )
-        # Hosts must agree on whether the run may resume, also if one of them reads another file.
-        of_main = cluster.bytes_of_main(bytes.fromhex(digits or "00" * 32))
-        return PythonRecord(
-            dataclasses.replace(
-                record,
-                num_examples=len(split),
-                num_groups=train.order.num_groups,
-                validation=validation,
-                examples=of_main.hex() if any(of_main) else None,
-            )
-        )
-
-    def to_dict(self) -> JsonDict:
-        """Returns the fields by name, in types that JSON can hold."""
-        return self._record.to_dict()
-
-
-def record_of(ensemble: Ensemble, batch: Batch) -> PythonRecord:
-    """Returns the record of a run that was made in Python.
-
-    Args:
-        ensemble: Ensemble to train.
-        batch: Shapes and types of a global batch.
-    """
+def record_of(ensemble: Ensemble, batch: Batch) -> StepRecord:
+    """Returns the record of a run, without its data, given shapes and types of a global batch."""
     # The policy for failures may change on resume, so the record does not depend on it.
     ensemble = ensemble.replace(failures=None)
     objective, has_own = ensemble.trained_objective, ensemble.own_step is not None
-    return PythonRecord(
-        StepRecord(
-            member=ensemble.member.name,
-            # A user's own step has no optimizer, and a loss that only scores it may change.
-            optimizer="" if has_own else _name_of(ensemble.optimizer),
-            loss=objective.name if objective else "" if has_own else _name_of(ensemble.loss),
-            methods=tuple(map(_name_of, ensemble.methods)),
-            num_members=ensemble.num_members,
-            member_ids=tuple(ensemble.ids.tolist()),
-            seed=int(ensemble.seed),
-            batch=", ".join(
-                f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}"
-                for path, leaf in jax.tree_util.tree_leaves_with_path(batch)
-            ),
-            fingerprint=fingerprint_of_step(ensemble, batch),
-            versions=versions(),
-            leaves=_hash_of_leaves(ensemble.abstract_state(batch)),
-            key_rule=KEY_RULE,
-        )
+    return StepRecord(
+        member=ensemble.member.name,
+        # A user's own step has no optimizer, and a loss that only scores it may change.
+        optimizer="" if has_own else _name_of(ensemble.optimizer),
+        loss=objective.name if objective else "" if has_own else _name_of(ensemble.loss),
+        methods=tuple(map(_name_of, ensemble.methods)),
+        num_members=ensemble.num_members,
+        member_ids=tuple(ensemble.ids.tolist()),
+        seed=int(ensemble.seed),
+        batch=", ".join(
+            f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(batch)
+        ),
+        fingerprint=fingerprint_of_step(ensemble, batch),
+        versions=versions(),
+        leaves=_hash_of_leaves(ensemble.abstract_state(batch)),
+        key_rule=KEY_RULE,
+    )
+
+
+def with_data(
+    record: StepRecord, train: TrainingData, validation: float | None, names: Sequence[str]
+) -> StepRecord:
+    """Returns a record with the facts of the training data, the same on every host.
+
+    The batches of an iterable cannot be read ahead, so the record has no facts of them.
+    """
+    record = dataclasses.replace(record, class_names=tuple(names) or None)
+    if not isinstance(train, OrderedSplit):
+        return record
+    split = train.split
+    digits = fingerprint_of(
+        split,
+        example_bytes_of(split),
+        most_bytes=_MOST_READ,
+        sampled=_SAMPLED if split.in_memory else _SAMPLED_OF_FILES,
+    )
+    # Hosts must agree on whether the run may resume, also if one of them reads another file.
+    of_main = cluster.bytes_of_main(bytes.fromhex(digits or "00" * 32))
+    return dataclasses.replace(
+        record,
+        num_examples=len(split),
+        num_groups=train.order.num_groups,
+        validation=validation,
+        examples=of_main.hex() if any(of_main) else None,
     )
 
 

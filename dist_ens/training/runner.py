@@ -1,20 +1,15 @@
 """The runner of a run: it calls the services around each call of the update, in one fixed order."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
 
 import jax
+import numpy as np
 
 from dist_ens import cluster
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
-from dist_ens.callbacks.protocol import (
-    Service,
-    call_after_update,
-    call_hook,
-    name_of_callback,
-)
+from dist_ens.callbacks.protocol import Service, call_after_update, call_hook, name_of_callback
 from dist_ens.ensemble.batches import CallBatches, steps_in
 from dist_ens.errors import SaveError, UserError, kind_of
 from dist_ens.layout import MEMBERS
@@ -58,11 +53,7 @@ class Runner:
     """
 
     def __init__(
-        self,
-        info: RunInfo,
-        state: State,
-        batches: Iterator[CallBatches],
-        stop: StopSignal,
+        self, info: RunInfo, state: State, batches: Iterator[CallBatches], stop: StopSignal
     ) -> None:
         self.info, self.state, self.step = info, state, info.first_step
         self.is_last = info.first_step >= info.last_step
@@ -72,9 +63,11 @@ class Runner:
         self.stop, self._batches = stop, batches
         self._previous_step = info.first_step
         self._ask_hosts = True
-        self.reader = MetricsReader(
-            len(info.member_ids), info.first_step, partial(self.call_services, "read")
-        )
+        # The hooks of each call, which are found once.
+        self._before: list[Callable[[StepInfo], object]] = []
+        self._reads: list[Callable[[int, Mapping[str, np.ndarray]], object]] = []
+        self._after: list[tuple[Callback, int | None]] = []
+        self.reader = MetricsReader(len(info.member_ids), info.first_step, self._read)
 
     @property
     def is_interrupted(self) -> bool:
@@ -83,9 +76,15 @@ class Runner:
 
     def begin(self) -> None:
         """Calls the services before the first step. A callback may end the run here."""
+        services = [each for each in self.services if isinstance(each, Service)]
+        self._before = [each.before for each in services if hasattr(each, "before")]
+        self._reads = [each.read for each in services if hasattr(each, "read")]
+        self._after = [
+            (each, getattr(each, "every", None)) for each in filter(callable, self.services)
+        ]
         # The services of all hosts agree by themselves.
-        callbacks = [each for each in self.services if not isinstance(each, Service)]
-        self._ask_hosts = cluster.any_host(any(map(callable, callbacks)))
+        own = any(not isinstance(each, Service) for each, _ in self._after)
+        self._ask_hosts = cluster.any_host(own)
         stops = self.ask("begin", self.info)
         if stops or self.is_last:  # Nothing is trained, but callbacks still see the last state.
             state = self._call_after_update(is_last=True)[0]
@@ -96,11 +95,13 @@ class Runner:
         """Evaluates and saves the state, and returns whether the run goes on."""
         if self.is_last:
             self.reader.catch_up()
-        for service in [each for each in self.services if isinstance(each, Service)]:
-            info = StepInfo(self.step, self.state, {}, self.is_last, self.reader.step)
-            if call_hook(service, "before", info) is STOP:
+        info = StepInfo(self.step, self.state, {}, self.is_last, self.reader.step)
+        for before in self._before:
+            if before(info) is STOP:
                 self.is_last = True
                 self._call_after_update(is_last=True)
+            if info.is_last != self.is_last:  # A callback or a signal ends the run here.
+                info = info._replace(is_last=self.is_last)
         return not (self.is_last or self.is_interrupted)
 
     def next_batch(self) -> CallBatches:
@@ -161,6 +162,11 @@ class Runner:
             with jax.transfer_guard("allow"):  # A user's writer may transfer what it likes.
                 self.call_all("write", step, record)
 
+    def _read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
+        """Passes the metrics of a call that have arrived to the services."""
+        for read in self._reads:
+            read(step, metrics)
+
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
         """Closes all services at the end, whatever fails."""
@@ -193,8 +199,7 @@ class Runner:
         metrics = self.reader.unseen()  # Without this call, unseen metrics would pile up.
         info = StepInfo(self.step, self.state, metrics, is_last, self.reader.step)
         stoppers = []
-        for service in filter(callable, self.services):
-            every = getattr(service, "every", None)
+        for service, every in self._after:
             if every is not None and not crossed(every, self._previous_step, self.step):
                 continue
             result = call_after_update(service, info)
@@ -218,11 +223,7 @@ def crossed(every_steps: int | Fraction | None, previous_step: int, step: int) -
 
 
 def _checked(callback: Callback, result: object, state: State, info: RunInfo) -> State:
-    """Returns the state that a callback returned, on the layout.
-
-    Raises:
-        UserError: If the object is not a state with the structure of the given one.
-    """
+    """Returns the state that a callback returned, on the layout, if it has the right structure."""
     name, layout = name_of_callback(callback), info.ensemble.layout
     if not isinstance(result, State):
         raise UserError(

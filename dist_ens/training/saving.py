@@ -17,17 +17,7 @@ from dist_ens.training.states import saved_states
 
 
 class Saving(Service):
-    """The service that saves the state of a run, and the states of its services and its data.
-
-    Args:
-        run: Runner of the run.
-        opened: Checkpoints of the run.
-        record: Record that is saved with each checkpoint, in types that JSON can hold.
-        data: Training data, whose position is saved.
-        failures: Members that have failed.
-        best: State of the best evaluation.
-        scores_at: Function of a step that returns its scores by name.
-    """
+    """The service that saves the state of a run, and the states of its services and its data."""
 
     def __init__(
         self,
@@ -59,12 +49,7 @@ class Saving(Service):
         self._opened.wait()
 
     def _save(self, info: StepInfo, *, is_last: bool) -> None:
-        """Starts to save a checkpoint.
-
-        Args:
-            info: State and step. The run is complete there if `is_last` is set.
-            is_last: Whether nothing is saved after it.
-        """
+        """Starts to save a checkpoint, after which nothing is saved if `is_last`."""
         step, reader = info.step, self._run.reader
         # The metrics of a checkpoint's steps are written before it. On one host, the thread that
         # saves reads them, and looks at the parameters that it has copied. Several hosts do both

@@ -19,7 +19,7 @@ _CPU_FLOPS, _ACCELERATOR_FLOPS = 1e11, 5e13
 _MOST_STEPS = 64
 
 
-def choose_steps_per_call(layout: Layout, traced_step: ClosedJaxpr, *multiples: int | None) -> int:
+def choose_steps_per_call(layout: Layout, traced_step: ClosedJaxpr, *multiples: int) -> int:
     """Returns the number of steps in a call for which dispatching costs little, at most 64.
 
     The number depends on the network, the batch and the platform, and not on a clock. A run that
@@ -28,8 +28,7 @@ def choose_steps_per_call(layout: Layout, traced_step: ClosedJaxpr, *multiples: 
     Args:
         layout: Layout of the members and the data.
         traced_step: Traced step, from `Ensemble.traced_update`.
-        *multiples: Cadences in steps, such as those of evaluation and logging. The result divides
-            all of them. None entries are left out.
+        *multiples: Cadences in steps, which the result divides.
     """
     if layout.platform == "cpu" and contains(traced_step, CONVOLUTION):
         return 1  # The gradient of a convolution is slow inside a loop.
@@ -41,9 +40,7 @@ def choose_steps_per_call(layout: Layout, traced_step: ClosedJaxpr, *multiples: 
         secs = flops / _ACCELERATOR_FLOPS
     wanted = _CALL_SECS.get(layout.platform, _CALL_SECS_OF_ACCELERATORS) / max(secs, 1e-9)
     most = max(1, min(_MOST_STEPS, int(wanted)))
-    common = math.gcd(*(m for m in multiples if m is not None)) if any(multiples) else 0
-    if not common:
-        return most
+    common = math.gcd(*multiples)  # 0 without multiples, which every number divides.
     return max(divisor for divisor in range(1, most + 1) if common % divisor == 0)
 
 

@@ -3,7 +3,8 @@
 from dist_ens import progress
 from dist_ens.callbacks import RunInfo, StepInfo
 from dist_ens.callbacks.protocol import Service
-from dist_ens.layout import Layout, holdings
+from dist_ens.ensemble import Ensemble
+from dist_ens.layout import holdings
 from dist_ens.peers import Peers
 from dist_ens.training.runner import Runner
 
@@ -13,7 +14,7 @@ class Progress(Service):
 
     def begin(self, run: RunInfo) -> None:
         """Tells the other processes what this one holds."""
-        hold(run.ensemble.layout)
+        hold(run.ensemble)
 
     def before(self, info: StepInfo) -> None:
         """Notes that a call was dispatched."""
@@ -32,7 +33,7 @@ class Signals(Service):
             self._run.interrupt()
 
 
-def hold(layout: Layout) -> None:
+def hold(ensemble: Ensemble) -> None:
     """Tells the other processes of a run which part of it each process holds."""
     if Peers.current is not None:
-        Peers.current.hold(holdings(layout))
+        Peers.current.hold(holdings(ensemble.layout))

@@ -1,0 +1,249 @@
+"""A finished run on the devices of this process: it predicts, and is scored."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from dist_ens.checkpoint import Lineage, ids_text
+from dist_ens.commands import quoted
+from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs
+from dist_ens.data.class_names import with_class_numbers
+from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.failures import frozen_positions
+from dist_ens.errors import UserError
+from dist_ens.evaluation import Evaluator, Scores, evaluate
+from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
+from dist_ens.evaluation.scoring import BATCH_SIZE, without_failed
+from dist_ens.experiment.answers import kept_calibration
+from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment.checks import require_trained_on
+from dist_ens.experiment.config_file import NOTHING, ConfigFile, OwnParts
+from dist_ens.experiment.record import Run
+from dist_ens.layout import to_host
+from dist_ens.losses import Objective, Prediction
+from dist_ens.metrics import Metric
+from dist_ens.state import State, select_members
+from dist_ens.types import Data, Inputs
+
+NO_FILE = ConfigFile()
+
+
+class LoadedRun(NamedTuple):
+    """A run that was loaded from its folder, on the devices of this process.
+
+    Attributes:
+        run: Record of a run that was started from a config; None for one made in Python.
+        ensemble: Ensemble of the run.
+        state: State of the ensemble.
+        step: Number of updates that the state has seen.
+        parts: Parts of the run that its experiment does not name.
+        members: Lineage of each member.
+        config: Config file of the run.
+        folder: Folder of the run.
+    """
+
+    run: Run | None
+    ensemble: Ensemble
+    state: State
+    step: int
+    parts: OwnParts = NOTHING
+    members: tuple[Lineage, ...] = ()
+    config: ConfigFile = NO_FILE
+    folder: pathlib.Path = pathlib.Path()
+
+    @property
+    def config_run(self) -> Run:
+        """Record of a run that was started from a config.
+
+        Raises:
+            UserError: If the run was made in Python.
+        """
+        if self.run is None:
+            raise UserError(
+                f"The run in {quoted(self.folder)} was made in Python, and knows no data. Give "
+                "data to evaluate, or use a run that was started from a config."
+            )
+        return self.run
+
+    def require_own_members(self) -> None:
+        """Checks that the seed of the run and their ids determine what the members have seen.
+
+        Raises:
+            UserError: If a member was trained in another run, with another seed or id, or was
+                imported.
+        """
+        seed = self.config_run.experiment.seed
+        others = [member.member_id for member in self.members if member.is_of_other_run(seed)]
+        if others:
+            raise UserError(
+                f"The members {ids_text(others)} were trained in other runs, so that the examples "
+                "that they left out are not known. Ask this of the run that trained them."
+            )
+
+    def predict(
+        self, inputs: Inputs, *, calibrated: bool = False, conformal: float | None = None
+    ) -> Prediction:
+        """Returns the prediction of the ensemble; see `Ensemble.predict`.
+
+        Inputs and targets of a table are in the units of the table, and not standardised, and the
+        prediction is in float64 on the host. Frozen members are left out, unless all are frozen.
+
+        Args:
+            inputs: Inputs of the examples, in the form of the run's data.
+            calibrated: Whether to apply the calibration that the run keeps, which `dist-ens
+                evaluate --calibration=METHOD` fits.
+            conformal: Coverage of `sets` or `interval`, in (0, 1). They need the rule that the run
+                keeps, which `dist-ens evaluate --conformal=METHOD` fits. Default: neither.
+
+        Raises:
+            UserError: If the inputs do not fit the run, or its members belong to several groups.
+                Also if the run keeps no such calibration of this step and these members.
+        """
+        prediction = self._predict(inputs)
+        if not calibrated and conformal is None:
+            return prediction
+        objective = self.ensemble.objective
+        if self.run is None or objective is None:
+            raise UserError(
+                "This run keeps no calibration: it was made in Python, or its loss is a function. "
+                "Fit one with dist_ens.calibrate, and give it to run.ensemble.predict."
+            )
+        from dist_ens.evaluation.calibration import Predictor  # It imports scipy.optimize, slowly.
+
+        ensemble, state = self.ensemble.at(self._pooled_state())
+        calibration = kept_calibration(
+            self.folder,
+            Predictor.of(ensemble, state),
+            objective.distribution,
+            calibrated=calibrated,
+            level=conformal,
+        )
+        return calibration.applied(prediction, ensemble, state, inputs)
+
+    def _predict(self, inputs: Inputs) -> Prediction:
+        """Returns the prediction before any calibration; see `predict`."""
+        given = self.run.spec.standardization if self.run else None
+        if given is not None and len(given.target_mean) > 1:
+            raise UserError(
+                f"This run has {len(given.target_mean)} groups of members, each trained on a split "
+                "of its own, so that their predictions are not pooled. Use dist-ens predict."
+            )
+        if self.run is not None and self.ensemble.objective is not None:
+            inputs = convert_inputs(self.run.spec, np.asarray(inputs), "The argument inputs")
+        if given is None:
+            return self.ensemble.predict(self._pooled_state(), inputs)
+        prediction = self.ensemble.predict(self._pooled_state(), given.of_inputs(inputs)[0])
+        # A mean may be far larger than its deviation, which float32 would lose.
+        prediction = jax.tree.map(lambda leaf: to_host(leaf).astype(np.float64), prediction)
+        return prediction.in_unit(given.target_mean[0], given.target_std[0])
+
+    def _pooled_state(self) -> State:
+        """Returns the state of the members that a prediction pools, as an evaluation does."""
+        frozen = {*frozen_positions(self.state)}
+        pooled = [k for k in range(self.ensemble.num_members) if k not in frozen]
+        # Members of several groups are not pooled, which `Ensemble.predict` says.
+        if not frozen or not pooled or self.ensemble.num_groups > 1:
+            return self.state
+        return select_members(self.state, pooled)
+
+    def evaluate(
+        self,
+        data: Data | None = None,
+        *,
+        metrics: Sequence[Metric] | None = None,
+        batch_size: int | None = None,
+        intervals: bool = True,
+    ) -> Scores:
+        """Returns the scores on some data; see `dist_ens.evaluate`.
+
+        Args:
+            data: Data with the keys of the training data. Arrays and batches of a table are in the
+                units of the table, and a split is standardised as the run's source does it.
+                Default: the test split of the run's own data, if it was started from a config.
+            metrics: Metrics beside those of the run.
+            batch_size: Number of examples in an evaluation batch. Default: that of the run's
+                config, or 1000.
+            intervals: Whether to compute 95 % bootstrap intervals.
+
+        Raises:
+            UserError: If the data does not fit the run.
+        """
+        if data is None:
+            source = self.open_source()
+            data = Examples(source.test, source.spec)
+        elif self.run is not None:
+            data = _examples(self.run.spec, data)
+        if batch_size is None:
+            batch_size = (
+                self.run.experiment.evaluation.global_batch_size if self.run else BATCH_SIZE
+            )
+        return evaluate(
+            self.ensemble,
+            self.state,
+            data,
+            metrics=(*self.parts.metrics, *(metrics or ())),
+            batch_size=batch_size,
+            intervals=intervals,
+        )
+
+    def evaluator(self, pooling: str | None = None) -> Evaluator:
+        """Returns the evaluator of a run from a config, without the members that failed.
+
+        Args:
+            pooling: Pooling of the members' predictions. Default: that of the run.
+
+        Raises:
+            UserError: If the predictions do not support the pooling, or the loss is a function.
+        """
+        evaluator = evaluator_of_run(self.config_run, self.ensemble, pooling, self.parts)
+        return without_failed(evaluator, self.ensemble, self.state)
+
+    def open_source(self) -> Source:
+        """Returns the data on which a run from a config was trained.
+
+        Raises:
+            UserError: If the data has changed since the run was trained, or the run was made in
+                Python.
+        """
+        run = self.config_run
+        source = self.config.open_source(run.experiment.data)
+        require_trained_on(run, source)
+        return source
+
+
+def _examples(spec: Spec, data: Data) -> Examples:
+    """Returns data as examples in the units of a run's members.
+
+    Args:
+        spec: Description of the run's data.
+        data: Data to score: a source, a split, arrays or batches.
+
+    Raises:
+        UserError: If a source standardises its examples by other numbers than the run's.
+    """
+    given = spec.standardization
+    if isinstance(data, Source | Split):
+        found = examples_of(data)
+        if found.spec is not None and found.spec.standardization != given:
+            raise UserError(
+                "The source standardises its inputs and labels by other numbers than the data that "
+                "the run was trained on. Give its inputs and labels as arrays, in their own units."
+            )
+        return Examples(found.split, spec)
+    arrays = with_class_numbers(
+        arrays_of(data), Objective.LABELS, spec.class_names or (), "The data"
+    )
+    if spec.num_groups == 1 and given is None:
+        return Examples(TreeSplit(arrays), spec)
+    # Every group of members scores all examples.
+    of_groups = jax.tree.map(lambda leaf: np.stack([leaf] * spec.num_groups), arrays)
+    names = (Objective.INPUTS, Objective.LABELS)
+    if given is not None and isinstance(arrays, Mapping) and all(n in arrays for n in names):
+        inputs, labels = (np.asarray(arrays[name]) for name in names)
+        inputs = given.of_inputs(convert_inputs(spec, inputs, "inputs"))
+        of_groups |= dict(zip(names, (inputs, given.of_targets(labels)), strict=True))
+    joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), of_groups)
+    return Examples(TreeSplit(joined), spec)
