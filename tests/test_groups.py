@@ -67,6 +67,8 @@ def test_a_table_is_standardised_on_each_splits_training_rows(tmp_path):
         dataclasses.replace(given, input_std=((1e299, 1.0), (2.0, 1.0))).of_inputs([[1e300, 7.0]])
     assert Spec.from_dict(json.loads(json.dumps(source.spec.to_dict()))) == source.spec
     assert describe_source(config) == (source.spec, 2)
+    of_one = open_source(written(tmp_path, train_idx=np.array([0, 1]), test_idx=np.array([2, 3])))
+    np.testing.assert_array_equal(of_one.train.inputs, source.train.inputs[:2])
 
 
 def test_a_feature_that_is_constant_up_to_rounding_is_not_blown_up(tmp_path):

@@ -233,13 +233,18 @@ def scores_of(run):
 # What holds for every page
 
 
-def test_a_page_is_well_formed_and_its_pictures_are_xml(page):
+def test_a_page_is_well_formed_and_told_in_words(page):
     assert page.of("html") == [{"lang": "en"}]
     assert len(page.of("title")) == 1
-    assert len(page.svgs) == len(page.of("svg"))
-    for svg in page.svgs:
-        ElementTree.fromstring(svg)
     assert len(page.ids) == len(set(page.ids))
+    assert len(page.svgs) == len(page.of("svg"))
+    for text, svg in zip(page.svgs, page.of("svg"), strict=True):
+        ElementTree.fromstring(text)
+        assert svg["role"] == "img"
+        assert len(svg["aria-label"]) > 20
+    assert all(image["alt"] for image in page.of("img"))
+    assert len(page.of("figcaption")) == len(page.of("figure"))
+    assert not re.search(r"<figcaption>\s*</figcaption>", page.text)
 
 
 def test_a_page_refers_to_nothing_outside_itself(page):
@@ -281,15 +286,6 @@ def test_every_colour_of_a_page_fits_a_dark_screen_too(page):
     # A colour that is given as it is would be the same on both.
     for svg in page.svgs:
         assert not re.search(r"(fill|stroke|color): #", svg)
-
-
-def test_every_picture_is_told_in_words_and_has_a_caption(page):
-    for svg in page.of("svg"):
-        assert svg["role"] == "img"
-        assert len(svg["aria-label"]) > 20
-    assert all(image["alt"] for image in page.of("img"))
-    assert len(page.of("figcaption")) == len(page.of("figure"))
-    assert not re.search(r"<figcaption>\s*</figcaption>", page.text)
 
 
 def test_among_several_runs_a_colour_is_a_run(page):
@@ -405,7 +401,6 @@ def test_several_runs_stand_below_each_other_in_a_table_for_each_score(tmp_path)
     ("names", "ensemble", "mean", "sentence"),
     [
         (("accuracy", "nll"), (0.9, 0.3), (0.8, 0.4), "The ensemble of 4 is better than its mean "),
-        (("accuracy", "nll"), (0.7, 0.5), (0.8, 0.4), "is worse than its mean member: accuracy "),
         (
             ("accuracy", "nll"),
             (0.8, 0.5),
@@ -472,7 +467,6 @@ def test_what_was_written_more_than_once_in_training_is_drawn(tmp_path):
         told = re.findall(r'<p class="note">(This run [^.]*)', section)
         return re.findall(r'aria-label="(\w+ \w+) of', section), told
 
-    assert training(0) == ([], ["This run has no record in metrics"])
     # A run that is shorter than `log_every` has one record, of its last step.
     assert training(1) == ([], ["This run has one record (step 10) in metrics"])
     assert training(6) == (["train loss"], [])
@@ -552,19 +546,14 @@ def test_losses_that_span_more_than_one_and_a_half_decades_are_drawn_logarithmic
     assert figure.axes[0].get_yscale() == scale
 
 
-@pytest.mark.parametrize(
-    ("counts", "named"),
-    [
-        ([1, 2, 3, 4, 6, 8], ["1", "2", "3", "4", "6", "8"]),
-        ([1, 2, 4, 5], ["1", "2", "4"]),  # 5 / 4 is less than 1.3
-        # The twelfth root of 4096 is 2.
-        ([1, 2, 3, 4, 4096], ["1", "2", "4", "4096"]),
-    ],
-)
-def test_numbers_of_members_are_named_where_there_is_room(counts, named):
-    curve = figures.Curve(counts, counts, "#000000")
-    figure = figures.lines([curve], x_label="members", y_label="y", x_is_count=True)
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == named
+def test_numbers_of_members_are_named_where_there_is_room():
+    def named(*counts):
+        curve = figures.Curve(counts, counts, "#000000")
+        figure = figures.lines([curve], x_label="members", y_label="y", x_is_count=True)
+        return [label.get_text() for label in figure.axes[0].get_xticklabels()]
+
+    assert named(1, 2, 4, 5) == ["1", "2", "4"]  # 5 / 4 is less than 1.3
+    assert named(1, 2, 3, 4, 4096) == ["1", "2", "4", "4096"]  # the twelfth root of 4096 is 2
 
 
 def test_labels_at_the_ends_of_curves_do_not_meet_and_leave_room():
@@ -632,12 +621,10 @@ def test_pictures_are_shown_where_every_example_has_one_and_a_table_where_not(tm
     ("values", "pixels"),
     [
         (np.array([[0.0, 4.0], [8.0, 16.0]]), [[0, 64], [128, 255]]),  # 255/4 = 63.75
-        (np.array([[7, 200]], np.uint8), [[7, 200]]),
         (np.array([[[7], [200]]], np.uint8), [[7, 200]]),
         (np.array([[[41, 43], [45, 47]]], np.uint8), [[42, 46]]),
         (np.array([[[31, 32, 33]]], np.uint8), [[[31, 32, 33]]]),
         (np.array([[0, 4], [8, 16]], np.uint8), [[0, 64], [128, 255]]),  # as bytes nearly black
-        (np.array([[True, False]]), [[255, 0]]),
         # Of two channels the means are 1, 1/2 and 0: 127.5 is rounded to the even 128.
         (np.array([[[1, 1], [1, 0], [0, 0]]], bool), [[255, 128, 0]]),
         (np.array([[np.nan, 1.0]]), [[0, 255]]),

@@ -67,7 +67,7 @@ def fold_of_example(seed: int, num_examples: int, num_folds: int) -> np.ndarray:
         num_folds: Number of folds. Their lengths differ by at most one.
 
     Returns:
-        Fold of each example, in [0, num_folds), int32[examples].
+        Fold of each example, int32[examples].
     """
     places = np.arange(num_examples, dtype=np.uint32)
     begins = [_begin(fold, num_examples, num_folds) for fold in range(1, num_folds)]
