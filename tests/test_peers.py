@@ -75,10 +75,10 @@ def states_after(make_way, workload, num_steps):
     return jax.device_get(way.states)
 
 
-def assert_close(tree, other, rtol=1e-4):
+def assert_close(tree, other):
     """The leaves of two trees are the same to rounding."""
     for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
