@@ -191,21 +191,6 @@ def test_isotonic_probabilities_are_those_of_scikit_learn(num_classes):
         np.testing.assert_allclose(np.exp(recalibration(given)), expected, atol=1e-6)
 
 
-def test_isotonic_values_are_the_means_between_the_right_bounds():
-    # f(x_i) = max over a <= i of min over b >= i of mean(y_a .. y_b), for rising x.
-    random = np.random.default_rng(2)
-    p = random.permutation(np.linspace(0.02, 0.98, 40))
-    labels = (random.random(40) > p).astype(int)  # 0 with probability p
-    order = np.argsort(p)
-    y = (labels[order] == 0).astype(float)
-    f = [
-        max(min(y[a : b + 1].mean() for b in range(i, 40)) for a in range(i + 1)) for i in range(40)
-    ]
-    log_probs = log(np.stack([p, 1 - p], axis=1))
-    got = np.exp(fit_isotonic(log_probs, labels)(log_probs))
-    np.testing.assert_allclose(got[order, 0], f, atol=1e-9)
-
-
 def test_isotonic_ties_are_averaged():
     # 0.3 three times with one of class 0; 0.6 twice with both: f = 1/3 and 1, and 2/3 halfway.
     log_probs = log([[p, 1 - p] for p in (0.3, 0.3, 0.3, 0.6, 0.6)])
@@ -233,19 +218,6 @@ def test_what_is_fitted_on_one_half_is_better_on_the_other(fit):
     assert brier(after) < brier(before) - 0.01
     if fit is not fit_isotonic:  # whose NLL is a matter of the floor
         assert nll(after, labels[2000:]) < nll(before, labels[2000:]) - 0.05
-
-
-def test_two_parameters_per_class_fit_no_worse_than_one_and_one_no_worse_than_none():
-    log_probs, labels = overconfident(300)
-    none, one, two = (
-        nll(calibrated, labels)
-        for calibrated in (
-            log_probs,
-            fit_temperature(log_probs, labels)(log_probs),
-            fit_vector(log_probs, labels)(log_probs),
-        )
-    )
-    assert two < one < none
 
 
 @every_method

@@ -43,30 +43,19 @@ def curves_of(evaluation: Evaluation) -> JsonDict:
     flat = {who: {n: rows.ravel() for n, rows in values.items()} for who, values in both.items()}
     curves: JsonDict = {"score_against_members": evaluation.score_against_members()}
     if {"confidence", "correct"} <= evaluation.groups.keys():
-        bins = {who: reliability_bins(v["confidence"], v["correct"]) for who, v in flat.items()}
-        curves["reliability"] = {
-            who: {name: values.tolist() for name, values in of_one.items()}
-            for who, of_one in bins.items()
-        }
+        curves["reliability"] = {who: _reliability(values) for who, values in flat.items()}
         curves["risk_coverage"] = _risk_coverage(
             {who: (v["confidence"], 1 - v["correct"]) for who, v in flat.items()}, "error rate"
         )
     else:
         curves |= _risks_of_targets(evaluation, both)
     if "pit" in evaluation.groups:
-        curves["coverage_curve"] = {
-            "nominal": _LEVELS.tolist(),
-            **{who: _coverages(values["pit"]) for who, values in flat.items()},
-        }
+        coverages = {who: _coverages(values["pit"]) for who, values in flat.items()}
+        curves["coverage_curve"] = {"nominal": _LEVELS.tolist(), **coverages}
         counts = np.histogram(flat["ensemble"]["pit"], _PIT_BINS, (0, 1))[0]
         curves["pit"] = {"ensemble": counts.tolist()}
-    member_ids = evaluation.member_ids[evaluation.is_pooled]
-    is_paired = len(member_ids) > 1 and evaluation.num_groups == 1
-    if is_paired and "prediction" in evaluation.members:
-        count = min(len(member_ids), _MOST_PAIRED)
-        paired = np.linspace(0, len(member_ids) - 1, count).round().astype(int)
-        curves["disagreement"] = _disagreement(evaluation, paired)
-        curves["member_id"] = member_ids[paired].tolist()
+    if evaluation.num_groups == 1 and "prediction" in evaluation.members:
+        curves |= _disagreement(evaluation)
     if evaluation.num_groups == evaluation.rows_per_example == 1:
         curves |= _single_examples(evaluation)
     return curves
@@ -87,6 +76,12 @@ def pictures_of(
     inputs = split.take(np.array(shown, np.int64))["inputs"]
     is_picture = inputs.ndim == 3 or (inputs.ndim == 4 and inputs.shape[-1] in (1, 3))
     return list(inputs) if is_picture else []
+
+
+def _reliability(values: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
+    """Returns the bins of a reliability diagram, as lists."""
+    bins = reliability_bins(values["confidence"], values["correct"])
+    return {name: of_bins.tolist() for name, of_bins in bins.items()}
 
 
 def _coverages(pit: np.ndarray) -> list[float]:
@@ -150,15 +145,26 @@ def _risk_coverage(
     }
 
 
-def _disagreement(evaluation: Evaluation, paired: np.ndarray) -> list[list[float]]:
-    """Returns the disagreement of every pair of members at positions among the pooled ones."""
+def _disagreement(evaluation: Evaluation) -> JsonDict:
+    """Returns the `disagreement` of every pair of some members, and their `member_id`.
+
+    The result is empty if there are no pairs.
+    """
+    member_ids = evaluation.member_ids[evaluation.is_pooled]
+    if len(member_ids) == 1:
+        return {}
+    count = min(len(member_ids), _MOST_PAIRED)
+    paired = np.linspace(0, len(member_ids) - 1, count).round().astype(int)
     predictions = evaluation.pooled_members["prediction"][paired].astype(np.float64)
     if "correct" in evaluation.members:
-        return [(predictions != one).mean(axis=1).tolist() for one in predictions]
-    unit = evaluation.units[0]
-    return [
-        (np.sqrt(np.square(predictions - one).mean(axis=1)) * unit).tolist() for one in predictions
-    ]
+        found = [(predictions != one).mean(axis=1).tolist() for one in predictions]
+    else:
+        unit = evaluation.units[0]
+        found = [
+            (np.sqrt(np.square(predictions - one).mean(axis=1)) * unit).tolist()
+            for one in predictions
+        ]
+    return {"disagreement": found, "member_id": member_ids[paired].tolist()}
 
 
 def _highest_first(values: np.ndarray) -> np.ndarray:

@@ -75,9 +75,7 @@ def detection(inside: Evaluation, outside: Evaluation) -> JsonDict:
     """
     inside.require_sound()
     outside.require_sound()
-    sizes = [each.labels.shape[1] for each in (inside, outside)]
-    draws = min(num_draws(size) for size in sizes)
-    weights = [bootstrap_weights(size, draws, seed) for seed, size in enumerate(sizes) if draws]
+    weights = _drawn_weights(inside.labels.shape[1], outside.labels.shape[1])
     ids = inside.member_ids[inside.is_pooled].tolist()
     scores: JsonDict = {"ensemble": {}, "mean_member": {}}
     intervals: JsonDict = {"ensemble": {}, "mean_member": {}}
@@ -103,7 +101,7 @@ def detection(inside: Evaluation, outside: Evaluation) -> JsonDict:
             "The predictions have no entropy, variance or width by which examples could be "
             "detected. Train several members, or with a loss that has a distribution."
         )
-    return {"ood": scores, "ood_interval": intervals} if draws else {"ood": scores}
+    return {"ood": scores, "ood_interval": intervals} if weights else {"ood": scores}
 
 
 def histograms(inside: Evaluation, outside: Evaluation) -> JsonDict:
@@ -123,6 +121,12 @@ def histograms(inside: Evaluation, outside: Evaluation) -> JsonDict:
                 "out": np.histogram(beyond, edges, density=True)[0].tolist(),
             }
     return drawn
+
+
+def _drawn_weights(*sizes: int) -> list[np.ndarray]:
+    """Returns the weights of resamples of sets of rows; none if there are too many rows."""
+    draws = min(map(num_draws, sizes))
+    return [bootstrap_weights(size, draws, seed) for seed, size in enumerate(sizes) if draws]
 
 
 def _scored(

@@ -70,10 +70,9 @@ def evaluate(
         auxiliary scalars of the whole data for each member, and `.ensemble` is empty.
 
     Raises:
-        UserError: If the data or a metric does not fit the ensemble, or `batch_size` is not a
-            positive whole number. Also if a loss function draws random numbers or changes the model
-            state without taking `train`, or the data does not fit in memory as one batch and a
-            value of the loss function is no `losses.Ratio`.
+        UserError: If the data or a metric does not fit the ensemble. Also if a loss function draws
+            random numbers or changes the model state without taking `train`, or the data does not
+            fit in memory as one batch and a value of the loss function is no `losses.Ratio`.
 
     >>> import optax
     >>> from dist_ens.losses import categorical
@@ -120,11 +119,11 @@ def score(
     check_groups(here, examples.spec)
     if here.objective is None:
         _require_no_metrics(metrics)
-        scores = loss_scores(here, state, examples.split, int(batch_size))
+        scores = loss_scores(here, state, examples.split, batch_size)
         left_out = to_host(state.member_id)[positions_left_out(here, state)]
         return dataclasses.replace(scores, left_out=left_out.tolist()), None
     examples = examples._replace(split=parts_of_objective(here.objective, examples.split))
-    evaluator, split = evaluator_of(here, state, examples, metrics, int(batch_size))
+    evaluator, split = evaluator_of(here, state, examples, metrics, batch_size)
     evaluation = without_failed(evaluator, here, state).evaluate(state, split, by_size=by_size)
     return evaluation.scores(intervals=intervals), evaluation
 

@@ -134,9 +134,6 @@ def drawn_classwise_errors(sums: np.ndarray, num_draws: int, seed: int) -> np.nd
             `classwise_calibration_error`, and the squares of each example's hits minus confidence.
         num_draws: Number of resamples.
         seed: Seed of the draws.
-
-    Returns:
-        The errors in [0, 1], float64[num_draws].
     """
     random = np.random.default_rng(seed)
     count, hits, confidence, squares = np.asarray(sums, np.float64)
@@ -164,10 +161,7 @@ def reliability_bins(
 ) -> dict[str, np.ndarray]:
     """Computes a reliability diagram: accuracy and mean confidence in bins of confidence.
 
-    Args:
-        confidence: Probability of each predicted class.
-        correct: Credit of each predicted class.
-        num_bins: Number of bins of equal width, as in `expected_calibration_error`; at least 1.
+    The bins are those of `expected_calibration_error`.
 
     Returns:
         The means `confidence` and `accuracy` in [0, 1], NaN in a bin without rows, and the number

@@ -82,9 +82,6 @@ def votes_of(log_probs: jax.Array) -> jax.Array:
     Tied most probable classes share the vote equally, which is the expectation when ties are broken
     at random.
 
-    Args:
-        log_probs: Log-probabilities; float[..., classes].
-
     Returns:
         Votes that sum to 1; float32[..., classes]. NaN where a prediction has a NaN.
 
@@ -190,11 +187,10 @@ def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
 
         log p(c | x) = logsumexp_m(log p_m(c | x)) - log(members)
 
+    A single member's log-probabilities are unchanged.
+
     Args:
         member_log_probs: Normalised log-probabilities, in nats; float[members, ...].
-
-    Returns:
-        Log-probabilities, in nats; float[...]. A single member's log-probabilities are unchanged.
 
     >>> jnp.exp(mixture_log_probs(jnp.log(jnp.array([[0.25], [0.75]])))).round(4)
     Array([0.5], dtype=float32)
@@ -213,9 +209,6 @@ def entropy(log_probs: jax.Array) -> jax.Array:
 
     Args:
         log_probs: Normalised log-probabilities, in nats; float[..., classes].
-
-    Returns:
-        Entropy, in nats; float[...].
 
     >>> round(float(entropy(jnp.log(jnp.array([0.5, 0.5])))), 4)  # log 2
     0.6931

@@ -97,13 +97,8 @@ def risk_coverage_curve(
 
     At coverage 0 the risk is the limit, the mean error of the rows of the highest confidence.
 
-    Args:
-        confidence: Confidence of each prediction.
-        errors: Error of each prediction.
-        num_points: Number of points of the curve, equally spaced; at least 2.
-
     Returns:
-        Coverage and risk, float64[points] each.
+        Coverage, equally spaced, and risk; float64[num_points] each.
 
     >>> coverage, risk = risk_coverage_curve(np.array([0.9, 0.8]), np.array([0, 1]), num_points=3)
     >>> risk.tolist()
@@ -172,12 +167,7 @@ def detection_scores(
 def ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows in descending order of their scores, and the ends of groups of equal scores.
 
-    Args:
-        scores: Scores without NaN; float[rows].
-
-    Returns:
-        The positions of the rows in order, int[rows]; and 0 followed by the number of rows up to
-        the end of each group, int[groups + 1].
+    The ends are 0 and then the number of rows up to the end of each group, int[groups + 1].
 
     >>> order, ends = ranked(np.array([1.0, 3.0, 1.0]))
     >>> order.tolist(), ends.tolist()
@@ -191,14 +181,9 @@ def ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cumulative(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Computes the sums of the values up to the end of each group.
+    """Computes the sums of the values up to each of the ends from `ranked`.
 
-    Args:
-        values: Values of the rows in order; float64[draws, rows].
-        ends: Ends of the groups, from `ranked`; int[groups + 1].
-
-    Returns:
-        The sums, float64[draws, groups + 1]. The first of a draw is 0.
+    The values are those of the rows in order, float64[draws, rows].
 
     >>> cumulative(np.array([[1.0, 2.0, 3.0]]), np.array([0, 1, 3]))
     array([[0., 1., 6.]])

@@ -25,12 +25,11 @@ def mixture_moments(
         mean     = mean_m(mean_m)
         variance = mean_m(variance_m) + mean_m((mean_m - mean)^2)
 
+    A single member's moments are unchanged.
+
     Args:
         member_means: Means of the members, float[members, ...].
         member_variances: Variances of the members, positive; float[members, ...].
-
-    Returns:
-        Mean and variance, float[...]. A single member's moments are unchanged.
 
     >>> mean, variance = mixture_moments(jnp.array([1.0, 3.0]), jnp.array([0.5, 0.5]))
     >>> float(mean), float(variance)

@@ -76,7 +76,7 @@ def interval(samples: np.ndarray, level: float = 0.95) -> tuple[float, float]:
         level: Share of the samples within the interval, in (0, 1).
 
     Returns:
-        Lower and upper bound, in the unit of the samples. Both are NaN if a sample is NaN.
+        Lower and upper bound. Both are NaN if a sample is NaN.
 
     >>> interval(np.arange(101.0), level=0.5)
     (25.0, 75.0)
