@@ -239,6 +239,8 @@ def test_the_state_of_one_callback_is_not_given_to_another(tmp_path):
         resume(tmp_path, callbacks)
     resume(tmp_path, callbacks, resume="anyway")
     assert [each.value for each in callbacks] == [None, 1]
+    resume(tmp_path / "plain", [], steps=2)
+    resume(tmp_path / "plain", callbacks)  # A run without states may get callbacks that have one.
 
 
 def test_a_state_is_what_json_can_hold(tmp_path):

@@ -70,16 +70,13 @@ def end_run(run: Run, job: Job) -> FitResult:
     """Ends a run whose loop has ended, and returns its result."""
     run.call_services("wait")
     run.reader.catch_up()
-    best, scores, evaluation = None, None, None
-    if not run.is_interrupted:
-        best = run.best.at_end(run.step, run.state)
+    best = None if run.is_interrupted else run.best.at_end(run.step, run.state)
     step, state = best or (run.step, run.state)
+    scores, evaluation = None, None
     if not run.is_interrupted:
         run.evaluating.end(step, state)
         scores, evaluation = run.evaluating.scores, run.evaluating.evaluation
     run.reader.end()
-    if not run.is_interrupted:
-        run.evaluating.report_end(step)
     all_failed, is_complete = run.failures.have_all_failed, run.step >= run.info.last_step
     is_stopped = not (run.is_interrupted or all_failed or is_complete)
     return FitResult(

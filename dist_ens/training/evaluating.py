@@ -79,12 +79,11 @@ class Evaluating(Service):
         return finite_scores(self.scores, self._member_score)
 
     def end(self, step: int, state: State) -> None:
-        """Scores the state that the run returns, unless its last evaluation did."""
-        if self._data is not None and step != self._final_step:
+        """Scores the state that the run returns, and passes the scores to the callbacks."""
+        if self._data is None:
+            return
+        if step != self._final_step:
             ensemble = self._run.info.ensemble
             self.scores, self.evaluation = self._data.evaluate(ensemble, state, True)
-
-    def report_end(self, step: int) -> None:
-        """Passes the scores of the state that the run returns to the callbacks."""
-        if self._data is not None:
-            self._run.call_all("finished", step, self.scores, self.evaluation, self._data.split)
+        self._run.reader.end()
+        self._run.call_all("finished", step, self.scores, self.evaluation, self._data.split)

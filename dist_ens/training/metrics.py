@@ -73,8 +73,8 @@ class MetricsReader:
         self._paused_secs += secs
 
     def end(self) -> None:
-        """Stops the clock of `seconds`."""
-        self._ended = time.monotonic()
+        """Stops the clock of `seconds`, once."""
+        self._ended = self._ended or time.monotonic()
 
     @property
     def seconds(self) -> float:

@@ -60,7 +60,7 @@ def restore_states(
     with_state = _with_state(services)
     given = [name_of_callback(each) for each in with_state if not isinstance(each, Service)]
     found = [name for name, _ in saved if not name.startswith(OWN)]
-    if given != found and checkpoints.resume == "same":
+    if found and given != found and checkpoints.resume == "same":
         raise UserError(
             f"{quoted(checkpoints.folder)} holds a run with states of the callbacks "
             f"{', '.join(found) or 'none'}, and this run has {', '.join(given) or 'none'}. Give "
