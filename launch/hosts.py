@@ -12,10 +12,9 @@ from typing import NoReturn
 import jax
 
 from dist_ens import cluster
-from dist_ens.errors import first_line
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, first_line
 from dist_ens.peers import Card, Peers, is_of_collective
-from launch import ends
+from launch import stdio
 
 # Time for the other processes to read from process 0 why the run ends.
 _GRACE_SECS = 3.0
@@ -81,7 +80,7 @@ def leave(code: int, message: str) -> NoReturn:
     _is_leaving.acquire()  # Never released: another thread waits here until the process ends.
     _leaving = threading.get_ident(), code
     try:
-        ends.say(message)
+        stdio.say(message)
         if _peers is not None:
             _peers.fail(code, message.removeprefix("error: "))
         sys.stdout.flush()
@@ -110,6 +109,6 @@ def _on_abort(number: int) -> None:
     """Ends this process with a message when JAX aborts it, in place of a dump of memory."""
     try:
         if _peers is not None:
-            ends.say(f"error: {_peers.text_of_abort()}")
+            stdio.say(f"error: {_peers.text_of_abort()}")
     finally:
         os._exit(ExitCode.HOST_LOST)

@@ -19,9 +19,8 @@ from absl import flags
 
 from dist_ens.cluster_environment import visible_gpus
 from dist_ens.commands import command_line
-from dist_ens.errors import UserError, counted
-from dist_ens.exit_codes import RESTARTED, ExitCode, code_of_shell
-from launch import cli, ends, signals
+from dist_ens.errors import RESTARTED, ExitCode, UserError, code_of_shell, counted
+from launch import cli, signals, stdio
 from launch.started_command import StartedCommand
 
 _PROCESSES = flags.DEFINE_integer("processes", 2, "Number of processes.", lower_bound=1)
@@ -188,19 +187,19 @@ def main() -> int:
     signals.take_over(lambda number, frame: received.append(number))
     restarts = 0
     while first := _attempt(_COMMAND.arguments, received):
-        ends.say(first.report())
+        stdio.say(first.report())
         code = first.code or 0
         if code not in RESTARTED or received:
             return code
         if restarts == _MAX_RESTARTS.value:
-            ends.say(
+            stdio.say(
                 f"error: The processes were started again {counted(restarts, 'time')}, which is "
                 f"--max_restarts={restarts}. Run the same command again to continue from the last "
                 "checkpoint."
             )
             return code
         restarts += 1
-        ends.say(f"Restart {restarts} of at most {_MAX_RESTARTS.value}.")
+        stdio.say(f"Restart {restarts} of at most {_MAX_RESTARTS.value}.")
     return ExitCode.DONE
 
 

@@ -24,8 +24,7 @@ from dist_ens.checkpoint import FOLDER, CheckpointStore, SavedMembers, ids_text,
 from dist_ens.checkpoint.reading import is_gone
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.commands import quoted
-from dist_ens.errors import RunError, UserError, counted
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, RunError, UserError, counted
 from dist_ens.experiment.members import copy_members, extend
 from dist_ens.experiment.networks import export_members, import_members
 from dist_ens.paths import given_path, shortened

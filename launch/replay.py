@@ -5,8 +5,7 @@ import pathlib
 
 from absl import flags
 
-from dist_ens.errors import UserError, counted
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, UserError, counted
 from dist_ens.experiment.replay import Replay, replay
 from dist_ens.terminal import PlainConsole
 from launch import cli

@@ -13,9 +13,8 @@ import time
 from absl import flags
 
 from dist_ens.commands import command_line
-from dist_ens.errors import RunError, UserError, counted, first_line
-from dist_ens.exit_codes import ExitCode
-from launch import cli, ends, signals
+from dist_ens.errors import ExitCode, RunError, UserError, counted, first_line
+from launch import cli, signals, stdio
 from launch.path_flags import define_path
 from launch.rendered import deliver
 from launch.slurm_script import render
@@ -126,14 +125,14 @@ def _submit(script: str) -> int:
         f"Job {job_id} is left running. To follow it: {command_line('tail', '-F', log)}. To cancel "
         f"it: scancel {job_id}."
     )
-    ends.say(f"Submitted job {job_id}. Its log is {log}. Ctrl-C leaves the job running.")
+    stdio.say(f"Submitted job {job_id}. Its log is {log}. Ctrl-C leaves the job running.")
     state, code = _follow(job_id, pathlib.Path(log))
     if state != "COMPLETED" and not (state == "FAILED" and code):
         raise RunError(
             f"Job {job_id} ended in the state {state}. Submit it again to resume from the last "
             "checkpoint."
         )
-    ends.say(f"Job {job_id} ended with exit code {code}.")
+    stdio.say(f"Job {job_id} ended with exit code {code}.")
     return code
 
 

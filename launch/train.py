@@ -9,8 +9,8 @@ from dist_ens import cluster, report, watchdog
 from dist_ens.checkpoint import FOLDER
 from dist_ens.commands import command_line, quoted
 from dist_ens.data import Source
+from dist_ens.errors import ExitCode
 from dist_ens.evaluation import Scores
-from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment import leaves
 from dist_ens.experiment.answers import keep
 from dist_ens.experiment.assess import assess

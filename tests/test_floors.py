@@ -46,9 +46,9 @@ FLOORS = {
     "dist_ens.terminal": 0,
     "dist_ens.commands": 0,
     "dist_ens.json_text": 0,
-    "dist_ens.signatures": 0,
     "dist_ens.errors": 0,
-    "dist_ens.exit_codes": 0,
+    "dist_ens.errors": 0,
+    "dist_ens.errors": 0,
     "dist_ens.types": 0,
     "dist_ens": -1,
 }

@@ -14,8 +14,7 @@ from dist_ens.checkpoint.record import STRICT, seed_of
 from dist_ens.checkpoint.snapshot import Leaf, Snapshot, UnwantedError, leaves_off_devices
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
 from dist_ens.commands import quoted
-from dist_ens.errors import RunError, SaveError
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, RunError, SaveError
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.state import State
 from dist_ens.types import Tree

@@ -16,8 +16,7 @@ from dist_ens.checkpoint.lineage import positions_of
 from dist_ens.checkpoint.manifest import Manifest, files_in, steps_in
 from dist_ens.checkpoint.writing import HOST_FILES, STATE
 from dist_ens.commands import quoted
-from dist_ens.errors import ReplacedError, RunError, UserError, counted
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, ReplacedError, RunError, UserError, counted
 from dist_ens.file_reading import bytes_in
 from dist_ens.layout import read_onto_devices
 from dist_ens.paths import utf8_path

@@ -10,8 +10,7 @@ from typing import Self
 import jax
 
 from dist_ens.commands import command_line, quoted
-from dist_ens.errors import RunError, UserError
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, RunError, UserError
 from dist_ens.ground.records import fields_from_record
 from dist_ens.json_text import Json, JsonDict
 from dist_ens.types import Leaf, PyTree, Shapes

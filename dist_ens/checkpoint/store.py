@@ -23,8 +23,7 @@ from dist_ens.checkpoint.writing import (
     write_checkpoint,
 )
 from dist_ens.commands import quoted
-from dist_ens.errors import RunError, SaveError, UserError, code_of_write
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, RunError, SaveError, UserError, code_of_write
 from dist_ens.paths import utf8_path
 
 FOLDER = "checkpoints"

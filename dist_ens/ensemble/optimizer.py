@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import Jaxpr, Literal, Var
 
-from dist_ens.errors import UserError
+from dist_ens.errors import UserError, name_of
 from dist_ens.execution.rewrite import equations, nested
 from dist_ens.members.modes import named_arguments
 from dist_ens.randomness import key_of_optimizer
-from dist_ens.signatures import name_of
 from dist_ens.types import (
     Gradients,
     Key,

@@ -10,8 +10,7 @@ from dist_ens.checkpoint import StepRecord
 from dist_ens.commands import quoted
 from dist_ens.data import OrderRule, Spec, kfold, permuted, shared
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import RunError, UserError
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, RunError, UserError
 from dist_ens.experiment.experiment import (
     MAY_CHANGE_ON_RESUME,
     Experiment,

@@ -12,8 +12,7 @@ import numpy as np
 import psutil
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dist_ens.errors import UserError, counted
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, UserError, counted
 from dist_ens.ground.numbers import whole_number
 from dist_ens.layout.collectives import without_axes
 from dist_ens.layout.placing import (

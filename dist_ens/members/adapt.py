@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import UserError, first_line, name_of
 from dist_ens.members.equinox import from_equinox
 from dist_ens.members.functions import from_init_and_apply
 from dist_ens.members.haiku import from_haiku
@@ -16,7 +16,6 @@ from dist_ens.members.linen import from_linen
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.nnx import from_nnx
 from dist_ens.members.pytree import from_pytree
-from dist_ens.signatures import name_of
 from dist_ens.types import Key, Network, PyTree
 
 _NETWORKS = (

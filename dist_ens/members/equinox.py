@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import jax
 
+from dist_ens.errors import name_of
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
     input_arguments,
@@ -12,7 +13,6 @@ from dist_ens.members.modes import (
     switch_arguments,
     switches,
 )
-from dist_ens.signatures import name_of
 from dist_ens.types import Inputs, Key, KeyPath, Leaf, ModelState, Network, Outputs, Params, PyTree
 
 

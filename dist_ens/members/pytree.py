@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Callable
 
+from dist_ens.errors import name_of
 from dist_ens.members.functions import from_functions
 from dist_ens.members.member import Member
 from dist_ens.members.modes import input_arguments, switch_arguments
-from dist_ens.signatures import name_of
 from dist_ens.types import Inputs, Key, Outputs, Params
 
 

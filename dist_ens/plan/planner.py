@@ -11,10 +11,9 @@ from dist_ens import cluster
 from dist_ens.data import Spec
 from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.ensemble.batches import CallBatches
-from dist_ens.errors import UserError, first_line
+from dist_ens.errors import ExitCode, UserError, first_line
 from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.spec import AUTO, Execution
-from dist_ens.exit_codes import ExitCode
 from dist_ens.experiment import Experiment
 from dist_ens.feed import INDEX_BYTES, Placement, TrainingSet, abstract_batches
 from dist_ens.layout import Layout, device_bytes

@@ -23,8 +23,7 @@ from dist_ens.ensemble.failures import (
     member_of,
     step_of,
 )
-from dist_ens.errors import RunError
-from dist_ens.exit_codes import ExitCode
+from dist_ens.errors import ExitCode, RunError
 from dist_ens.json_text import JsonDict
 from dist_ens.layout import to_host
 from dist_ens.state import State
