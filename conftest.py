@@ -55,7 +55,7 @@ from sybil.parsers.markdown import (  # noqa: E402
     SkipParser,
 )
 
-from dist_ens import cluster  # noqa: E402
+from dist_ens.processes import cluster  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parent
 

@@ -53,10 +53,10 @@ def _measured(num_members: int) -> dict[str, Any]:
     import dist_ens as de
     from dist_ens import report
     from dist_ens.data import ArraySplit
+    from dist_ens.data.feed import ResidentFeed, put_whole
     from dist_ens.ensemble import Drawn
     from dist_ens.ensemble.select_execution import choose
     from dist_ens.evaluation import Evaluator, curves_of
-    from dist_ens.feed import ResidentFeed, put_whole
     from dist_ens.models.mlp import mlp
     from dist_ens.sampling import Order
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dist_ens.feed import Placement, TrainingSet
+from dist_ens.data.feed import Placement, TrainingSet
 from dist_ens.layout import DATA, ENSEMBLE, Layout
 from dist_ens.plan import Collective
 

@@ -26,15 +26,15 @@ from benchmarks.moved_bytes import exchanged_bytes, host_input_bytes, slices_of
 from benchmarks.workloads import WORKLOADS, Workload
 from dist_ens import Checkpoints, Ensemble
 from dist_ens.checkpoint import OpenCheckpoints, StepRecord
-from dist_ens.errors import UserError
+from dist_ens.data.feed import Placement, TrainingSet
 from dist_ens.evaluation import Evaluator
 from dist_ens.experiment import make_optimizer
-from dist_ens.feed import Placement, TrainingSet
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Shapes
 from dist_ens.layout import Layout
 from dist_ens.losses import Objective
 from dist_ens.plan import PlannedMesh, Planner, Topology
-from dist_ens.state import State
-from dist_ens.types import Shapes
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.plan import make_planner

@@ -27,7 +27,7 @@ from dist_ens.data import (
     Spec,
     source_of_arrays,
 )
-from dist_ens.errors import UserError
+from dist_ens.data.feed import feed
 from dist_ens.experiment import (
     CheckpointConfig,
     DataConfig,
@@ -37,7 +37,7 @@ from dist_ens.experiment import (
     open_source,
 )
 from dist_ens.experiment.train import Trained, train
-from dist_ens.feed import feed
+from dist_ens.ground.errors import UserError
 from launch import cli
 from launch.config_flags import ConfigFlags
 

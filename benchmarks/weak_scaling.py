@@ -10,7 +10,7 @@ import sys
 
 from absl import flags
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from dist_ens.layout import ENSEMBLE
 from dist_ens.plan import Planner, Topology
 from launch import cli

@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "Ensemble": "dist_ens.ensemble",
     "FailurePolicy": "dist_ens.ensemble.failure_policy",
-    "State": "dist_ens.state",
+    "State": "dist_ens.ground.state",
     "Layout": "dist_ens.layout",
     "Checkpoints": "dist_ens.checkpoint",
     "as_member": "dist_ens.members",
@@ -24,9 +24,9 @@ _NAMES = {
     "calibrate": "dist_ens.evaluation.fit_calibration",
     "Calibration": "dist_ens.evaluation.calibration",
     "load": "dist_ens.experiment",
-    "stack_members": "dist_ens.state",
-    "unstack_members": "dist_ens.state",
-    "select_members": "dist_ens.state",
+    "stack_members": "dist_ens.ground.state",
+    "unstack_members": "dist_ens.ground.state",
+    "select_members": "dist_ens.ground.state",
 }
 _MODULES = ("losses", "metrics", "methods", "models", "callbacks", "data")
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from dist_ens.evaluation.fit_calibration import calibrate
     from dist_ens.execution.lift import lift
     from dist_ens.experiment import load
+    from dist_ens.ground.state import State, select_members, stack_members, unstack_members
     from dist_ens.layout import Layout
     from dist_ens.members import as_member
-    from dist_ens.state import State, select_members, stack_members, unstack_members
     from dist_ens.training import fit
 
 __all__ = [

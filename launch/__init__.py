@@ -6,7 +6,7 @@ import pathlib
 import sys
 
 import dist_ens
-from dist_ens.paths import shortened
+from dist_ens.ground.paths import shortened
 from launch import glibc_tuning, signals, stdio
 
 VERBS = (

@@ -10,9 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dist_ens import report
-from dist_ens.commands import quoted
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError, counted
 from dist_ens.experiment.bench import (
     DIST_ENS,
     LOOP,
@@ -25,10 +23,12 @@ from dist_ens.experiment.bench import (
 )
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError, counted
+from dist_ens.ground.paths import shortened
+from dist_ens.ground.terminal import PlainConsole
 from dist_ens.layout import Layout
 from dist_ens.metrics.table import print_table
-from dist_ens.paths import shortened
-from dist_ens.terminal import PlainConsole
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path

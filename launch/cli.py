@@ -16,13 +16,20 @@ from typing import Any, NoReturn
 import jax
 from absl import app, flags, logging
 
-from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
-from dist_ens.commands import printable, quoted
-from dist_ens.compile_cache import use_compile_cache
-from dist_ens.errors import ExitCode, RunError, UserError, code_of_write, did_you_mean, first_line
-from dist_ens.paths import given_path, shortened
-from dist_ens.stop_signal import StopSignal
+from dist_ens.ground.commands import printable, quoted
+from dist_ens.ground.errors import (
+    ExitCode,
+    RunError,
+    UserError,
+    code_of_write,
+    did_you_mean,
+    first_line,
+)
+from dist_ens.ground.paths import given_path, shortened
+from dist_ens.processes import cluster
+from dist_ens.processes.compile_cache import use_compile_cache
+from dist_ens.processes.stop_signal import StopSignal
 from launch import hosts, signals, stdio
 from launch.started_command import split_at_dashes
 

@@ -8,9 +8,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_dict import placeholder
 
-from dist_ens.commands import quoted
 from dist_ens.data import Source, Spec
-from dist_ens.errors import UserError
 from dist_ens.experiment import (
     DataConfig,
     Experiment,
@@ -25,7 +23,9 @@ from dist_ens.experiment import (
 from dist_ens.experiment.config_file import ConfigFile, ExperimentFile, OwnParts
 from dist_ens.experiment.named import method_options
 from dist_ens.experiment.reading import nearest_field
-from dist_ens.paths import shortened
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.paths import shortened
 
 _CONFIG, _EXPERIMENT = "config", "experiment"
 _NO_FILE = ConfigFile()

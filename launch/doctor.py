@@ -15,12 +15,12 @@ import time
 
 import jax
 
-from dist_ens import cluster
-from dist_ens.cluster_environment import num_gpus
-from dist_ens.commands import printable, quoted
-from dist_ens.errors import UserError, counted
 from dist_ens.experiment.build import build
-from dist_ens.peers import versions
+from dist_ens.ground.commands import printable, quoted
+from dist_ens.ground.errors import UserError, counted
+from dist_ens.processes import cluster
+from dist_ens.processes.cluster_environment import num_gpus
+from dist_ens.processes.peers import versions
 from dist_ens.training import fit
 from launch import cli
 from launch.config_flags import ConfigFlags
@@ -121,7 +121,8 @@ def _take_step() -> None:
         f"{members.min()} to {members.max()}",
     )
     began = time.monotonic()
-    fit(built.ensemble, built.arguments["data"], steps=1, steps_per_call=1, progress=False)
+    options = built.arguments | {"steps": 1, "epochs": None, "steps_per_call": 1}
+    fit(built.ensemble, **options, progress=False)
     _print("step", f"the first took {time.monotonic() - began:.1f} s, with compiling")
 
 

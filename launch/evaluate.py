@@ -10,9 +10,7 @@ import pathlib
 
 from absl import flags
 
-from dist_ens import cluster, report
-from dist_ens.commands import quoted
-from dist_ens.errors import UserError
+from dist_ens import report
 from dist_ens.experiment import POOLINGS
 from dist_ens.experiment.answers import keep
 from dist_ens.experiment.assess import assess
@@ -24,11 +22,14 @@ from dist_ens.experiment.assessment import (
 )
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.loaded_run import LoadedRun
-from dist_ens.file_writing import require_regular_files
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.file_writing import require_regular_files
+from dist_ens.ground.paths import shortened
+from dist_ens.ground.terminal import PlainConsole
 from dist_ens.metrics.table import print_table
-from dist_ens.paths import shortened
+from dist_ens.processes import cluster
 from dist_ens.report.files import CURVES, REPORT_FILES
-from dist_ens.terminal import PlainConsole
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path

@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import jax
 
-from dist_ens import cluster
-from dist_ens.errors import ExitCode, first_line
-from dist_ens.peers import Card, Peers, is_of_collective
+from dist_ens.ground.errors import ExitCode, first_line
+from dist_ens.processes import cluster
+from dist_ens.processes.peers import Card, Peers, is_of_collective
 from launch import stdio
 
 # Time for the other processes to read from process 0 why the run ends.

@@ -10,7 +10,7 @@ error. The cluster needs the controller of JobSet.
 
 from absl import flags
 
-from dist_ens.commands import command_line
+from dist_ens.ground.commands import command_line
 from launch import cli
 from launch.jobset import render
 from launch.path_flags import define_path

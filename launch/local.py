@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from dist_ens.cluster_environment import visible_gpus
-from dist_ens.commands import command_line
-from dist_ens.errors import RESTARTED, ExitCode, UserError, code_of_shell, counted
+from dist_ens.ground.commands import command_line
+from dist_ens.ground.errors import RESTARTED, ExitCode, UserError, code_of_shell, counted
+from dist_ens.processes.cluster_environment import visible_gpus
 from launch import cli, signals, stdio
 from launch.started_command import StartedCommand
 

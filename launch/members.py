@@ -22,14 +22,14 @@ from rich.table import Table
 
 from dist_ens.checkpoint import FOLDER, CheckpointStore, SavedMembers, ids_text, read_lineages
 from dist_ens.checkpoint.reading import is_gone
+from dist_ens.checkpoint.run_digests import changed_files
 from dist_ens.checkpoint.verify import faults_of
-from dist_ens.commands import quoted
-from dist_ens.errors import ExitCode, RunError, UserError, counted
 from dist_ens.experiment.members import copy_members, extend
 from dist_ens.experiment.networks import export_members, import_members
-from dist_ens.paths import given_path, shortened
-from dist_ens.run_digests import changed_files
-from dist_ens.terminal import PlainConsole
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import ExitCode, RunError, UserError, counted
+from dist_ens.ground.paths import given_path, shortened
+from dist_ens.ground.terminal import PlainConsole
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path

@@ -4,7 +4,7 @@ import pathlib
 
 from absl import flags
 
-from dist_ens.paths import given_path
+from dist_ens.ground.paths import given_path
 
 flags.disclaim_key_flags()  # A flag belongs to the module that calls `define_path`.
 

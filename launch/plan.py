@@ -4,17 +4,18 @@ import sys
 
 from absl import flags
 
-from dist_ens import cluster, report
+from dist_ens import report
+from dist_ens.data.feed import TrainingSet
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import counted
 from dist_ens.experiment import comes_in_memory, describe_source
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
-from dist_ens.feed import TrainingSet
+from dist_ens.ground.errors import counted
+from dist_ens.ground.terminal import PlainConsole
 from dist_ens.layout import Layout
 from dist_ens.metrics.table import print_table
 from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table
-from dist_ens.terminal import PlainConsole
+from dist_ens.processes import cluster
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path

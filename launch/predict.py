@@ -27,10 +27,7 @@ import pathlib
 import numpy as np
 from absl import flags
 
-from dist_ens import cluster
-from dist_ens.commands import quoted
 from dist_ens.data import convert_inputs
-from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Evaluator, broken_positions
 from dist_ens.evaluation.out_of_bag import held_out_predictions
 from dist_ens.experiment.answers import kept_calibration
@@ -40,9 +37,12 @@ from dist_ens.experiment.assessment import (
 )
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.loaded_run import LoadedRun
-from dist_ens.file_reading import read_npy
-from dist_ens.file_writing import replaced_file
-from dist_ens.paths import shortened
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError, counted
+from dist_ens.ground.file_reading import read_npy
+from dist_ens.ground.file_writing import replaced_file
+from dist_ens.ground.paths import shortened
+from dist_ens.processes import cluster
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path

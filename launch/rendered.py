@@ -9,7 +9,7 @@ import jinja2
 import yaml
 from absl import flags
 
-from dist_ens.commands import quoted
+from dist_ens.ground.commands import quoted
 from launch import cli
 
 

@@ -5,9 +5,9 @@ import pathlib
 
 from absl import flags
 
-from dist_ens.errors import ExitCode, UserError, counted
 from dist_ens.experiment.replay import Replay, replay
-from dist_ens.terminal import PlainConsole
+from dist_ens.ground.errors import ExitCode, UserError, counted
+from dist_ens.ground.terminal import PlainConsole
 from launch import cli
 from launch.config_flags import ConfigFlags
 

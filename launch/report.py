@@ -2,11 +2,11 @@
 
 import pathlib
 
-from dist_ens.commands import quoted
-from dist_ens.errors import counted
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import counted
+from dist_ens.ground.terminal import PlainConsole
 from dist_ens.report import read_run
 from dist_ens.report.page import write_page
-from dist_ens.terminal import PlainConsole
 from launch import cli
 from launch.path_flags import define_path
 

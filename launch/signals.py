@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
-from dist_ens.errors import ExitCode
-from dist_ens.stop_signal import FirstSignal, StopSignal, notify_hosts
+from dist_ens.ground.errors import ExitCode
+from dist_ens.processes.stop_signal import FirstSignal, StopSignal, notify_hosts
 
 # A machine is taken away with one of these signals. The command is started again later.
 _PREEMPTIONS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

@@ -12,8 +12,8 @@ import time
 
 from absl import flags
 
-from dist_ens.commands import command_line
-from dist_ens.errors import ExitCode, RunError, UserError, counted, first_line
+from dist_ens.ground.commands import command_line
+from dist_ens.ground.errors import ExitCode, RunError, UserError, counted, first_line
 from launch import cli, signals, stdio
 from launch.path_flags import define_path
 from launch.rendered import deliver

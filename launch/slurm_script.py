@@ -5,8 +5,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from dist_ens.errors import RESTARTED, UserError
-from dist_ens.paths import shortened
+from dist_ens.ground.errors import RESTARTED, UserError
+from dist_ens.ground.paths import shortened
 from launch.rendered import filled
 from launch.started_command import value_of
 

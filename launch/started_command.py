@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 
-from dist_ens.commands import command_line
-from dist_ens.errors import UserError, did_you_mean
-from dist_ens.paths import require_local, shortened
+from dist_ens.ground.commands import command_line
+from dist_ens.ground.errors import UserError, did_you_mean
+from dist_ens.ground.paths import require_local, shortened
 
 # Verbs that the processes of a cluster can run together.
 STARTED = ("train", "evaluate", "predict")

@@ -10,8 +10,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
-from dist_ens.commands import printable
-from dist_ens.paths import shortened
+from dist_ens.ground.commands import printable
+from dist_ens.ground.paths import shortened
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -14,7 +14,7 @@ import subprocess
 
 from absl import flags
 
-from dist_ens.commands import command_line
+from dist_ens.ground.commands import command_line
 from launch import cli, signals
 from launch.rendered import filled
 from launch.started_command import StartedCommand

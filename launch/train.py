@@ -5,11 +5,9 @@ import pathlib
 import numpy as np
 from absl import flags
 
-from dist_ens import cluster, report, watchdog
+from dist_ens import report
 from dist_ens.checkpoint import FOLDER
-from dist_ens.commands import command_line, quoted
 from dist_ens.data import Source
-from dist_ens.errors import ExitCode
 from dist_ens.evaluation import Scores
 from dist_ens.experiment import leaves
 from dist_ens.experiment.answers import keep
@@ -19,8 +17,11 @@ from dist_ens.experiment.assessment import (
 )
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import Trained, train
+from dist_ens.ground.commands import command_line, quoted
+from dist_ens.ground.errors import ExitCode
+from dist_ens.ground.terminal import PlainConsole
 from dist_ens.metrics.catalogue import formatted, headlines
-from dist_ens.terminal import PlainConsole
+from dist_ens.processes import cluster, watchdog
 from launch import cli, hosts, signals
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path

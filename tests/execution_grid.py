@@ -114,8 +114,8 @@ class Grid:
     def _put(self, execution, num_members, num_devices):
         """The ensemble, its state and its batches on devices, and the member's position."""
         from dist_ens.experiment.build import build_ensemble
+        from dist_ens.ground.state import select_members
         from dist_ens.layout import BATCHES, MEMBERS, Layout
-        from dist_ens.state import select_members
 
         layout = Layout.make(
             num_members, ensemble_axis=num_devices, devices=self.devices[:num_devices]

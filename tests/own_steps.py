@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import dist_ens as de
-from dist_ens.randomness import INIT, UPDATE, member_key
+from dist_ens.ground.randomness import INIT, UPDATE, member_key
 
 MEMBERS, STEPS, SEED = 4, 3, 7
 MESHES = {"1x1": (1, 1), "4x1": (4, 4), "2x2": (2, 4)}

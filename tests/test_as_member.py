@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import networks
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import (
     Member,

@@ -12,7 +12,7 @@ import pytest
 import dist_ens as de
 import failing
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import RunError, UserError
+from dist_ens.ground.errors import RunError, UserError
 from dist_ens.metrics import Metric
 
 EXAMPLES, CLASSES = 16, 3

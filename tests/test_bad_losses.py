@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import dist_ens as de
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from test_bad_input import DATA, EXAMPLES, fit, layout_of, loss_fn, nll_of, no_update, with_loss
 
 __all__ = ["no_update"]  # a fixture

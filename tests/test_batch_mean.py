@@ -11,9 +11,9 @@ import pytest
 
 import dist_ens as de
 from dist_ens.ensemble.programs import step_of_one
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.randomness import EXAMPLES, INIT, member_key
 from dist_ens.losses import Ratio, batch_mean
-from dist_ens.randomness import EXAMPLES, INIT, member_key
 
 STEPS, BATCH, LENGTH, VOCABULARY, SEED = 4, 8, 5, 7, 3
 MESHES = [(1, 1), (2, 1), (4, 1), (2, 2), (1, 2), (1, 4)]

@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import dist_ens as de
-from dist_ens.errors import UserError
-from dist_ens.randomness import INIT, PREDICT, UPDATE, member_key
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.randomness import INIT, PREDICT, UPDATE, member_key
 
 MEMBERS, SEED, STEPS = 4, 3, 4
 NODES, EDGES = 48, 96

@@ -12,7 +12,6 @@ from PIL import Image
 
 from commands import dist_ens
 from dist_ens.data import Spec
-from dist_ens.errors import UserError
 from dist_ens.experiment import DataConfig, Experiment, open_source
 from dist_ens.experiment.bench import (
     DIST_ENS,
@@ -28,6 +27,7 @@ from dist_ens.experiment.bench import (
 )
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
+from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
 from launch.bench import _conclusion, _curves, _rate, _ratio
 

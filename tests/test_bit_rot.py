@@ -13,7 +13,7 @@ from commands import dist_ens
 from dist_ens.checkpoint import Checkpoints, arrays, manifest, reading
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
 from dist_ens.checkpoint.verify import faults_of
-from dist_ens.errors import ExitCode, RunError
+from dist_ens.ground.errors import ExitCode, RunError
 from dist_ens.layout import Layout
 from launch import members
 from saving import assert_same, flip, rewrite, shapes_of, steps_in, verified

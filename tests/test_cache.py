@@ -14,15 +14,15 @@ import pytest
 
 import dist_ens as de
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens import compile_cache
-from dist_ens.compile_cache import access_of_others
 from dist_ens.execution.decision_cache import keep_execution, kept_execution
+from dist_ens.processes import compile_cache
+from dist_ens.processes.compile_cache import access_of_others
 
 ROOT = pathlib.Path(__file__).parent.parent
 ENVIRONMENT = {k: v for k, v in COMMAND_ENVIRONMENT.items() if not k.startswith("JAX_")}
 CODE = """
 import logging, jax
-from dist_ens.compile_cache import use_compile_cache
+from dist_ens.processes.compile_cache import use_compile_cache
 use_compile_cache()
 logging.basicConfig(level=logging.WARNING)
 def program(x):

@@ -14,9 +14,9 @@ from scipy.special import softmax
 import networks
 from dist_ens.callbacks.records import score_record
 from dist_ens.data import ArraySplit, Spec
-from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, Scores, scores_of_means
 from dist_ens.evaluation.programs import Programs
+from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
 from dist_ens.losses import Categorical, Gaussian, Point, Quantiles
 from dist_ens.members import from_functions

@@ -15,7 +15,7 @@ import tensorstore as ts
 
 from dist_ens.checkpoint import CheckpointStore
 from dist_ens.checkpoint.manifest import MANIFEST
-from dist_ens.errors import RunError
+from dist_ens.ground.errors import RunError
 from dist_ens.layout import Layout, Waves
 from saving import assert_same, reader, reseal, shapes_of, snapshot, steps_in
 

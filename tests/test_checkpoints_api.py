@@ -21,9 +21,9 @@ from dist_ens.checkpoint import (
 from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.lineage import Event
 from dist_ens.checkpoint.manifest import Manifest
-from dist_ens.errors import RunError, UserError
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import RunError, UserError
 from saving import reader, shapes_of, snapshot, state_of, steps_in
 from test_cluster import finish, free_port, start
 from test_train import experiment
@@ -47,7 +47,7 @@ class Clock:
 
     def __init__(self, monkeypatch, hosts=1):
         self.now, self.readings = 1000.0, 0
-        monkeypatch.setattr("dist_ens.cluster.clock", self.read)
+        monkeypatch.setattr("dist_ens.processes.cluster.clock", self.read)
         monkeypatch.setattr("jax.process_count", lambda: hosts)
 
     def read(self):
@@ -117,7 +117,7 @@ def test_a_run_from_a_config_is_saved_by_the_clock(tmp_path, monkeypatch):
     # Calls end at 4, 8, ..., 24, and each reading of the clock finds 10 s more. The interval
     # begins at 4, and 30 s have passed at 16; from there it is 20 s at the last step, 24.
     now = iter(range(0, 1000, 10))
-    monkeypatch.setattr("dist_ens.cluster.clock", lambda: next(now))
+    monkeypatch.setattr("dist_ens.processes.cluster.clock", lambda: next(now))
     cadence = {"every_steps": None, "every_secs": 30.0, "keep": 9}
     train(experiment(checkpoint=cadence), tmp_path)
     assert steps_in(tmp_path) == [16, 24]

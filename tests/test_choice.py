@@ -10,7 +10,6 @@ import optax
 import pytest
 
 import networks
-from dist_ens import cluster
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble import select_execution as choice
 from dist_ens.execution import autotune
@@ -18,6 +17,7 @@ from dist_ens.execution.spec import LOWERINGS
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
 from dist_ens.layout import BATCHES, Layout
+from dist_ens.processes import cluster
 from test_candidates import candidates, program
 
 

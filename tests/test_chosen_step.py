@@ -11,10 +11,10 @@ import dist_ens as de
 from commands import dist_ens
 from dist_ens.checkpoint import read_members, store
 from dist_ens.checkpoint.reading import SavedStep
-from dist_ens.errors import ReplacedError, UserError
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.networks import export_members
+from dist_ens.ground.errors import ReplacedError, UserError
 from test_replay import trained
 
 

@@ -17,14 +17,14 @@ import dist_ens as de
 import fast_xla
 import two_hosts
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens import cluster
-from dist_ens.errors import ExitCode, UserError
+from dist_ens.data.feed import Placement, TrainingSet
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.feed import Placement, TrainingSet
+from dist_ens.ground.errors import ExitCode, UserError
 from dist_ens.layout import Layout
+from dist_ens.processes import cluster
+from dist_ens.processes.stop_signal import COPY_SECS, StopSignal
 from dist_ens.sampling import Order
-from dist_ens.stop_signal import COPY_SECS, StopSignal
 
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT_SECS = 240

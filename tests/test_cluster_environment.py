@@ -2,14 +2,14 @@
 
 import pytest
 
-from dist_ens.cluster_environment import (
+from dist_ens.ground.errors import UserError
+from dist_ens.processes.cluster_environment import (
     chosen_gpus,
     detection_method,
     is_in_cluster,
     num_tasks_left_out,
     visible_gpus,
 )
-from dist_ens.errors import UserError
 
 pytestmark = pytest.mark.quick
 

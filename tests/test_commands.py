@@ -17,7 +17,6 @@ from sklearn.datasets import load_digits
 import fast_xla
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.errors import ExitCode
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.experiment import DataConfig, open_source
 from dist_ens.experiment.assessment import (
@@ -25,6 +24,7 @@ from dist_ens.experiment.assessment import (
     CONFORMAL,
 )
 from dist_ens.experiment.loaded import open_finished
+from dist_ens.ground.errors import ExitCode
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = ["--config=configs/digits.py", "--config.model.hidden_sizes=(32,)"]

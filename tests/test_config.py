@@ -7,7 +7,6 @@ import runpy
 
 import pytest
 
-from dist_ens.errors import UserError
 from dist_ens.experiment import (
     MAY_CHANGE_ON_RESUME,
     Experiment,
@@ -18,6 +17,7 @@ from dist_ens.experiment import (
 )
 from dist_ens.experiment.named import loss_names
 from dist_ens.experiment.reading import nearest_field
+from dist_ens.ground.errors import UserError
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 pytestmark = pytest.mark.quick

@@ -10,12 +10,12 @@ import pytest
 from absl import flags
 
 from dist_ens.data import Spec, source_of_arrays
-from dist_ens.errors import UserError
 from dist_ens.experiment import DataConfig, Experiment, OwnParts
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.config_file import EXPERIMENT, ConfigFile
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
 from launch.config_flags import ConfigFlags
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dist_ens.errors import UserError
 from dist_ens.evaluation import conformal
 from dist_ens.evaluation.conformal import (
     adaptive_scores,
@@ -22,6 +21,7 @@ from dist_ens.evaluation.conformal import (
     mean_width,
     out_of_bag_means,
 )
+from dist_ens.ground.errors import UserError
 
 pytestmark = pytest.mark.quick
 

@@ -27,9 +27,9 @@ from dist_ens.data import (
     source_of_arrays,
     training_batches,
 )
-from dist_ens.errors import UserError
 from dist_ens.experiment import DataConfig, Experiment, describe_source, open_source
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import UserError
 from dist_ens.sampling import Order
 from saving import steps_in
 from tiny_digits.tiny_digits_dataset_builder import TinyDigits

@@ -23,7 +23,7 @@ SEGMENTS = pathlib.Path("/dev/shm")
 READING = """
 import os, pathlib
 import grain, numpy as np
-from dist_ens.data_workers import end_with_trainer
+from dist_ens.processes.data_workers import end_with_trainer
 
 HERE = pathlib.Path(__file__).parent
 

@@ -13,8 +13,8 @@ import pytest
 import commands
 import dist_ens
 import launch
-from dist_ens.errors import ExitCode
 from dist_ens.experiment import MAY_CHANGE_ON_RESUME, Experiment
+from dist_ens.ground.errors import ExitCode
 from dist_ens.metrics import CATALOGUE
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -11,8 +11,8 @@ import pytest
 from optax import contrib
 
 import dist_ens as de
-from dist_ens.errors import UserError
-from dist_ens.randomness import INIT, OPTIMIZER, key_of_optimizer, member_key
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.randomness import INIT, OPTIMIZER, key_of_optimizer, member_key
 
 MEMBERS, STEPS, BATCH, CLASSES, SEED = 4, 5, 8, 3, 7
 _RANDOM = np.random.default_rng(0)

@@ -28,9 +28,9 @@ from dist_ens.ensemble.failures import (
     _cause_of,
     no_failures,
 )
-from dist_ens.errors import ExitCode, RunError, UserError
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import ExitCode, RunError, UserError
 from dist_ens.layout import Waves
 from dist_ens.report.page import write_page
 from dist_ens.report.run_files import RunReport

@@ -9,11 +9,11 @@ import pytest
 
 import networks
 from dist_ens.data import ArraySplit, Source, Spec
+from dist_ens.data.feed import Placement, TrainingSet, call_batches, feed
+from dist_ens.data.feed.on_devices import ShardedFeed
 from dist_ens.ensemble import Batches, Drawn, Ensemble, MemberBatches
-from dist_ens.errors import UserError
 from dist_ens.evaluation import evaluate
-from dist_ens.feed import Placement, TrainingSet, call_batches, feed
-from dist_ens.feed.on_devices import ShardedFeed
+from dist_ens.ground.errors import UserError
 from dist_ens.layout import BATCH, BATCHES, Layout, redistribution_program
 from dist_ens.losses import batch_mean, categorical
 from dist_ens.members import as_member

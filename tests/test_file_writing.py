@@ -2,7 +2,7 @@
 
 import pytest
 
-from dist_ens.file_writing import replace_file, replaced_file
+from dist_ens.ground.file_writing import replace_file, replaced_file
 
 pytestmark = pytest.mark.quick
 

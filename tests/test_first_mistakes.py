@@ -15,7 +15,7 @@ import pytest
 
 import dist_ens as de
 from commands import dist_ens
-from dist_ens.errors import RunError, UserError
+from dist_ens.ground.errors import RunError, UserError
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
 LABELS = np.arange(8, dtype=np.int32) % 3

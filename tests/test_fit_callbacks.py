@@ -10,12 +10,12 @@ import optax
 import pytest
 
 import dist_ens as de
-from dist_ens import cluster
 from dist_ens.callbacks import STOP, EarlyStopping, JsonLines, RunInfo
 from dist_ens.checkpoint import CheckpointStore
-from dist_ens.errors import UserError
 from dist_ens.evaluation.scores import Scores
+from dist_ens.ground.errors import UserError
 from dist_ens.metrics import Metric
+from dist_ens.processes import cluster
 from dist_ens.training.metrics import MetricsReader
 from dist_ens.training.runner import Runner
 from test_bad_input import DATA, classifier, fit, loss_fn, with_loss

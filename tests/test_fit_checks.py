@@ -12,8 +12,8 @@ import pytest
 import dist_ens as de
 from dist_ens.callbacks import EarlyStopping, Report
 from dist_ens.data import ArraySplit, Source, Spec
-from dist_ens.errors import RunError, UserError
 from dist_ens.evaluation.label_checks import check_keys
+from dist_ens.ground.errors import RunError, UserError
 from dist_ens.metrics import Metric
 from dist_ens.sampling import Order
 from test_bad_input import CLASSES, DATA, classifier, fit, layout_of, loss_fn, with_loss

@@ -11,8 +11,8 @@ import pytest
 import dist_ens as de
 import failing
 from dist_ens.checkpoint import CheckpointStore
-from dist_ens.errors import UserError
-from dist_ens.randomness import UPDATE, member_key
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.randomness import UPDATE, member_key
 from test_bad_input import CLASSES, DATA, EXAMPLES, classifier, with_loss
 from test_bad_input import fit as train
 from test_bad_input import loss_fn as loss_of_pytree

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 
 import dist_ens as de
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.errors import RunError, UserError
 from dist_ens.experiment.members import copy_members
 from dist_ens.experiment.networks import export_members
+from dist_ens.ground.errors import RunError, UserError
 from own_steps import (
     CASES,
     DQN,

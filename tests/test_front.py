@@ -13,7 +13,7 @@ from rich.table import Table
 import dist_ens
 import launch
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from dist_ens.metrics.table import print_table
 from launch.config_flags import ConfigFlags
 

@@ -12,7 +12,7 @@ import pytest
 import batch_programs
 import dist_ens as de
 from batch_programs import BATCH, FEATURES, FEW, NAMES, PROGRAMS, RATE, SEED, STEPS, Trained
-from dist_ens.randomness import INIT, UPDATE
+from dist_ens.ground.randomness import INIT, UPDATE
 from test_cluster import finish, free_port, start
 
 BATCHES = batch_programs.batches()

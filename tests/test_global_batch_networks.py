@@ -15,7 +15,7 @@ from flax import nnx
 import batch_programs
 import dist_ens as de
 from batch_programs import BATCH, FEATURES, RATE, SEED
-from dist_ens.randomness import INIT, UPDATE
+from dist_ens.ground.randomness import INIT, UPDATE
 from test_global_batch import MESHES, assert_close, layout_of
 
 BATCHES = batch_programs.batches()

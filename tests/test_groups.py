@@ -14,7 +14,6 @@ from sklearn.preprocessing import StandardScaler
 
 import networks
 from dist_ens.data import ArraySplit, Source, Spec, evaluation_batches
-from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.experiment import (
     CheckpointConfig,
@@ -28,6 +27,7 @@ from dist_ens.experiment import (
 )
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
 from dist_ens.members import from_functions
 from dist_ens.sampling import Order

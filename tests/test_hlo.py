@@ -15,11 +15,11 @@ import pytest
 
 import networks
 from dist_ens.data import Spec
+from dist_ens.data.feed import Placement, abstract_batches
 from dist_ens.execution.heuristics import candidates
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
-from dist_ens.feed import Placement, abstract_batches
 from dist_ens.layout import BATCH, BATCHES, Layout
 from dist_ens.members import from_linen
 from dist_ens.plan import Collective, collectives

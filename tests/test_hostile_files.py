@@ -11,11 +11,11 @@ import zipfile
 import numpy as np
 import pytest
 
-from dist_ens.errors import UserError
 from dist_ens.experiment import DataConfig, open_source
 from dist_ens.experiment.config_file import ExperimentFile
 from dist_ens.experiment.network_files import read_network
-from dist_ens.file_reading import read_npy
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.file_reading import read_npy
 
 pytestmark = pytest.mark.quick
 MOST_BYTES, MOST_SECS = 64 * 2**20, 5.0

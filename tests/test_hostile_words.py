@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commands import start
-from dist_ens.errors import ExitCode, RunError, UserError
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import ExitCode, RunError, UserError
 
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT_SECS = 60

@@ -13,7 +13,7 @@ import pytest
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.errors import ExitCode
+from dist_ens.ground.errors import ExitCode
 from test_cluster import free_port
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -251,8 +251,8 @@ def test_a_signal_to_one_host_before_the_first_step_ends_all_with_its_code(tmp_p
 SLOW_DATA = """
 import dataclasses, pathlib, runpy, time
 import jax
-from dist_ens.errors import ExitCode
-from dist_ens.errors import ExitCode
+from dist_ens.ground.errors import ExitCode
+from dist_ens.ground.errors import ExitCode
 from dist_ens.experiment import open_source
 
 class SlowSplit:

@@ -11,12 +11,12 @@ import pytest
 
 import networks
 from dist_ens.ensemble import Batches, Ensemble, MemberBatches
-from dist_ens.errors import UserError
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.randomness import EXAMPLES, member_key
 from dist_ens.layout import BATCHES, MEMBER_BATCHES, MEMBERS, Layout
 from dist_ens.members import Member, from_functions, from_linen
 from dist_ens.methods import poisson_weight
-from dist_ens.randomness import EXAMPLES, member_key
 
 BATCH = networks.BATCH
 INPUTS = jax.ShapeDtypeStruct((BATCH, 12), jnp.float32)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commands import dist_ens
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from launch.jobset import render
 
 pytestmark = pytest.mark.quick

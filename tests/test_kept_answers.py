@@ -10,7 +10,6 @@ from sklearn.datasets import load_digits
 
 import dist_ens as de
 from commands import dist_ens
-from dist_ens.errors import UserError
 from dist_ens.evaluation.conformal import coverage_of_intervals, coverage_of_sets, jackknife_plus
 from dist_ens.experiment import (
     CheckpointConfig,
@@ -30,6 +29,7 @@ from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.members import copy_members
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import UserError
 from dist_ens.report import SCORES, read_answers, read_run
 
 STEPS = 30

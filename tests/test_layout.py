@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from dist_ens.layout import (
     BATCH,
     BATCHES,

@@ -7,12 +7,12 @@ import optax
 import pytest
 
 import networks
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.randomness import UPDATE, member_key
+from dist_ens.ground.state import unstack_members
 from dist_ens.layout import BATCHES, MEMBERS, Layout
 from dist_ens.losses import softmax_cross_entropy
 from dist_ens.members import from_functions
-from dist_ens.randomness import UPDATE, member_key
-from dist_ens.state import unstack_members
 
 MESHES = [(1, 1), (8, 1), (4, 2), (2, 4), (1, 8)]
 NETWORKS = [networks.mlp, networks.convolutional, networks.transformer]

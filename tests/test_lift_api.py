@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import dist_ens as de
-from dist_ens.errors import UserError
-from dist_ens.randomness import INIT, member_key
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.randomness import INIT, member_key
 
 pytestmark = pytest.mark.quick
 

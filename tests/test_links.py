@@ -8,7 +8,7 @@ import pytest
 
 from dist_ens.callbacks import JsonLines, RunInfo
 from dist_ens.checkpoint import Checkpoints, CheckpointStore
-from dist_ens.errors import SaveError, UserError
+from dist_ens.checkpoint.run_digests import changed_files
 from dist_ens.execution.decision_cache import keep_execution
 from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.assess import assess
@@ -17,10 +17,10 @@ from dist_ens.experiment.assessment import (
 )
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import train
-from dist_ens.file_writing import opened_in_place, replace_file
+from dist_ens.ground.errors import SaveError, UserError
+from dist_ens.ground.file_writing import opened_in_place, replace_file
 from dist_ens.layout import Layout
 from dist_ens.report import write_report
-from dist_ens.run_digests import changed_files
 from two_savers import RECORD
 
 pytestmark = pytest.mark.quick

@@ -11,12 +11,12 @@ import pytest
 import dist_ens as de
 from commands import dist_ens
 from dist_ens.data import Spec, Standardization
-from dist_ens.errors import UserError
 from dist_ens.experiment import DataConfig, Experiment, LoadedRun, open_source
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.config_file import ConfigFile
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
 from dist_ens.metrics import Metric
 

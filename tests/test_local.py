@@ -15,7 +15,7 @@ import pytest
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.checkpoint import CheckpointStore, read_newest
-from dist_ens.errors import ExitCode, UserError
+from dist_ens.ground.errors import ExitCode, UserError
 from launch import local
 from launch.local import device_variables
 from test_hosts import LIMIT_SECS, wait_for, write_config

@@ -10,8 +10,8 @@ from dist_ens.ensemble import update_steps
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
+from dist_ens.ground.state import select_members
 from dist_ens.layout import BATCHES, MEMBERS, Layout
-from dist_ens.state import select_members
 from test_hlo import CONFIGS, SPECS
 
 BATCH = 4

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import dist_ens as de
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 
 OPTIMIZER = optax.adam(0.1)
 LAYOUT = de.Layout.make(4, devices=jax.devices()[:4])

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import dist_ens as de
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from dist_ens.losses import Ratio, batch_mean
 
 pytestmark = pytest.mark.quick

@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 import networks
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.state import stack_members
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import (
     check_member,
@@ -24,7 +25,6 @@ from dist_ens.members import (
     from_pytree,
     with_normalized_inputs,
 )
-from dist_ens.state import stack_members
 
 pytestmark = pytest.mark.quick
 INPUTS = jax.ShapeDtypeStruct((8, 6), jnp.float32)

@@ -18,7 +18,6 @@ from absl.testing import flagsaver
 
 import dist_ens as de
 from commands import dist_ens
-from dist_ens import cluster
 from dist_ens.checkpoint import (
     Checkpoints,
     CheckpointStore,
@@ -30,7 +29,6 @@ from dist_ens.checkpoint import (
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Event
 from dist_ens.checkpoint.manifest import Manifest
-from dist_ens.errors import RunError, UserError
 from dist_ens.experiment import Experiment, OwnParts
 from dist_ens.experiment.members import (
     _free_ids,
@@ -46,7 +44,9 @@ from dist_ens.experiment.network_files import (
 from dist_ens.experiment.networks import export_members, import_members
 from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import RunError, UserError
 from dist_ens.layout import Layout
+from dist_ens.processes import cluster
 from launch import members as launch_members
 from saving import rewrite, snapshot, steps_in, verified
 

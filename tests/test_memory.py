@@ -10,10 +10,10 @@ import pytest
 import dist_ens as de
 import networks
 from dist_ens.data import Spec
-from dist_ens.errors import RunError
 from dist_ens.experiment import Experiment, ModelConfig, make_model
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
+from dist_ens.ground.errors import RunError
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import from_linen, rematerialized, with_compute_dtype
 from failing import fit

@@ -12,10 +12,11 @@ import pytest
 import networks
 from dist_ens.data import Spec, source_of_arrays
 from dist_ens.ensemble import Batches
-from dist_ens.errors import UserError
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.randomness import EXAMPLES, member_key
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.losses import (
     beta_nll,
@@ -35,7 +36,6 @@ from dist_ens.methods import (
     mixup,
     poisson_weight,
 )
-from dist_ens.randomness import EXAMPLES, member_key
 from dist_ens.sampling import Order, kfold
 
 pytestmark = pytest.mark.quick

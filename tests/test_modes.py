@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from dist_ens.members import (
     check_member,
     from_equinox,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks.moved_bytes import exchanged_bytes, host_input_bytes
-from dist_ens.feed import Placement, TrainingSet
+from dist_ens.data.feed import Placement, TrainingSet
 from dist_ens.layout import Layout
 from dist_ens.plan import Collective
 from dist_ens.sampling import Order

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from conftest import COMMAND_ENVIRONMENT, ROOT
-from dist_ens.errors import ExitCode
+from dist_ens.ground.errors import ExitCode
 
 pytestmark = pytest.mark.mpi
 

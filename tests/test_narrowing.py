@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from dist_ens.errors import UserError
-from dist_ens.narrowing import held_dtype, narrowed
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.narrowing import held_dtype, narrowed
 
 pytestmark = pytest.mark.quick
 

@@ -13,7 +13,7 @@ from flax import nnx
 
 import dist_ens as de
 from dist_ens.ensemble.initial_state import inputs_of
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 
 try:
     import haiku as hk

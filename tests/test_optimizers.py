@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from dist_ens.errors import UserError
 from dist_ens.experiment import OptimizerConfig, make_optimizer, optimizer_options
+from dist_ens.ground.errors import UserError
 
 pytestmark = pytest.mark.quick
 

@@ -15,10 +15,10 @@ import pytest
 
 import dist_ens as de
 import failing
-from dist_ens.errors import RunError
 from dist_ens.experiment import Experiment, OwnParts
 from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import RunError
 from dist_ens.members import from_linen
 
 

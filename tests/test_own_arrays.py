@@ -10,9 +10,9 @@ import pytest
 
 import dist_ens as de
 from commands import dist_ens
-from dist_ens.errors import UserError
 from dist_ens.experiment import DataConfig, Experiment, describe_source, open_source
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import UserError
 
 EXAMPLES = 60
 RANDOM = np.random.default_rng(0)

@@ -5,11 +5,11 @@ import pathlib
 import pytest
 
 import dist_ens as de
-from dist_ens.errors import UserError
 from dist_ens.experiment import DataConfig, open_source
 from dist_ens.experiment.network_files import network_paths
-from dist_ens.file_reading import read_npy
-from dist_ens.paths import given_path, shortened, utf8_path
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.file_reading import read_npy
+from dist_ens.ground.paths import given_path, shortened, utf8_path
 
 pytestmark = pytest.mark.quick
 

@@ -14,15 +14,15 @@ import pytest
 import two_hosts
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens import cluster
 from dist_ens.data import Spec
-from dist_ens.errors import ExitCode, RunError, UserError
+from dist_ens.data.feed import Placement, TrainingSet
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
-from dist_ens.feed import Placement, TrainingSet
+from dist_ens.ground.errors import ExitCode, RunError, UserError
 from dist_ens.layout import Layout
 from dist_ens.plan import Collective, PlannedMesh, Planner, Topology, planned, planner
+from dist_ens.processes import cluster
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = ["--config=configs/digits.py", "--config.model.hidden_sizes=(32,)"]

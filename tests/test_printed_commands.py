@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dist_ens.commands import command_line, quoted
+from dist_ens.ground.commands import command_line, quoted
 
 pytestmark = pytest.mark.quick
 ROOT = pathlib.Path(__file__).parent.parent

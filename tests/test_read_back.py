@@ -3,11 +3,11 @@
 import pytest
 
 from dist_ens.callbacks import JsonLines, RunInfo
-from dist_ens.errors import RunError, UserError
 from dist_ens.execution import decision_cache
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
-from dist_ens.json_text import from_json
+from dist_ens.ground.errors import RunError, UserError
+from dist_ens.ground.json_text import from_json
 from dist_ens.report import pace_before, read_run
 from dist_ens.report.metrics_file import read_metrics
 

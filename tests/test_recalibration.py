@@ -9,7 +9,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.linear_model import LogisticRegression
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from dist_ens.metrics.recalibration import (
     MAX_TEMPERATURE,
     MIN_PROB,

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from dist_ens.data import source_of_arrays
-from dist_ens.errors import RunError, UserError
 from dist_ens.experiment import OwnParts
 from dist_ens.experiment.build import build_ensemble, identified
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import RunError, UserError
 from dist_ens.layout import Layout
 from dist_ens.members import from_functions, from_linen
 from saving import reader, rewrite, steps_in

@@ -7,11 +7,11 @@ import pytest
 
 import failing
 from commands import dist_ens
-from dist_ens.errors import ExitCode, UserError
 from dist_ens.experiment import Experiment
 from dist_ens.experiment import replay as replaying
 from dist_ens.experiment.replay import Replay, replay
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import ExitCode, UserError
 from failing import ensemble
 from launch.replay import _sentence
 

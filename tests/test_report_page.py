@@ -18,8 +18,8 @@ from PIL import Image
 
 import networks
 from dist_ens.data import ArraySplit, Spec
-from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, curves_of
+from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
 from dist_ens.losses import Categorical
 from dist_ens.members import from_functions

@@ -6,10 +6,10 @@ import optax
 import pytest
 
 import dist_ens as de
-from dist_ens import cluster
 from dist_ens.checkpoint import check_resumes, read_newest
 from dist_ens.data.source import fingerprint_of
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
+from dist_ens.processes import cluster
 from test_bad_input import CLASSES, DATA, classifier, fit
 from two_savers import RECORD
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dist_ens.callbacks import JsonLines, RunInfo
-from dist_ens.errors import ExitCode
+from dist_ens.checkpoint.run_digests import changed_files, write_run_file
+from dist_ens.ground.errors import ExitCode
 from dist_ens.report import read_run, write_report, write_summary
-from dist_ens.run_digests import changed_files, write_run_file
 from saving import flip, verified
 from test_bit_rot import save
 

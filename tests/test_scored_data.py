@@ -11,7 +11,7 @@ import pytest
 
 import dist_ens as de
 from dist_ens.data import ArraySplit, Source, Spec, Standardization
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from dist_ens.metrics import Metric
 
 pytestmark = pytest.mark.quick

@@ -21,7 +21,7 @@ from dist_ens.checkpoint import read_newest
 from dist_ens.data import Split
 from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.train import train
-from dist_ens.stop_signal import COPY_SECS
+from dist_ens.processes.stop_signal import COPY_SECS
 from test_cluster import free_port
 from test_hosts import codes, log, wait_for
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from commands import dist_ens
 from conftest import COMMAND_ENVIRONMENT
-from dist_ens.commands import command_line
-from dist_ens.errors import RESTARTED, ExitCode, UserError
+from dist_ens.ground.commands import command_line
+from dist_ens.ground.errors import RESTARTED, ExitCode, UserError
 from launch import slurm_script
 from stand_ins import executable
 

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from dist_ens.errors import UserError
-from dist_ens.randomness import member_key
-from dist_ens.state import State, select_members, stack_members, unstack_members
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.randomness import member_key
+from dist_ens.ground.state import State, select_members, stack_members, unstack_members
 
 pytestmark = pytest.mark.quick
 

@@ -22,7 +22,7 @@ from dist_ens.callbacks import JsonLines
 from dist_ens.checkpoint import Checkpoints, CheckpointStore, Snapshot, writing
 from dist_ens.checkpoint.writing import unfinished_name
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import ExitCode, SaveError, UserError
+from dist_ens.ground.errors import ExitCode, SaveError, UserError
 from dist_ens.losses import categorical
 from dist_ens.training import fit
 from saving import reader, shapes_of, snapshot, state_of, steps_in

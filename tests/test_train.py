@@ -27,16 +27,16 @@ from dist_ens.checkpoint import Checkpoints, CheckpointStore
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.data import source_of_arrays
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.errors import ExitCode, RunError, SaveError, UserError
 from dist_ens.experiment import DataConfig, Experiment, OwnParts, open_source
 from dist_ens.experiment.config_file import NOTHING
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import ExitCode, RunError, SaveError, UserError
+from dist_ens.ground.state import State, unstack_members
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.losses import softmax_cross_entropy
 from dist_ens.members import from_functions
 from dist_ens.sampling import Order
-from dist_ens.state import State, unstack_members
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.beginning import Begun
 from dist_ens.training.ending import end_run

@@ -16,7 +16,6 @@ from sklearn.metrics import roc_auc_score
 
 import networks
 from dist_ens.data import ArraySplit, Spec
-from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluation import Evaluator
 from dist_ens.evaluation.calibrated_scores import calibrated_scores
 from dist_ens.evaluation.fit_calibration import fit_map
@@ -40,6 +39,7 @@ from dist_ens.experiment.assessment import (
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
+from dist_ens.ground.errors import BrokenMembersError, UserError
 from dist_ens.layout import BATCH, Layout
 from dist_ens.losses import Categorical, Gaussian, Point, Quantiles, log_normalized_sigmoid
 from dist_ens.members import from_functions

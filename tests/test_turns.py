@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from dist_ens import cluster
 from dist_ens.execution import timing
+from dist_ens.processes import cluster
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("sleep")]
 

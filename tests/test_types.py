@@ -1,11 +1,11 @@
-"""Annotations say what an argument is, with the names of `dist_ens.types` where no class does."""
+"""Annotations say what an argument is, by a class or a name of `dist_ens.ground.types`."""
 
 import ast
 import pathlib
 
 import pytest
 
-import dist_ens.types
+import dist_ens.ground.types
 
 pytestmark = pytest.mark.quick
 
@@ -26,17 +26,17 @@ def test_any_stands_only_where_a_value_may_be_anything():
     assert len(found) <= MOST, (
         f"Any stands {len(found)} times in dist_ens and launch, and at most {MOST} are allowed. "
         "Use a class, a type variable, `object` for a value that is only checked, or a name of "
-        f"dist_ens/types.py. They are in {', '.join(found)}"
+        f"dist_ens/ground/types.py. They are in {', '.join(found)}"
     )
 
 
 def test_every_name_is_explained_in_the_line_below():
-    body = ast.parse((ROOT / "dist_ens/types.py").read_text()).body
+    body = ast.parse((ROOT / "dist_ens/ground/types.py").read_text()).body
     names = [number for number, node in enumerate(body) if isinstance(node, ast.AnnAssign)]
     assert len(names) > 20
     for number in names:
         below = body[number + 1]
         name = ast.unparse(body[number].target)
-        assert hasattr(dist_ens.types, name)
+        assert hasattr(dist_ens.ground.types, name)
         is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
         assert is_text, f"{name} has no docstring"

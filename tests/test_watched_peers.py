@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from dist_ens import peers
-from dist_ens.errors import ExitCode
-from dist_ens.peers import Card, Failure, Peers
+from dist_ens.ground.errors import ExitCode
+from dist_ens.processes import peers
+from dist_ens.processes.peers import Card, Failure, Peers
 
 pytestmark = pytest.mark.quick
 TIMEOUT_SECS = 0.3

@@ -30,8 +30,8 @@ def main(coordinator, process_id, folder):
 
     import batch_programs
     import dist_ens as de
-    from dist_ens import cluster
     from dist_ens.layout import to_host
+    from dist_ens.processes import cluster
 
     cluster.start(coordinator, 2, int(process_id))
     init, loss = batch_programs.network_and_loss(batch_programs.FEW)

@@ -87,10 +87,10 @@ class HangingSplit:
 
 def choose_executions():
     """What is chosen for a long run, on a mesh of as many rows as hosts and on one of one row."""
+    from dist_ens.data.feed import ResidentFeed, put_whole
     from dist_ens.ensemble.select_execution import choose
     from dist_ens.experiment import open_source
     from dist_ens.experiment.record import Run
-    from dist_ens.feed import ResidentFeed, put_whole
     from dist_ens.layout import Layout
 
     told = []
@@ -111,7 +111,7 @@ def choose_executions():
 def fail_to_save(folder, *, fails):
     """Two saves; a host that fails may write small files only at the second."""
     from dist_ens.checkpoint import CheckpointStore
-    from dist_ens.errors import RunError
+    from dist_ens.ground.errors import RunError
     from dist_ens.layout import Layout
     from saving import snapshot
 
@@ -134,10 +134,11 @@ def main(verb, coordinator, process_id, folder):
     os.environ["XLA_FLAGS"] = fast_xla.flags(4)
     os.environ["JAX_PLATFORMS"] = "cpu"
     import dist_ens as de
-    from dist_ens import cluster, feed
+    from dist_ens.data import feed
     from dist_ens.experiment import open_source
     from dist_ens.experiment.train import train
     from dist_ens.layout import Layout, to_host
+    from dist_ens.processes import cluster
     from dist_ens.sampling import Order
 
     cluster.start(coordinator, 2, int(process_id))

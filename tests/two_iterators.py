@@ -39,8 +39,8 @@ def main(coordinator, process_id, folder):
     import optax
 
     import dist_ens as de
-    from dist_ens import cluster
-    from dist_ens.errors import RunError, UserError
+    from dist_ens.ground.errors import RunError, UserError
+    from dist_ens.processes import cluster
 
     cluster.start(coordinator, 2, int(process_id))
     network = (

@@ -57,7 +57,7 @@ def read_on(rows, columns, folder):
 def main(coordinator, process_id, folder):
     os.environ["XLA_FLAGS"] = fast_xla.flags(4)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from dist_ens import cluster
+    from dist_ens.processes import cluster
 
     cluster.start(coordinator, 2, int(process_id))
     folder = pathlib.Path(folder)

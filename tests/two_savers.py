@@ -72,10 +72,10 @@ def main(coordinator, process_id, folder):
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
 
-    from dist_ens import cluster
     from dist_ens.checkpoint import Checkpoints
-    from dist_ens.errors import UserError
+    from dist_ens.ground.errors import UserError
     from dist_ens.layout import Layout
+    from dist_ens.processes import cluster
     from saving import flip, shapes_of
 
     cluster.start(coordinator, 2, int(process_id))

@@ -36,9 +36,9 @@ from dist_ens.experiment.build import build_ensemble, evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
+from dist_ens.ground.state import State
 from dist_ens.layout import Layout
 from dist_ens.report import write_scores
-from dist_ens.state import State
 from launch import cli
 from launch.path_flags import define_path
 

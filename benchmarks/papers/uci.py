@@ -21,7 +21,7 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from dist_ens.errors import RunError
+from dist_ens.ground.errors import RunError
 from dist_ens.report import write_scores
 from launch import cli
 from launch.path_flags import define_path

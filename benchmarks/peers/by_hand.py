@@ -11,7 +11,7 @@ import optax
 from benchmarks.peers.order import Order
 from benchmarks.workloads import Workload
 from dist_ens.experiment import make_optimizer
-from dist_ens.randomness import INIT, member_key
+from dist_ens.ground.randomness import INIT, member_key
 
 _SEED = 0
 

@@ -3,7 +3,6 @@
 import jax
 
 from benchmarks.workloads import Workload
-from dist_ens import cluster
 from dist_ens.data import ArraySplit, Source, Spec
 from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.execution.heuristics import candidates
@@ -12,6 +11,7 @@ from dist_ens.execution.timing import Way
 from dist_ens.experiment import make_optimizer
 from dist_ens.experiment.bench import Updates
 from dist_ens.layout import Layout
+from dist_ens.processes import cluster
 from dist_ens.sampling import Order
 
 

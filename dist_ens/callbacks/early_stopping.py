@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable
 
 from dist_ens.callbacks.protocol import STOP, RunInfo, Stop
-from dist_ens.errors import UserError, counted
 from dist_ens.evaluation import Scores
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.errors import UserError, counted
+from dist_ens.ground.json_text import JsonDict
 from dist_ens.metrics.catalogue import direction_of
 
 

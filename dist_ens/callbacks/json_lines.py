@@ -10,16 +10,16 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping
 
-from dist_ens import cluster
 from dist_ens.callbacks.protocol import RunInfo
 from dist_ens.checkpoint.causes import explained
-from dist_ens.commands import quoted
-from dist_ens.errors import SaveError, code_of_write
-from dist_ens.file_writing import opened_in_place, replace_file
-from dist_ens.paths import given_path
+from dist_ens.checkpoint.run_digests import fault_of, write_digest, write_run_file
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import SaveError, code_of_write
+from dist_ens.ground.file_writing import opened_in_place, replace_file
+from dist_ens.ground.paths import given_path
+from dist_ens.processes import cluster
 from dist_ens.report.files import to_json
 from dist_ens.report.metrics_file import records_in
-from dist_ens.run_digests import fault_of, write_digest, write_run_file
 
 
 class JsonLines:

@@ -8,12 +8,12 @@ from rich.measure import Measurement
 from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 
-from dist_ens import cluster
 from dist_ens.callbacks.protocol import RunInfo, StepInfo
 from dist_ens.callbacks.records import shown_loss
 from dist_ens.evaluation import Scores
+from dist_ens.ground.terminal import PlainConsole
 from dist_ens.metrics.catalogue import formatted, headlines, label_of
-from dist_ens.terminal import PlainConsole
+from dist_ens.processes import cluster
 
 _LINE_EVERY_SECS = 10.0
 _BAR_WIDTH, _WIDEST = 10, 1000  # In columns of text.

@@ -45,9 +45,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import RunError, UserError, first_line
-from dist_ens.state import State
-from dist_ens.types import Callback
+from dist_ens.ground.errors import RunError, UserError, first_line
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Callback
 
 
 class Stop(enum.Enum):

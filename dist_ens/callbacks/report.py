@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dist_ens import cluster
 from dist_ens.callbacks.protocol import RunInfo
 from dist_ens.data import Split
-from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Scores, curves_of, pictures_of
-from dist_ens.file_writing import require_regular_files
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.file_writing import require_regular_files
+from dist_ens.ground.paths import given_path
 from dist_ens.layout import DATA, ENSEMBLE
-from dist_ens.paths import given_path
+from dist_ens.processes import cluster
 from dist_ens.report.files import REPORT_FILES
 
 
@@ -37,8 +37,8 @@ class Report:
     >>> report.begin(run)  # no data to score
     Traceback (most recent call last):
     ...
-    dist_ens.errors.UserError: Report shows the scores of the evaluation data, and there is no \
-data to score. Give fit eval_data or validation, or leave Report out.
+    dist_ens.ground.errors.UserError: Report shows the scores of the evaluation data, and there \
+is no data to score. Give fit eval_data or validation, or leave Report out.
     """
 
     def __init__(self, folder: str | pathlib.Path) -> None:

@@ -13,11 +13,11 @@ import tensorstore as ts
 from dist_ens.checkpoint.causes import is_of_disk
 from dist_ens.checkpoint.manifest import LeafEntry, files_in
 from dist_ens.checkpoint.snapshot import Leaf
-from dist_ens.file_reading import require_readable
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.file_reading import require_readable
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.paths import utf8_path
+from dist_ens.ground.types import Array
 from dist_ens.layout import Reading
-from dist_ens.paths import utf8_path
-from dist_ens.types import Array
 
 _WITH_A_CHECKSUM = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 # Without a common context, each array would have a separate database and transaction.

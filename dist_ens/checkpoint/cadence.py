@@ -4,7 +4,7 @@ import math
 
 import jax
 
-from dist_ens import cluster
+from dist_ens.processes import cluster
 
 
 class Cadence:

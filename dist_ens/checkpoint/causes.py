@@ -4,7 +4,7 @@ import errno
 import os
 from typing import NamedTuple
 
-from dist_ens.errors import first_line
+from dist_ens.ground.errors import first_line
 
 # What to do about an error of the system, as a sentence without its end.
 _REMEDIES = {

@@ -19,14 +19,14 @@ from dist_ens.checkpoint.record import LOOP_RECORD, RESUMES, check_resumes
 from dist_ens.checkpoint.retention import Retention
 from dist_ens.checkpoint.run_folder import locked, make_folder
 from dist_ens.checkpoint.store import CheckpointStore
-from dist_ens.commands import quoted
-from dist_ens.errors import UserError
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.numbers import whole_number
-from dist_ens.json_text import Json, JsonDict
+from dist_ens.ground.paths import given_path
+from dist_ens.ground.state import described
+from dist_ens.ground.types import PyTree, Tree
 from dist_ens.layout import MEMBERS, Layout, check_lengths
-from dist_ens.paths import given_path
-from dist_ens.state import described
-from dist_ens.types import PyTree, Tree
 
 
 @dataclasses.dataclass(frozen=True)

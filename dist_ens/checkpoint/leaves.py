@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from dist_ens.commands import quoted
-from dist_ens.errors import RunError
-from dist_ens.types import Leaf, PyTree, Tree
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import RunError
+from dist_ens.ground.types import Leaf, PyTree, Tree
 
 
 def named_leaves(state: PyTree) -> dict[str, Leaf]:

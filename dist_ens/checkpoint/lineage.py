@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
-from dist_ens.errors import UserError
-from dist_ens.json_text import Json, JsonDict
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import Json, JsonDict
 
 # Beginning of the event of a failed update.
 FAILED = "failed: "

@@ -27,9 +27,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, Self
 
 from dist_ens.checkpoint.lineage import Lineage
-from dist_ens.errors import RunError
-from dist_ens.file_reading import bytes_in, opened_to_read
-from dist_ens.json_text import Json
+from dist_ens.ground.errors import RunError
+from dist_ens.ground.file_reading import bytes_in, opened_to_read
+from dist_ens.ground.json_text import Json
 
 MANIFEST = "manifest.json"
 FORMAT = 1

@@ -14,9 +14,9 @@ from dist_ens.checkpoint.reading import SavedStep
 from dist_ens.checkpoint.snapshot import Leaf, Snapshot
 from dist_ens.checkpoint.store import FOLDER
 from dist_ens.checkpoint.writing import ID_LEAF, remove_unfinished, write_checkpoint
-from dist_ens.commands import quoted
-from dist_ens.errors import RunError, UserError, code_of_write
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import RunError, UserError, code_of_write
+from dist_ens.ground.json_text import JsonDict
 from dist_ens.layout import Piece
 
 

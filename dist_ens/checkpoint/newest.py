@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import jax
 
-from dist_ens import cluster
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.checkpoint.reading import SavedStep
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
-from dist_ens.commands import quoted
-from dist_ens.errors import ReplacedError, UserError
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import ReplacedError, UserError
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.processes import cluster
 
 # Name of the file of a run's last checkpoint that holds the step whose state the run returned.
 RESULT_FILE = "result_step"

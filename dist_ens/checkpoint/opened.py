@@ -6,18 +6,18 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from dist_ens import cluster
 from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.lineage import Event, Lineage, ids_text
 from dist_ens.checkpoint.record import STRICT, seed_of
 from dist_ens.checkpoint.snapshot import Leaf, Snapshot, UnwantedError, leaves_off_devices
 from dist_ens.checkpoint.store import FOLDER, CheckpointStore
-from dist_ens.commands import quoted
-from dist_ens.errors import ExitCode, RunError, SaveError
-from dist_ens.json_text import Json, JsonDict
-from dist_ens.state import State
-from dist_ens.types import Tree
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import ExitCode, RunError, SaveError
+from dist_ens.ground.json_text import Json, JsonDict
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Tree
+from dist_ens.processes import cluster
 
 
 class OpenCheckpoints:

@@ -15,12 +15,12 @@ from dist_ens.checkpoint.leaves import check_leaves, named_leaves, state_of
 from dist_ens.checkpoint.lineage import positions_of
 from dist_ens.checkpoint.manifest import Manifest, files_in, steps_in
 from dist_ens.checkpoint.writing import HOST_FILES, STATE
-from dist_ens.commands import quoted
-from dist_ens.errors import ExitCode, ReplacedError, RunError, UserError, counted
-from dist_ens.file_reading import bytes_in
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import ExitCode, ReplacedError, RunError, UserError, counted
+from dist_ens.ground.file_reading import bytes_in
+from dist_ens.ground.paths import utf8_path
+from dist_ens.ground.types import Tree
 from dist_ens.layout import read_onto_devices
-from dist_ens.paths import utf8_path
-from dist_ens.types import Tree
 
 T = TypeVar("T")
 

@@ -9,11 +9,11 @@ from typing import Self
 
 import jax
 
-from dist_ens.commands import command_line, quoted
-from dist_ens.errors import ExitCode, RunError, UserError
+from dist_ens.ground.commands import command_line, quoted
+from dist_ens.ground.errors import ExitCode, RunError, UserError
+from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.records import fields_from_record
-from dist_ens.json_text import Json, JsonDict
-from dist_ens.types import Leaf, PyTree, Shapes
+from dist_ens.ground.types import Leaf, PyTree, Shapes
 
 STRICT = "strict"
 RESUMES = ("same", "anyway", STRICT)
@@ -85,7 +85,7 @@ class StepRecord:
         examples: Hash of the training examples; None if they change each time they are read.
         leaves: Hash of the names, types and shapes of the state's leaves; None if not known.
         class_names: Names of the classes in the order of their numbers; None if they have none.
-        key_rule: Version of the rules in `dist_ens.randomness`.
+        key_rule: Version of the rules in `dist_ens.ground.randomness`.
         config: Config of the run and what belongs to it, by key; empty for a run made in Python.
     """
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 import jax
 from filelock import FileLock, Timeout
 
-from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
-from dist_ens.commands import quoted
-from dist_ens.errors import UserError
-from dist_ens.file_reading import bytes_in
-from dist_ens.file_writing import opened_in_place, require_regular_files
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.file_reading import bytes_in
+from dist_ens.ground.file_writing import opened_in_place, require_regular_files
+from dist_ens.processes import cluster
 
 _LOCK = ".lock"
 # Time for a file of process 0 to be seen by all hosts, in seconds.

@@ -7,9 +7,9 @@ import numpy as np
 
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Lineage
-from dist_ens.json_text import Json
+from dist_ens.ground.json_text import Json
+from dist_ens.ground.types import PyTree
 from dist_ens.layout import Piece, pieces_off_devices
-from dist_ens.types import PyTree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Self, TypeVar
 
 import jax
 
-from dist_ens import cluster
 from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.manifest import Manifest, steps_in
 from dist_ens.checkpoint.reading import SavedStep
@@ -22,9 +21,10 @@ from dist_ens.checkpoint.writing import (
     set_aside,
     write_checkpoint,
 )
-from dist_ens.commands import quoted
-from dist_ens.errors import ExitCode, RunError, SaveError, UserError, code_of_write
-from dist_ens.paths import utf8_path
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import ExitCode, RunError, SaveError, UserError, code_of_write
+from dist_ens.ground.paths import utf8_path
+from dist_ens.processes import cluster
 
 FOLDER = "checkpoints"
 # A process writes one checkpoint at a time. An interrupted run may have left a thread that still

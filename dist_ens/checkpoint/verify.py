@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dist_ens.checkpoint.causes import NO_DAMAGE, explained
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
 from dist_ens.checkpoint.reading import is_gone, open_saved
-from dist_ens.commands import quoted
-from dist_ens.errors import RunError
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import RunError
 
 
 def faults_of(path: pathlib.Path) -> list[str]:

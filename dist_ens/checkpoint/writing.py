@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping
 import jax
 import numpy as np
 
-from dist_ens import cluster
 from dist_ens.checkpoint.arrays import (
     add_databases,
     member_digests,
@@ -39,7 +38,8 @@ from dist_ens.checkpoint.manifest import (
 )
 from dist_ens.checkpoint.record import seed_of
 from dist_ens.checkpoint.snapshot import Leaf, Snapshot
-from dist_ens.json_text import Json
+from dist_ens.ground.json_text import Json
+from dist_ens.processes import cluster
 
 # A folder that is not finished, or no checkpoint any more. Orbax ignores a name with this end, too.
 _UNFINISHED = re.compile(r"[0-9]+\.dist_ens-[0-9a-f]+-[0-9]+\.orbax-checkpoint-tmp")

@@ -3,14 +3,15 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dist_ens.data.checks import check_finite, check_labels, check_numbers, count_classes
+from dist_ens.data.checks import check_labels, check_numbers, count_classes
 from dist_ens.data.class_names import are_names, class_numbers, names_in
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
 from dist_ens.data.splits import ArraySplit
 from dist_ens.data.standardize import Examples, standardized_source
-from dist_ens.errors import UserError
-from dist_ens.narrowing import held_dtype, narrowed
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.finite import check_finite
+from dist_ens.ground.narrowing import held_dtype, narrowed
 
 
 def source_of_arrays(

@@ -1,12 +1,10 @@
 """Checks of the values of examples and labels."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.errors import UserError
-from dist_ens.narrowing import first_index
-from dist_ens.types import Inputs
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.finite import check_finite
+from dist_ens.ground.narrowing import first_index
 
 
 def check_numbers(where: str, inputs: np.ndarray) -> None:
@@ -19,37 +17,6 @@ def check_numbers(where: str, inputs: np.ndarray) -> None:
             "to an array of floats or integers, whose rows are equally long."
         )
     check_finite(where, inputs)
-
-
-def check_finite(where: str, inputs: np.ndarray) -> None:
-    """Raises a `UserError` if an input is NaN or infinite.
-
-    Args:
-        where: Name of the inputs in error messages.
-        inputs: Inputs, [examples, ...]. Only floats are read.
-    """
-    if not jnp.issubdtype(inputs.dtype, jnp.inexact) or np.isfinite(inputs).all():
-        return
-    bad = ~np.isfinite(inputs)
-    count = np.count_nonzero(bad.reshape(len(inputs), -1).any(axis=1))
-    raise UserError(
-        f"{where} has {'NaN' if np.isnan(inputs).any() else 'infinity'}, in {count:,} of "
-        f"{len(inputs):,} examples, the first at index {first_index(bad)}. Remove these examples, "
-        "or replace the values."
-    )
-
-
-def check_finite_inputs(name: str, inputs: Inputs) -> None:
-    """Raises a `UserError` if inputs on the host are NaN or infinite.
-
-    Args:
-        name: Name of the inputs in error messages.
-        inputs: Pytree of arrays, leaves [examples, ...]. Arrays of JAX are not read, because that
-            would wait for their devices.
-    """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
-        if isinstance(leaf, np.ndarray):
-            check_finite(f"{name}{jax.tree_util.keystr(path)}", leaf)
 
 
 def count_classes(where: str, labels: np.ndarray) -> int:

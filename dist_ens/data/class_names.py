@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dist_ens.errors import UserError, counted, did_you_mean
-from dist_ens.paths import shortened
-from dist_ens.types import Data
+from dist_ens.ground.errors import UserError, counted, did_you_mean
+from dist_ens.ground.paths import shortened
+from dist_ens.ground.types import Data
 
 _MOST_NAMED = 10  # Largest number of names that a message lists.
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from dist_ens.data.checks import check_labels, check_numbers
 from dist_ens.data.spec import Spec
-from dist_ens.errors import UserError
-from dist_ens.narrowing import narrowed
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.narrowing import narrowed
 
 
 def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:

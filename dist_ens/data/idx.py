@@ -10,9 +10,9 @@ import numpy as np
 from dist_ens.data.arrays import checked_arrays, source_of_arrays, split_of
 from dist_ens.data.source import Source
 from dist_ens.data.splits import Split
-from dist_ens.errors import UserError, first_line
-from dist_ens.file_reading import opened_to_read
-from dist_ens.paths import given_path, shortened
+from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.file_reading import opened_to_read
+from dist_ens.ground.paths import given_path, shortened
 
 _BYTES = b"\0\0\x08"  # A file of uint8 begins with this.
 

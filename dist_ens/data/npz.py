@@ -10,9 +10,9 @@ import numpy as np
 from dist_ens.data.arrays import checked_arrays, source_of_arrays
 from dist_ens.data.class_names import are_names
 from dist_ens.data.source import Source
-from dist_ens.errors import UserError, first_line
-from dist_ens.file_reading import opened_to_read
-from dist_ens.paths import given_path, shortened
+from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.file_reading import opened_to_read
+from dist_ens.ground.paths import given_path, shortened
 
 # The names of the arrays, of which a file has those of one line. Without a test split of its own,
 # a part of the examples becomes it.

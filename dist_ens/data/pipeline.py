@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 
 from dist_ens.data.splits import Split
+from dist_ens.ground.types import PyTree
 from dist_ens.sampling import Order
-from dist_ens.types import PyTree
 
 _Wanted = TypeVar("_Wanted")
 _Read = TypeVar("_Read")

@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_ens.data.spec import Spec
 from dist_ens.data.splits import PartOfSplit, Split
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 
 _AT_A_TIME = 10_000  # Number of examples that are taken at once to read a whole split.
 # The fingerprint of a source covers all examples of a split in memory of up to the first number of

@@ -4,8 +4,8 @@ from typing import Any
 
 from dist_ens.data.source import Source
 from dist_ens.data.splits import example_shapes_of
-from dist_ens.errors import UserError, kind_of
-from dist_ens.types import PyTree
+from dist_ens.ground.errors import UserError, kind_of
+from dist_ens.ground.types import PyTree
 
 
 def check_source(source: Any, *, any_parts: bool = False) -> None:

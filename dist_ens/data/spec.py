@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from dist_ens.errors import counted
+from dist_ens.ground.errors import counted
+from dist_ens.ground.json_text import Json, JsonDict
+from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.paths import shortened
 from dist_ens.ground.records import fields_from_record
-from dist_ens.json_text import Json, JsonDict
-from dist_ens.narrowing import held_dtype, narrowed
-from dist_ens.paths import shortened
 
 
 @dataclasses.dataclass(frozen=True)

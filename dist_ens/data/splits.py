@@ -6,11 +6,11 @@ from typing import ClassVar, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from dist_ens.errors import UserError
-from dist_ens.host_keys import dtype_in_jax
-from dist_ens.narrowing import held_dtype, narrowed
-from dist_ens.state import held_array
-from dist_ens.types import PyTree, Shapes
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.host_keys import dtype_in_jax
+from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.state import held_array
+from dist_ens.ground.types import PyTree, Shapes
 
 
 @runtime_checkable

@@ -7,8 +7,8 @@ import numpy as np
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec, Standardization
 from dist_ens.data.splits import ArraySplit
-from dist_ens.errors import UserError
-from dist_ens.narrowing import held_dtype, narrowed
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.narrowing import held_dtype, narrowed
 
 
 class Examples(NamedTuple):

@@ -9,9 +9,9 @@ import numpy as np
 
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
-from dist_ens.errors import UserError, first_line
-from dist_ens.file_reading import opened_to_read
-from dist_ens.paths import given_path, shortened
+from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.file_reading import opened_to_read
+from dist_ens.ground.paths import given_path, shortened
 
 _TEST_SHARE = 0.1
 _CODE_POINTS = 0x110000  # Number of code points of Unicode.

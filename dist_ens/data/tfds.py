@@ -6,12 +6,13 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from dist_ens.data.checks import check_finite, check_labels, count_classes
+from dist_ens.data.checks import check_labels, count_classes
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
-from dist_ens.errors import UserError, first_line
-from dist_ens.narrowing import held_dtype, narrowed
-from dist_ens.paths import given_path, shortened
+from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.finite import check_finite
+from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.paths import given_path, shortened
 
 # Number of records that are read at once to count the classes. Together they may need much memory,
 # because an undecoded record is as large as its part of the files.

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import jax
 import numpy as np
 
+from dist_ens.ground.types import Batch, Leaf, PyTree, Shapes, Specs
 from dist_ens.layout import (
     BATCH,
     BATCHES,
@@ -18,7 +19,6 @@ from dist_ens.layout import (
     put_everywhere,
 )
 from dist_ens.sampling import Order
-from dist_ens.types import Batch, Leaf, PyTree, Shapes, Specs
 
 
 @partial(

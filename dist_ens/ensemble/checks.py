@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
 from dist_ens.ensemble.batches import rows_of
-from dist_ens.errors import UserError, call_error, counted, first_line, kind_of, name_of
+from dist_ens.ground.errors import UserError, call_error, counted, first_line, kind_of, name_of
 from dist_ens.ground.numbers import MOST_DROPOUT_SAMPLES, require_one_of, whole_number
+from dist_ens.ground.state import described, leaf_type, leaf_types
+from dist_ens.ground.types import Inputs, Metrics, ModelState, Outputs, Shapes
 from dist_ens.losses import Objective, Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
-from dist_ens.state import described, leaf_type, leaf_types
-from dist_ens.types import Inputs, Metrics, ModelState, Outputs, Shapes
 
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from dist_ens.state import State
-from dist_ens.types import ModelState, OptState, Params, PyTree, Tree
+from dist_ens.ground.state import State
+from dist_ens.ground.types import ModelState, OptState, Params, PyTree, Tree
 
 
 class Updated(NamedTuple):

@@ -12,8 +12,6 @@ import optax
 from jax.extend.core import ClosedJaxpr
 from numpy.typing import DTypeLike
 
-from dist_ens import cluster
-from dist_ens.compile_cache import use_compile_cache_by_default
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.checks import (
     check_alive,
@@ -28,21 +26,17 @@ from dist_ens.ensemble.checks import (
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.initial_state import network_for, state_from
+from dist_ens.ensemble.label_scale import begin_label_scale
 from dist_ens.ensemble.optimizer import check_optimizer
 from dist_ens.ensemble.own_step import OwnStep, loss_of_scoring
 from dist_ens.ensemble.padding import placed_inputs, unpadded
 from dist_ens.ensemble.programs import Programs
 from dist_ens.ensemble.update_steps import Update
-from dist_ens.errors import UserError, counted
 from dist_ens.execution.spec import AUTO, Execution
+from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.numbers import MOST_SEED, whole_number
-from dist_ens.layout import MEMBERS, Layout, Waves, copied_like, settled, to_host
-from dist_ens.losses import Objective, Prediction
-from dist_ens.members import as_member
-from dist_ens.members.label_scale import begin_label_scale, has_label_scale
-from dist_ens.methods import LossFunction, Method
-from dist_ens.state import State
-from dist_ens.types import (
+from dist_ens.ground.state import State
+from dist_ens.ground.types import (
     Batch,
     Inputs,
     Key,
@@ -55,6 +49,13 @@ from dist_ens.types import (
     PyTree,
     Specs,
 )
+from dist_ens.layout import MEMBERS, Layout, Waves, copied_like, settled, to_host
+from dist_ens.losses import Objective, Prediction
+from dist_ens.members import as_member
+from dist_ens.members.label_scale import has_label_scale
+from dist_ens.methods import LossFunction, Method
+from dist_ens.processes import cluster
+from dist_ens.processes.compile_cache import use_compile_cache_by_default
 
 
 class AppliedCalibration(Protocol):

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from dist_ens.ground.numbers import require_coefficient, require_one_of
 
 POLICIES = ("continue", "skip", "freeze", "drop", "raise")

@@ -10,10 +10,10 @@ import numpy as np
 
 from dist_ens.ensemble.conditional_update import Updated, apply_update
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Gradients, Metrics, PyTree
 from dist_ens.layout import to_host
-from dist_ens.state import State
-from dist_ens.types import Gradients, Metrics, PyTree
 
 # Names of the metrics of an ensemble whose updates are checked.
 FAILED_UPDATES, IS_FROZEN = "failed_updates", "is_frozen"

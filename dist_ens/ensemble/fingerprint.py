@@ -17,7 +17,7 @@ import dist_ens
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.ensemble.ensemble import Ensemble
 from dist_ens.ensemble.programs import step_of_one
-from dist_ens.types import Shapes
+from dist_ens.ground.types import Shapes
 
 # Version of the operations that dist_ens itself adds to a step. Raise it when they change.
 _STEP = "3"

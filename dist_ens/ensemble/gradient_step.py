@@ -13,13 +13,22 @@ from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import GRADIENT, are_finite, taken_unless_failed
 from dist_ens.ensemble.microbatches import Loss, gradients_in_parts
 from dist_ens.ensemble.optimizer import calls_loss, loss_functions, update_of
+from dist_ens.ground.randomness import OPTIMIZER, UPDATE, pinned_generator
+from dist_ens.ground.state import State, without_weak_types
+from dist_ens.ground.types import (
+    Batch,
+    Gradients,
+    Key,
+    Metrics,
+    ModelState,
+    Optimizer,
+    Params,
+    PyTree,
+)
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import averaged
 from dist_ens.methods import LossInfo, MemberLoss
 from dist_ens.methods.loss import LossResults
-from dist_ens.randomness import OPTIMIZER, UPDATE, pinned_generator
-from dist_ens.state import State, without_weak_types
-from dist_ens.types import Batch, Gradients, Key, Metrics, ModelState, Optimizer, Params, PyTree
 
 # State without parameters, examples and key, with which a loss is computed again.
 Again: TypeAlias = tuple[State, PyTree, Key]

@@ -12,21 +12,16 @@ import numpy as np
 
 from dist_ens.ensemble.failures import no_failures
 from dist_ens.ensemble.optimizer import optimizer_state
-from dist_ens.errors import UserError, counted, first_line, kind_of
-from dist_ens.host_keys import dtype_in_jax
-from dist_ens.layout import MEMBERS, Layout, Waves
-from dist_ens.losses import Objective
-from dist_ens.members import Member, with_compute_dtype
-from dist_ens.members.label_scale import with_label_scale
-from dist_ens.members.member import INPUTS_RULE
-from dist_ens.randomness import INIT, member_key, pinned_generator
-from dist_ens.state import (
+from dist_ens.ground.errors import UserError, counted, first_line, kind_of
+from dist_ens.ground.host_keys import dtype_in_jax
+from dist_ens.ground.randomness import INIT, member_key, pinned_generator
+from dist_ens.ground.state import (
     State,
     described,
     stack_members,
     without_weak_types,
 )
-from dist_ens.types import (
+from dist_ens.ground.types import (
     Batch,
     Inputs,
     Leaf,
@@ -36,6 +31,11 @@ from dist_ens.types import (
     PyTree,
     Shapes,
 )
+from dist_ens.layout import MEMBERS, Layout, Waves
+from dist_ens.losses import Objective
+from dist_ens.members import Member, with_compute_dtype
+from dist_ens.members.label_scale import with_label_scale
+from dist_ens.members.member import INPUTS_RULE
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from dist_ens.errors import RunError, counted
+from dist_ens.ground.errors import RunError, counted
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble

@@ -6,18 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens import cluster
 from dist_ens.ensemble.batches import CallBatches, as_batches, one_step
 from dist_ens.ensemble.microbatches import parts_of
 from dist_ens.ensemble.own_step import OwnStep
 from dist_ens.ensemble.update_steps import steps_of_all
 from dist_ens.ensemble.waves import batches_of_wave
 from dist_ens.execution.spec import Execution
+from dist_ens.ground.randomness import UPDATE, pinned_generator
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Batch, Metrics, ModelState, PyTree
 from dist_ens.layout import Waves, to_host
 from dist_ens.losses.averaging import Ratio, averaged
-from dist_ens.randomness import UPDATE, pinned_generator
-from dist_ens.state import State
-from dist_ens.types import Batch, Metrics, ModelState, PyTree
+from dist_ens.processes import cluster
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.ensemble.checks import check_microbatches
+from dist_ens.ground.types import Gradients, Metrics, ModelState, Params, PyTree
 from dist_ens.losses.averaging import Ratio, averaged
-from dist_ens.types import Gradients, Metrics, ModelState, Params, PyTree
 
 # loss(params, model_state, examples, key) -> (value, (model_state, metrics)); a value or a metric
 # is a number or a `Ratio`.

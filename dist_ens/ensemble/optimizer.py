@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import Jaxpr, Literal, Var
 
-from dist_ens.errors import UserError, name_of
 from dist_ens.execution.rewrite import equations, nested
-from dist_ens.members.modes import named_arguments
-from dist_ens.randomness import key_of_optimizer
-from dist_ens.types import (
+from dist_ens.ground.errors import UserError, name_of
+from dist_ens.ground.randomness import key_of_optimizer
+from dist_ens.ground.types import (
     Gradients,
     Key,
     Leaf,
@@ -22,6 +21,7 @@ from dist_ens.types import (
     Params,
     PyTree,
 )
+from dist_ens.members.modes import named_arguments
 
 # Operations that draw random numbers, and operations that derive keys from keys.
 _DRAWS = {"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "rng_uniform"}

@@ -9,14 +9,10 @@ import jax.numpy as jnp
 from dist_ens.ensemble.checks import explained_errors, parts_text
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import NEW_STATE, taken_unless_failed
-from dist_ens.errors import UserError, name_of
-from dist_ens.losses import Objective
-from dist_ens.members import Member
-from dist_ens.methods import LossFunction
-from dist_ens.methods.loss import LossResults
-from dist_ens.randomness import UPDATE, pinned_generator
-from dist_ens.state import State, described, leaf_types, require_arrays, without_weak_types
-from dist_ens.types import (
+from dist_ens.ground.errors import UserError, name_of
+from dist_ens.ground.randomness import UPDATE, pinned_generator
+from dist_ens.ground.state import State, described, leaf_types, require_arrays, without_weak_types
+from dist_ens.ground.types import (
     Batch,
     Inputs,
     Key,
@@ -27,6 +23,10 @@ from dist_ens.types import (
     PyTree,
     Structure,
 )
+from dist_ens.losses import Objective
+from dist_ens.members import Member
+from dist_ens.methods import LossFunction
+from dist_ens.methods.loss import LossResults
 
 _SIGNATURE = "step(state, batch, key) -> (state, metrics)"
 

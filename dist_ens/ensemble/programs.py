@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from dist_ens import cluster
 from dist_ens.ensemble.batches import Batches, CallBatches
 from dist_ens.ensemble.checks import check_microbatches, explained_errors, require_rows
 from dist_ens.ensemble.gradient_step import GradientStep
@@ -20,12 +19,15 @@ from dist_ens.ensemble.optimizer import evaluates_others, evaluation_params
 from dist_ens.ensemble.own_step import OwnStep
 from dist_ens.ensemble.update_steps import Step, Update, dispatched, steps_of_all
 from dist_ens.ensemble.waves import results_in_waves, update_in_waves
-from dist_ens.errors import UserError
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.lift import Lifted, sharded
 from dist_ens.execution.spec import AUTO, Execution
-from dist_ens.host_keys import host_array
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.host_keys import host_array
+from dist_ens.ground.randomness import PREDICT, pinned_generator
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Batch, Inputs, Key, Metrics, Outputs, PyTree
 from dist_ens.layout import (
     BATCH,
     BATCHES,
@@ -38,9 +40,7 @@ from dist_ens.layout import (
 from dist_ens.losses import Objective, Prediction, predict_leaves
 from dist_ens.members.label_scale import member_label_scale
 from dist_ens.methods import MemberLoss, loss_of_function, loss_of_objective
-from dist_ens.randomness import PREDICT, pinned_generator
-from dist_ens.state import State
-from dist_ens.types import Batch, Inputs, Key, Metrics, Outputs, PyTree
+from dist_ens.processes import cluster
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble

@@ -10,7 +10,6 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 import dist_ens
-from dist_ens import cluster
 from dist_ens.ensemble.batches import CallBatches, specs_of, steps_in
 from dist_ens.ensemble.ensemble import Ensemble
 from dist_ens.ensemble.waves import batches_of_wave
@@ -18,9 +17,10 @@ from dist_ens.execution import autotune
 from dist_ens.execution.autotune import REFERENCE
 from dist_ens.execution.decision_cache import keep_execution, kept_execution
 from dist_ens.execution.heuristics import candidates
+from dist_ens.ground.state import State
+from dist_ens.ground.types import PyTree
 from dist_ens.layout import Waves, device_bytes
-from dist_ens.state import State
-from dist_ens.types import PyTree
+from dist_ens.processes import cluster
 
 
 @dataclasses.dataclass(frozen=True)

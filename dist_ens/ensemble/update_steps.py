@@ -23,6 +23,8 @@ from dist_ens.execution.loop import Loop
 from dist_ens.execution.lowerings import CONVOLUTION
 from dist_ens.execution.rewrite import contains
 from dist_ens.execution.spec import Execution
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Batch, Metrics, PyTree, Structure
 from dist_ens.layout import (
     BATCHES,
     MEMBER_BATCHES,
@@ -34,8 +36,6 @@ from dist_ens.layout import (
     in_turn,
     put_numbers,
 )
-from dist_ens.state import State
-from dist_ens.types import Batch, Metrics, PyTree, Structure
 
 # step(state, batch, index) -> (state, metrics), of one member.
 Step = Callable[[State, Batch, jax.Array | None], tuple[State, Metrics]]

@@ -12,9 +12,9 @@ import jax
 
 from dist_ens.ensemble.batches import CallBatches, MemberBatches
 from dist_ens.ensemble.update_steps import Update
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Inputs, Metrics, PyTree, Specs, Tree
 from dist_ens.layout import MEMBER_METRICS, MEMBERS, Waves
-from dist_ens.state import State
-from dist_ens.types import Inputs, Metrics, PyTree, Specs, Tree
 
 
 def update_in_waves(waves: Waves, update: Update) -> Update:

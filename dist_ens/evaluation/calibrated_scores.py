@@ -10,11 +10,11 @@ from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.fit_calibration import pooled_of, uniform_of_split
 from dist_ens.evaluation.out_of_bag import Part, held_out_means, scores_of_summaries
 from dist_ens.evaluation.row_scores import num_draws
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Score
 from dist_ens.metrics import bootstrap_weights, interval
 from dist_ens.metrics.calibration_error import reliability_bins
-from dist_ens.state import State
-from dist_ens.types import Score
 
 # Number of examples that are scored at a time. Their statistics of each class need much memory.
 _AT_A_TIME = 1000

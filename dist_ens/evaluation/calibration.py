@@ -8,13 +8,13 @@ import jax
 import numpy as np
 
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError
 from dist_ens.evaluation.conformal_rule import SETS, ConformalRule, uniform_of
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Inputs
 from dist_ens.layout import to_host
 from dist_ens.losses import Distribution, Objective, Prediction
-from dist_ens.state import State
-from dist_ens.types import Inputs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ import math
 
 import numpy as np
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.types import Score
 from dist_ens.metrics import mean_of
-from dist_ens.types import Score
 
 # Penalty of raps, and the number of classes without it.
 _PENALTY, _FREE_CLASSES = 0.01, 5

@@ -14,9 +14,9 @@ from dist_ens.evaluation.conformal import (
     cqr_margin,
     jackknife_plus,
 )
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.types import Inputs
 from dist_ens.losses import Distribution
-from dist_ens.types import Inputs
 
 SETS = ("lac", "aps", "raps")
 _MASK = "out_of_bag"

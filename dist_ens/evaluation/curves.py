@@ -6,7 +6,7 @@ import numpy as np
 
 from dist_ens.data import Split
 from dist_ens.evaluation.row_scores import Evaluation
-from dist_ens.json_text import Json, JsonDict
+from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.metrics.calibration_error import reliability_bins
 from dist_ens.metrics.catalogue import EXAMPLE_FIELDS
 from dist_ens.metrics.metric import in_own_unit

@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens import progress
 from dist_ens.data import ArraySplit, Spec, Split, evaluation_batches
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import check_ids_of_groups
-from dist_ens.errors import BrokenMembersError, UserError, counted
 from dist_ens.evaluation.label_checks import (
     check_classes,
     check_finite,
@@ -20,13 +18,15 @@ from dist_ens.evaluation.label_checks import (
 )
 from dist_ens.evaluation.programs import programs_of
 from dist_ens.evaluation.row_scores import Evaluation
+from dist_ens.ground.errors import BrokenMembersError, UserError, counted
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Labels, Outputs, PyTree, Shapes, Weights
 from dist_ens.layout import BATCH, to_host
 from dist_ens.losses import Categorical, Distribution, Gaussian, Objective
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import one_a_row
-from dist_ens.state import State
-from dist_ens.stop_signal import StopSignal
-from dist_ens.types import Labels, Outputs, PyTree, Shapes, Weights
+from dist_ens.processes import progress
+from dist_ens.processes.stop_signal import StopSignal
 
 # Arrays of predictions by name, see `Evaluator.predict`.
 _Summary = dict[str, np.ndarray]

@@ -10,7 +10,6 @@ import numpy as np
 
 from dist_ens.data import Source, Split
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError
 from dist_ens.evaluation.calibration import Calibration, Predictor, objective_of
 from dist_ens.evaluation.conformal import out_of_bag_means, quantile_rank
 from dist_ens.evaluation.conformal_rule import SETS, ConformalRule, uniform_of
@@ -19,10 +18,11 @@ from dist_ens.evaluation.examples import Examples, examples_of, parts_of_objecti
 from dist_ens.evaluation.label_checks import check_classes, check_labels
 from dist_ens.evaluation.out_of_bag import held_out_means
 from dist_ens.evaluation.scoring import BATCH_SIZE, check_groups, evaluator_of
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Data
 from dist_ens.losses import Distribution, Objective
 from dist_ens.metrics.metric import one_a_row
-from dist_ens.state import State
-from dist_ens.types import Data
 
 _AUTO = "auto"
 # Methods that need members which leave out training examples, and what those are trained on: in

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.data.checks import check_finite_inputs
-from dist_ens.errors import UserError, counted
+from dist_ens.ground.errors import UserError, counted
+from dist_ens.ground.finite import check_finite_inputs
+from dist_ens.ground.types import Data, Labels, Weights
 from dist_ens.losses import Categorical, Distribution, Objective
-from dist_ens.types import Data, Labels, Weights
 
 Shape = tuple[int, ...]
 # Largest difference between 1 and the sum of shares of classes, which may be rounded to 16 bits.

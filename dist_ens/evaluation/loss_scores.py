@@ -10,29 +10,29 @@ import jax
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from dist_ens import cluster, progress
 from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import check_loss_outputs, explained_errors
 from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.ensemble.optimizer import evaluation_params
 from dist_ens.ensemble.waves import results_in_waves
-from dist_ens.errors import UserError
 from dist_ens.evaluation.examples import WholeBatches
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.lift import sharded
 from dist_ens.execution.rewrite import rewritten
 from dist_ens.execution.spec import Execution
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.randomness import PREDICT, pinned_generator
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Batch, Key, Metrics, ModelState, Params, PyTree, Shapes
 from dist_ens.layout import MEMBERS, REPLICATED, Waves, device_bytes, put_everywhere, to_host
 from dist_ens.losses import Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import LossInfo
 from dist_ens.metrics.catalogue import direction_of
-from dist_ens.randomness import PREDICT, pinned_generator
-from dist_ens.state import State
-from dist_ens.stop_signal import StopSignal
-from dist_ens.types import Batch, Key, Metrics, ModelState, Params, PyTree, Shapes
+from dist_ens.processes import cluster, progress
+from dist_ens.processes.stop_signal import StopSignal
 
 # The loss and the auxiliary scalars of each member by name, float32[members] or a `Ratio` of them.
 _Values = Mapping[str, jax.Array | Ratio]

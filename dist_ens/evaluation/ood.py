@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dist_ens.data import Spec, Split, convert_inputs
-from dist_ens.errors import UserError
 from dist_ens.evaluation.row_scores import Evaluation, num_draws
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.types import Score
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
 from dist_ens.metrics.catalogue import UNCERTAINTIES
 from dist_ens.metrics.ranking import detection_scores
-from dist_ens.types import Score
 
 _BINS = 40
 

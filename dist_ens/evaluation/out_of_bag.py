@@ -9,13 +9,13 @@ import numpy as np
 from dist_ens.data import Split
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.row_scores import draws_of, intervals_of, num_draws
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.randomness import EXAMPLES, member_key
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Leaf
 from dist_ens.methods import poisson_weight
 from dist_ens.metrics import Rows, scores_of
-from dist_ens.randomness import EXAMPLES, member_key
 from dist_ens.sampling import kfold
-from dist_ens.state import State
-from dist_ens.types import Leaf
 
 # Summary, labels and whether each example counts, or None, of a part of the examples.
 Part = tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray | None]

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError, first_line
+from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.types import Labels, Leaf, Outputs, Specs, Tree, Weights
 from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, all_members
 from dist_ens.losses import Distribution
 from dist_ens.losses.distribution import Values
 from dist_ens.metrics import Metric
 from dist_ens.metrics.catalogue import BY_SIZE
 from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS
-from dist_ens.types import Labels, Leaf, Outputs, Specs, Tree, Weights
 
 # The statistics of each row by name, and the sums over classes.
 Scored = tuple[Values, jax.Array]

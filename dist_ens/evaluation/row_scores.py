@@ -6,12 +6,12 @@ from functools import cached_property
 
 import numpy as np
 
-from dist_ens.errors import BrokenMembersError
 from dist_ens.evaluation.scores import Scores
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.errors import BrokenMembersError
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.types import Score
 from dist_ens.losses import Distribution
 from dist_ens.metrics import CATALOGUE, Metric, Rows, bootstrap_weights, interval, scores_of
-from dist_ens.types import Score
 
 # Number of resamples of the examples from which the interval of a score is computed.
 _DRAWS = 400

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.json_text import JsonDict
 from dist_ens.metrics import Metric
 
 if TYPE_CHECKING:

@@ -13,21 +13,21 @@ from dist_ens.data.source_check import check_parts
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.ensemble.initial_state import shapes_of
+from dist_ens.ensemble.label_scale import label_scale
 from dist_ens.ensemble.own_step import loss_of_scoring
-from dist_ens.errors import UserError, first_line
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.examples import Examples, examples_of, parts_of_objective
 from dist_ens.evaluation.label_checks import check_inputs
 from dist_ens.evaluation.loss_scores import loss_directions, loss_scores
 from dist_ens.evaluation.row_scores import Evaluation
 from dist_ens.evaluation.scores import Scores
+from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.state import State, described
+from dist_ens.ground.types import Batch, Data, PyTree
 from dist_ens.layout import to_host
 from dist_ens.losses import Objective
-from dist_ens.members.label_scale import label_scale
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, checked_metrics
-from dist_ens.state import State, described
-from dist_ens.types import Batch, Data, PyTree
 
 BATCH_SIZE = 1000
 

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import ndimage
 
 from dist_ens.data import Spec, Split
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 
 STRENGTHS = (1, 2, 3, 4, 5)
 # Standard deviations of the noise, as fractions of the inputs' range.

@@ -16,8 +16,8 @@ from dist_ens.execution.spec import (
     MemberExecution,
     register,
 )
+from dist_ens.ground.types import Axes, Leaf, PyTree, Tree
 from dist_ens.layout import Layout, broadcast
-from dist_ens.types import Axes, Leaf, PyTree, Tree
 
 
 def lowered(fn: Callable[..., Tree], execution: Execution, layout: Layout) -> Callable[..., Tree]:

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from dist_ens import cluster
-from dist_ens.compile_cache import spared_secs
-from dist_ens.errors import first_line
 from dist_ens.execution import timing
 from dist_ens.execution.lowerings import CONVOLUTION
 from dist_ens.execution.spec import Execution
+from dist_ens.ground.errors import first_line
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Metrics, PyTree, Specs
 from dist_ens.layout import MEMBERS, copied
-from dist_ens.state import State
-from dist_ens.types import Metrics, PyTree, Specs
+from dist_ens.processes import cluster
+from dist_ens.processes.compile_cache import spared_secs
 
 # Timing takes at most this number of seconds, and at most this fraction of the expected run.
 LONGEST_SECS = 20.0

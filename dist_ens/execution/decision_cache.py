@@ -5,10 +5,10 @@ import logging
 import os
 import pathlib
 
-from dist_ens.compile_cache import cache_folder
-from dist_ens.file_reading import bytes_in
-from dist_ens.file_writing import replace_file
-from dist_ens.json_text import JsonDict, from_json
+from dist_ens.ground.file_reading import bytes_in
+from dist_ens.ground.file_writing import replace_file
+from dist_ens.ground.json_text import JsonDict, from_json
+from dist_ens.processes.compile_cache import cache_folder
 
 CHOICES = "executions.json"
 

@@ -14,8 +14,8 @@ from dist_ens.execution.lowerings import (
 )
 from dist_ens.execution.rewrite import contains
 from dist_ens.execution.spec import registered
+from dist_ens.ground.types import Leaf
 from dist_ens.layout import Layout
-from dist_ens.types import Leaf
 
 # With more copies of a member's step in one program, compilation takes longer than trying every
 # other candidate: minutes on an accelerator, a good part of a minute on a CPU.

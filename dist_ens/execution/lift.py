@@ -5,10 +5,12 @@ from typing import Any
 
 import jax
 
-from dist_ens.errors import UserError
 from dist_ens.execution.apply import lowered, over_members
 from dist_ens.execution.loop import Loop
 from dist_ens.execution.spec import AUTO, Execution
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.state import as_held
+from dist_ens.ground.types import PyTree, Specs, Tree
 from dist_ens.layout import (
     DATA,
     ENSEMBLE,
@@ -21,8 +23,6 @@ from dist_ens.layout import (
     members_axes,
     named_specs,
 )
-from dist_ens.state import as_held
-from dist_ens.types import PyTree, Specs, Tree
 
 
 def lift(

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dist_ens.ground.types import PyTree, Specs, Structure, Tree
 from dist_ens.layout import (
     ENSEMBLE,
     MEMBERS,
@@ -23,7 +24,6 @@ from dist_ens.layout import (
     part_of_row,
     put_numbers,
 )
-from dist_ens.types import PyTree, Specs, Structure, Tree
 
 
 class Loop:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun
 
-from dist_ens.types import Leaf, PyTree, Tree
+from dist_ens.ground.types import Leaf, PyTree, Tree
 
 Rule = Callable[..., jax.Array | list[jax.Array]]
 

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 
 AUTO = "auto"  # An execution of this name is chosen by measuring when the run begins.
 STEPS = {

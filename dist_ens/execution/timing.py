@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from dist_ens import cluster
+from dist_ens.processes import cluster
 
 # A turn takes at least this number of seconds, and consists of whole steps.
 TURN_SECS = 0.5

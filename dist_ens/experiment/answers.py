@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dist_ens.checkpoint import state_digest
-from dist_ens.commands import command_line, quoted
-from dist_ens.errors import UserError
-from dist_ens.json_text import Json
+from dist_ens.ground.commands import command_line, quoted
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import Json
 from dist_ens.losses import Distribution
 from dist_ens.report import keep_answers, read_answers
 

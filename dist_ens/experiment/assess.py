@@ -8,9 +8,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
-from dist_ens.commands import quoted
 from dist_ens.data import Source
-from dist_ens.errors import BrokenMembersError, UserError
 from dist_ens.evaluation import Evaluation, Evaluator, curves_of, pictures_of
 from dist_ens.evaluation.ood import Unlabelled, detection, histograms
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag, held_out_scores
@@ -19,10 +17,12 @@ from dist_ens.experiment.assessment import Assessment, EvaluationRequest
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.sources import open_test
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import BrokenMembersError, UserError
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.state import State
 from dist_ens.layout import to_host
 from dist_ens.metrics.catalogue import UNDER_SHIFT
-from dist_ens.state import State
 
 _Answer = TypeVar("_Answer")
 

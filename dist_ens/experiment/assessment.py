@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dist_ens.errors import UserError
 from dist_ens.evaluation import Scores
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import JsonDict
 from dist_ens.metrics.catalogue import headlines, label_of
 
 CALIBRATIONS = ("temperature", "vector", "isotonic", "variance")

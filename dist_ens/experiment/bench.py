@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import numpy as np
 
-from dist_ens import cluster
 from dist_ens.data import ArraySplit, Source, calls, example_shapes_of
+from dist_ens.data.feed import PART_OF_THE_MEMORY, ResidentFeed, put_whole
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.programs import step_of_one
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.spec import AUTO
 from dist_ens.execution.timing import Way, step_ms_of_turns
 from dist_ens.experiment.record import Run
-from dist_ens.feed import PART_OF_THE_MEMORY, ResidentFeed, put_whole
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Batch, Metrics, Shapes
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout, in_turn
+from dist_ens.processes import cluster
 from dist_ens.sampling import Order
-from dist_ens.state import State
-from dist_ens.types import Batch, Metrics, Shapes
 
 DIST_ENS, LOOP, VMAP = "dist_ens", "loop", "jit(vmap)"
 # Largest factor between the ratios of two rounds for which a comparison is conclusive.

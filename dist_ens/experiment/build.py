@@ -6,12 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dist_ens import cluster
 from dist_ens.checkpoint import StepRecord, listed
-from dist_ens.commands import quoted
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator
 from dist_ens.evaluation.examples import Examples
 from dist_ens.experiment.checks import (
@@ -23,6 +20,8 @@ from dist_ens.experiment.named import make_methods, make_model, make_objective
 from dist_ens.experiment.optimizers import make_optimizer
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.sources import open_source
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
 from dist_ens.losses import Objective
 from dist_ens.members import (
@@ -33,6 +32,7 @@ from dist_ens.members import (
     with_normalized_inputs,
 )
 from dist_ens.methods import Method, bootstrap
+from dist_ens.processes import cluster
 from dist_ens.training.held_out import eval_data_of
 from dist_ens.training.run_record import record_of
 

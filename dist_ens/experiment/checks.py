@@ -2,13 +2,13 @@
 
 import os
 
-from dist_ens.commands import quoted
 from dist_ens.data import Source
-from dist_ens.errors import UserError
 from dist_ens.experiment.config_file import OwnParts
 from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.record import Run
-from dist_ens.randomness import KEY_RULE
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.randomness import KEY_RULE
 
 # Fields that say what happens to the inputs and outputs of a network.
 _OF_NETWORK = ("data.mean", "data.std", "compute.rematerialize", "evaluation.dropout_samples")

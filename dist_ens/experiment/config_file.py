@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 from ml_collections import ConfigDict
 
 from dist_ens.data import Source, Spec, check_source
-from dist_ens.errors import UserError, kind_of
 from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.schema import DataConfig
 from dist_ens.experiment.sources import open_source
-from dist_ens.file_reading import bytes_in
-from dist_ens.json_text import from_json
+from dist_ens.ground.errors import UserError, kind_of
+from dist_ens.ground.file_reading import bytes_in
+from dist_ens.ground.json_text import from_json
+from dist_ens.ground.paths import given_path, shortened
+from dist_ens.ground.types import Callback, Optimizer
 from dist_ens.losses import Objective
 from dist_ens.members import Member, as_member
 from dist_ens.methods import LossFunction, Method
 from dist_ens.metrics import Metric
-from dist_ens.paths import given_path, shortened
-from dist_ens.types import Callback, Optimizer
 
 EXPERIMENT = "experiment.json"
 _PREFIX, _SOURCE = "make_", "make_source"

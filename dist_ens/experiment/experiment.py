@@ -8,7 +8,6 @@ from typing import Self
 from ml_collections import ConfigDict
 
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.errors import UserError
 from dist_ens.execution.spec import AUTO
 from dist_ens.experiment.reading import from_mapping, leaves, to_config_dict_of
 from dist_ens.experiment.schema import (
@@ -22,7 +21,8 @@ from dist_ens.experiment.schema import (
     ModelConfig,
     OptimizerConfig,
 )
-from dist_ens.json_text import Json, JsonDict
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import Json, JsonDict
 
 # A resumed run may differ from its checkpoint in these fields only. They change how long or how it
 # runs, and not what the step of a sound member computes.

@@ -3,7 +3,6 @@
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-from dist_ens import cluster
 from dist_ens.checkpoint import (
     CheckpointStore,
     StepRecord,
@@ -13,19 +12,20 @@ from dist_ens.checkpoint import (
     read_newest,
     require_config_record,
 )
-from dist_ens.commands import option, quoted
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import saved_structures
-from dist_ens.errors import UserError
 from dist_ens.experiment.build import build_ensemble, check_parts
 from dist_ens.experiment.config_file import NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.loaded_run import NO_FILE, LoadedRun
 from dist_ens.experiment.record import Run
-from dist_ens.json_text import Json
+from dist_ens.ground.commands import option, quoted
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import Json
+from dist_ens.ground.paths import given_path
+from dist_ens.ground.state import ClassNames
 from dist_ens.layout import Layout
-from dist_ens.paths import given_path
-from dist_ens.state import ClassNames
+from dist_ens.processes import cluster
 from dist_ens.training.run_record import record_of
 
 

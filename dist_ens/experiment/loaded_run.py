@@ -8,12 +8,10 @@ import jax
 import numpy as np
 
 from dist_ens.checkpoint import Lineage, ids_text
-from dist_ens.commands import quoted
 from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs
 from dist_ens.data.class_names import with_class_numbers
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import frozen_positions
-from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluator, Scores, evaluate
 from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
 from dist_ens.evaluation.scoring import BATCH_SIZE, without_failed
@@ -22,11 +20,13 @@ from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.config_file import NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.record import Run
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.state import State, select_members
+from dist_ens.ground.types import Data, Inputs
 from dist_ens.layout import to_host
 from dist_ens.losses import Objective, Prediction
 from dist_ens.metrics import Metric
-from dist_ens.state import State, select_members
-from dist_ens.types import Data, Inputs
 
 NO_FILE = ConfigFile()
 

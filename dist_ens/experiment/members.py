@@ -15,10 +15,9 @@ from dist_ens.checkpoint import (
     require_new_folder,
     write_members,
 )
-from dist_ens.commands import quoted
+from dist_ens.checkpoint.run_digests import DIGESTS, write_run_file
 from dist_ens.data import Source, Spec
 from dist_ens.ensemble.checks import check_ids_of_groups
-from dist_ens.errors import UserError
 from dist_ens.experiment.checks import require_own_keys, require_trained_on
 from dist_ens.experiment.config_file import EXPERIMENT, OwnParts
 from dist_ens.experiment.experiment import Experiment, differences_on_resume
@@ -27,10 +26,11 @@ from dist_ens.experiment.record import Run
 from dist_ens.experiment.schema import DataConfig
 from dist_ens.experiment.sources import open_source
 from dist_ens.experiment.train import train
-from dist_ens.file_writing import UNFINISHED
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.file_writing import UNFINISHED
+from dist_ens.ground.json_text import JsonDict
 from dist_ens.report.files import to_json
-from dist_ens.run_digests import DIGESTS, write_run_file
 
 # Folder of the run that trains more members, in the folder of the new run.
 NEW_MEMBERS = "new_members"

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from dist_ens import losses, methods, models
-from dist_ens.errors import UserError, did_you_mean
 from dist_ens.experiment.reading import nearest_field
 from dist_ens.experiment.schema import LossConfig, ModelConfig
+from dist_ens.ground.errors import UserError, did_you_mean
 from dist_ens.ground.records import checked_type
 from dist_ens.losses import Objective
 from dist_ens.members import Member

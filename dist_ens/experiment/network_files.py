@@ -21,12 +21,12 @@ import safetensors.numpy
 from dist_ens.checkpoint import Lineage
 from dist_ens.checkpoint.arrays import SavedArray, open_arrays
 from dist_ens.checkpoint.leaves import named_leaves
-from dist_ens.commands import quoted
-from dist_ens.errors import RunError, UserError, code_of_write, counted, first_line
-from dist_ens.file_reading import require_readable
-from dist_ens.file_writing import replace_file
-from dist_ens.paths import given_path, shortened
-from dist_ens.types import ModelState, Params, PyTree
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import RunError, UserError, code_of_write, counted, first_line
+from dist_ens.ground.file_reading import require_readable
+from dist_ens.ground.file_writing import replace_file
+from dist_ens.ground.paths import given_path, shortened
+from dist_ens.ground.types import ModelState, Params, PyTree
 
 SUFFIXES = (".safetensors", ".npz")
 _ROOTS = ("params", "model_state")  # Fields of a state that belong to the network.

@@ -11,9 +11,7 @@ import numpy as np
 from dist_ens.checkpoint import Lineage, SavedMembers, moving_on, positions_of, saved_step
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Event
-from dist_ens.commands import quoted
 from dist_ens.data import Source
-from dist_ens.errors import UserError, counted
 from dist_ens.experiment.build import build
 from dist_ens.experiment.config_file import NOTHING, OwnParts
 from dist_ens.experiment.experiment import Experiment
@@ -24,6 +22,8 @@ from dist_ens.experiment.network_files import (
     read_network,
     write_network,
 )
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError, counted
 
 
 def export_members(

@@ -13,8 +13,8 @@ import numpy as np
 import optax
 import optax.contrib
 
-from dist_ens.errors import UserError, did_you_mean, first_line
 from dist_ens.experiment.schema import OptimizerConfig
+from dist_ens.ground.errors import UserError, did_you_mean, first_line
 from dist_ens.ground.numbers import require_coefficient
 from dist_ens.ground.records import checked_type
 

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from dist_ens.checkpoint import StepRecord
-from dist_ens.commands import quoted
 from dist_ens.data import OrderRule, Spec, kfold, permuted, shared
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import ExitCode, RunError, UserError
 from dist_ens.experiment.experiment import (
     MAY_CHANGE_ON_RESUME,
     Experiment,
     differences_on_resume,
 )
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import ExitCode, RunError, UserError
+from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.records import fields_from_record
-from dist_ens.json_text import Json, JsonDict
 from dist_ens.sampling import Order
 
 

@@ -8,18 +8,18 @@ import jax
 import numpy as np
 
 from dist_ens.checkpoint.leaves import named_leaves
-from dist_ens.commands import quoted
 from dist_ens.data import Source, Spec
 from dist_ens.ensemble.failures import frozen_positions
-from dist_ens.errors import UserError
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.checks import require_own_keys, require_trained_on
 from dist_ens.experiment.config_file import OwnParts
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.schema import DataConfig
 from dist_ens.experiment.sources import open_source
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.state import State
 from dist_ens.layout import Layout
-from dist_ens.state import State
 from dist_ens.training import fit
 
 

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from dist_ens.ground.numbers import require_one_of
 
 EXAMPLES = ("shared", "permuted", "splits", "bootstrap", "kfold")

@@ -12,9 +12,9 @@ from dist_ens import data
 from dist_ens.data import Source, Spec, Split
 from dist_ens.data.idx import open_idx_test
 from dist_ens.data.source import num_held_out
-from dist_ens.errors import UserError, did_you_mean
 from dist_ens.experiment.schema import DataConfig
-from dist_ens.paths import shortened
+from dist_ens.ground.errors import UserError, did_you_mean
+from dist_ens.ground.paths import shortened
 
 _OPEN, _DESCRIBE = "open_", "describe_"
 _PLACES = {"idx": "DIR", "tfds": "NAME", "digits": ""}  # Others are files.

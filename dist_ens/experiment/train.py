@@ -6,31 +6,32 @@ import pathlib
 
 from rich.console import Console
 
-from dist_ens import cluster, report
+from dist_ens import report
 from dist_ens.callbacks import JsonLines, ProgressBar, RunInfo
 from dist_ens.checkpoint import FOLDER, Checkpoints
 from dist_ens.checkpoint.causes import explained
-from dist_ens.commands import quoted
+from dist_ens.checkpoint.run_digests import write_run_file
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import RunError, code_of_write, counted
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.execution.decision_cache import CHOICES
 from dist_ens.experiment.build import Built, build
 from dist_ens.experiment.config_file import EXPERIMENT, NOTHING, OwnParts
 from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.record import Run
-from dist_ens.file_writing import require_regular_files
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import RunError, code_of_write, counted
+from dist_ens.ground.file_writing import require_regular_files
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.paths import given_path
+from dist_ens.ground.state import State
+from dist_ens.ground.terminal import PlainConsole
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
 from dist_ens.metrics.table import print_table
-from dist_ens.paths import given_path
+from dist_ens.processes import cluster
 from dist_ens.report.files import REPORT_FILES, to_json
 from dist_ens.report.metrics_file import METRICS
-from dist_ens.run_digests import write_run_file
-from dist_ens.state import State
-from dist_ens.terminal import PlainConsole
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult
 from dist_ens.training.fitting import run_fit

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from dist_ens.errors import UserError, did_you_mean
+from dist_ens.ground.errors import UserError, did_you_mean
 
 # Steps, members and their ids are counted in int32.
 MOST = 2**31 - 1

@@ -7,8 +7,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dist_ens.errors import UserError, value_and_kind
-from dist_ens.json_text import Json
+from dist_ens.ground.errors import UserError, value_and_kind
+from dist_ens.ground.json_text import Json
 
 
 def fields_from_record(

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.types import PyTree, Tree
 from dist_ens.layout.specs import BATCH, DATA, ENSEMBLE, REPLICATED
-from dist_ens.types import PyTree, Tree
 
 
 def data_index() -> jax.Array:

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.stages import Lowered, Traced, Wrapped
 
-from dist_ens import cluster
+from dist_ens.ground.types import PyTree, Tree
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.specs import DATA, ENSEMBLE, REPLICATED
-from dist_ens.types import PyTree, Tree
+from dist_ens.processes import cluster
 
 
 def in_turn(layout: Layout, program: Wrapped) -> Wrapped:

@@ -12,8 +12,11 @@ import numpy as np
 import psutil
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dist_ens.errors import ExitCode, UserError, counted
+from dist_ens.ground.errors import ExitCode, UserError, counted
 from dist_ens.ground.numbers import whole_number
+from dist_ens.ground.randomness import INIT, member_key, pinned_generator
+from dist_ens.ground.state import as_held
+from dist_ens.ground.types import Key, Leaf, PyTree, Specs, Tree
 from dist_ens.layout.collectives import without_axes
 from dist_ens.layout.placing import (
     check_lengths,
@@ -33,9 +36,6 @@ from dist_ens.layout.specs import (
     named_specs,
     without_data,
 )
-from dist_ens.randomness import INIT, member_key, pinned_generator
-from dist_ens.state import as_held
-from dist_ens.types import Key, Leaf, PyTree, Specs, Tree
 
 
 @dataclasses.dataclass(frozen=True)

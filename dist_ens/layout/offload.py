@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from dist_ens.ground.types import Array
 from dist_ens.layout.placing import HOST_MEMORY, device_bytes
-from dist_ens.types import Array
 
 # At most this number of bytes is read before the arrays are on their devices.
 _READ_AT_ONCE_BYTES = 2**31

@@ -9,8 +9,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec, SingleDeviceSharding
 
-from dist_ens.errors import UserError, counted
-from dist_ens.host_keys import generator_of
+from dist_ens.ground.errors import UserError, counted
+from dist_ens.ground.host_keys import generator_of
+from dist_ens.ground.state import as_held
+from dist_ens.ground.types import Array, Leaf, PyTree, Shapes, Specs, Tree
 from dist_ens.layout.specs import (
     DATA,
     ENSEMBLE,
@@ -20,8 +22,6 @@ from dist_ens.layout.specs import (
     broadcast,
     is_spec,
 )
-from dist_ens.state import as_held
-from dist_ens.types import Array, Leaf, PyTree, Shapes, Specs, Tree
 
 if TYPE_CHECKING:
     from dist_ens.layout.mesh import Layout

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from dist_ens.ground.types import PyTree, Tree
 from dist_ens.layout.collectives import data_index
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.specs import BATCH, BATCHES, DATA
-from dist_ens.types import PyTree, Tree
 
 
 def redistribution_program(layout: Layout) -> Callable[[PyTree, jax.Array], PyTree]:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import PartitionSpec
 
+from dist_ens.ground.types import PyTree, Specs, Tree
 from dist_ens.layout.mesh import Layout, lines_of, numbers_of
 from dist_ens.layout.specs import ENSEMBLE, REPLICATED, axis_of, is_spec
-from dist_ens.types import PyTree, Specs, Tree
 
 
 def layout_of_row(layout: Layout, row: int, num_members: int) -> Layout:

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from dist_ens.errors import UserError
-from dist_ens.state import described
-from dist_ens.types import Axes, KeyPath, Leaf, PyTree, Specs
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.state import described
+from dist_ens.ground.types import Axes, KeyPath, Leaf, PyTree, Specs
 
 P = PartitionSpec
 

@@ -9,10 +9,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.typing import DTypeLike
 
+from dist_ens.ground.types import Leaf, Tree
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.placing import HOST_MEMORY
 from dist_ens.layout.specs import ENSEMBLE, MEMBERS
-from dist_ens.types import Leaf, Tree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dist_ens.errors import UserError
-from dist_ens.types import PyTree
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.types import PyTree
 
 
 class Ratio(NamedTuple):

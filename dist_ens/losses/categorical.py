@@ -10,8 +10,8 @@ import numpy as np
 import optax
 from typing_extensions import override
 
-from dist_ens.errors import UserError
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import JsonDict
 from dist_ens.losses.distribution import Distribution, Summary, Values, with_samples
 from dist_ens.losses.objective import Loss, Objective
 from dist_ens.losses.prediction import Prediction

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.errors import UserError
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import JsonDict
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.metric import Metric
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from dist_ens.types import Outputs, PyTree
+from dist_ens.ground.types import Outputs, PyTree
 
 
 @jax.tree_util.register_dataclass

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from typing_extensions import override
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from dist_ens.losses.distribution import Distribution, Summary, Values, with_samples
 from dist_ens.losses.gaussian import squared_error_score
 from dist_ens.losses.objective import Objective

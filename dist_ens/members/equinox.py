@@ -5,7 +5,18 @@ from collections.abc import Callable
 
 import jax
 
-from dist_ens.errors import name_of
+from dist_ens.ground.errors import name_of
+from dist_ens.ground.types import (
+    Inputs,
+    Key,
+    KeyPath,
+    Leaf,
+    ModelState,
+    Network,
+    Outputs,
+    Params,
+    PyTree,
+)
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
     input_arguments,
@@ -13,7 +24,6 @@ from dist_ens.members.modes import (
     switch_arguments,
     switches,
 )
-from dist_ens.types import Inputs, Key, KeyPath, Leaf, ModelState, Network, Outputs, Params, PyTree
 
 
 def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> Member:

@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from dist_ens.errors import UserError, call_error, kind_of, name_of
+from dist_ens.ground.errors import UserError, call_error, kind_of, name_of
+from dist_ens.ground.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import switch_arguments
-from dist_ens.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 
 _FULL_INIT = "init(key, inputs) -> (params, model_state)"
 _FULL_APPLY = "apply(params, model_state, inputs, key, train) -> (outputs, model_state)"

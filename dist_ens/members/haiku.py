@@ -2,9 +2,9 @@
 
 import inspect
 
+from dist_ens.ground.types import Inputs, Key, ModelState, Network, Outputs, Params
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import input_arguments, switch_arguments
-from dist_ens.types import Inputs, Key, ModelState, Network, Outputs, Params
 
 
 def from_haiku(transformed: Network) -> Member:

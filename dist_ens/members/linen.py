@@ -7,11 +7,11 @@ import flax.errors
 import flax.linen as nn
 import jax
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.state import described
+from dist_ens.ground.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import input_arguments, switch_arguments, switches
-from dist_ens.state import described
-from dist_ens.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 
 # Collection into which linen's modules sow losses, by convention.
 _LOSSES = "losses"

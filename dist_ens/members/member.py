@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.errors import UserError, first_line
-from dist_ens.members.modes import Apply
-from dist_ens.randomness import pinned_generator
-from dist_ens.state import described, leaf_name, require_arrays
-from dist_ens.types import (
+from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.randomness import pinned_generator
+from dist_ens.ground.state import described, leaf_name, require_arrays
+from dist_ens.ground.types import (
     Inputs,
     Key,
     Leaf,
@@ -23,6 +22,7 @@ from dist_ens.types import (
     Shapes,
     Tree,
 )
+from dist_ens.members.modes import Apply
 
 # What `init` and `apply` of a network are given, for messages.
 INPUTS_RULE = 'batch["inputs"], or the whole batch if it is no dict with this key'

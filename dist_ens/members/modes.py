@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
-from dist_ens.types import Inputs, Key, ModelState, Outputs, Params
+from dist_ens.ground.types import Inputs, Key, ModelState, Outputs, Params
 
 # Usual names of the switch. True means training in the first group, and evaluation in the second.
 TRAINING = ("train", "training", "is_training", "is_train", "training_mode", "train_mode")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from dist_ens.errors import name_of
+from dist_ens.ground.errors import name_of
+from dist_ens.ground.types import Inputs, Key, Leaf, ModelState, Outputs, Params, Tree
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import input_arguments, switch_arguments, switches
-from dist_ens.types import Inputs, Key, Leaf, ModelState, Outputs, Params, Tree
 
 if TYPE_CHECKING:
     import flax.nnx

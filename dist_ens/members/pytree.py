@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Callable
 
-from dist_ens.errors import name_of
+from dist_ens.ground.errors import name_of
+from dist_ens.ground.types import Inputs, Key, Outputs, Params
 from dist_ens.members.functions import from_functions
 from dist_ens.members.member import Member
 from dist_ens.members.modes import input_arguments, switch_arguments
-from dist_ens.types import Inputs, Key, Outputs, Params
 
 
 def from_pytree(

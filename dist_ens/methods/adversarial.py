@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dist_ens.ground.numbers import require_coefficient
+from dist_ens.ground.types import Batch, ModelState, Params, PyTree
 from dist_ens.losses.averaging import averaged
 from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method, with_float_inputs
-from dist_ens.types import Batch, ModelState, Params, PyTree
 
 
 def adversarial(epsilon: float, input_ranges: ArrayLike = 1.0, *, key: str = "inputs") -> Method:

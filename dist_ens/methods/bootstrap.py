@@ -7,10 +7,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.randomness import EXAMPLES, pinned_generator
+from dist_ens.ground.types import Batch, Key, ModelState, Params
 from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method
-from dist_ens.randomness import EXAMPLES, pinned_generator
-from dist_ens.types import Batch, Key, ModelState, Params
 
 # A Poisson variable of mean 1 exceeds this value less than once in 10**9 draws.
 _MOST = 12

@@ -2,10 +2,10 @@
 
 import optax
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 from dist_ens.ground.numbers import require_fraction
+from dist_ens.ground.types import Batch, ModelState, Params
 from dist_ens.methods.loss import LossInfo, LossResults, MemberLoss, Method, require_objective
-from dist_ens.types import Batch, ModelState, Params
 
 
 def label_smoothing(alpha: float) -> Method:

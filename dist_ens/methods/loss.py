@@ -8,7 +8,8 @@ from typing import NamedTuple, TypeAlias
 import jax
 from jax.typing import ArrayLike
 
-from dist_ens.errors import UserError, kind_of
+from dist_ens.ground.errors import UserError, kind_of
+from dist_ens.ground.types import Batch, Key, ModelState, Params
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import Ratio, batch_mean
 from dist_ens.members import Member
@@ -16,7 +17,6 @@ from dist_ens.members.label_scale import standardized
 from dist_ens.members.member import floats_as
 from dist_ens.members.modes import switch_arguments
 from dist_ens.metrics.metric import one_a_row
-from dist_ens.types import Batch, Key, ModelState, Params
 
 
 class LossInfo(NamedTuple):

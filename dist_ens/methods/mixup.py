@@ -3,6 +3,7 @@
 import jax
 
 from dist_ens.ground.numbers import require_coefficient
+from dist_ens.ground.types import Batch, ModelState, Params
 from dist_ens.methods.loss import (
     LossInfo,
     LossResults,
@@ -11,7 +12,6 @@ from dist_ens.methods.loss import (
     require_objective,
     with_float_inputs,
 )
-from dist_ens.types import Batch, ModelState, Params
 
 # Data for `fold_in` that separates the key of the mixing weight from the network's key.
 _MIXUP = 0x6D69

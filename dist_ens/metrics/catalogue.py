@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from dist_ens.json_text import Json
+from dist_ens.ground.json_text import Json
+from dist_ens.ground.types import Score
 from dist_ens.metrics.calibration_error import (
     adaptive_calibration_error,
     classwise_calibration_error,
@@ -22,7 +23,6 @@ from dist_ens.metrics.metric import (
 )
 from dist_ens.metrics.ranking import area_under_risk_coverage, risk_at_coverage
 from dist_ens.metrics.resampling import mean_of
-from dist_ens.types import Score
 
 # Name of the score of an ensemble whose loss is a function and not an objective.
 LOSS = "loss"

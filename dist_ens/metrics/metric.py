@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 import jax
 import numpy as np
 
-from dist_ens.errors import RunError, UserError, first_line, kind_of
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.errors import RunError, UserError, first_line, kind_of
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.types import Labels, Leaf, Score
 from dist_ens.metrics.resampling import mean_of
-from dist_ens.types import Labels, Leaf, Score
 
 UNITS = ("nats", "target", "target^2", "")
 DIRECTIONS = ("lower", "higher", None)

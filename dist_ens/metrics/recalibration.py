@@ -11,8 +11,8 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 from scipy.special import log_softmax, softmax
 
-from dist_ens.errors import UserError
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import JsonDict
 
 # The smallest normal float32. Lower probabilities are raised to this one before and after a map. So
 # all logarithms are at least -87.34, and no calibrated probability is 0 in float32.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dist_ens.types import Score
+from dist_ens.ground.types import Score
 
 # Numbers in a block of draws, 64 KB of float64. A block stays in a core's cache from pass to pass.
 # It also stays in the heap: arrays of 128 KB and more are mapped again for every pass, which takes

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from dist_ens.json_text import Json
+from dist_ens.ground.json_text import Json
+from dist_ens.ground.terminal import PlainConsole
 from dist_ens.metrics.catalogue import formatted, in_table
 from dist_ens.metrics.metric import Metric
-from dist_ens.terminal import PlainConsole
 
 _MEMBERS_SHOWN = 20
 _CLASSES_SHOWN = 20

@@ -8,8 +8,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from dist_ens.ground.types import Key
 from dist_ens.members import Member, from_example_functions, from_linen
-from dist_ens.types import Key
 
 
 def mlp(

@@ -4,9 +4,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from dist_ens.errors import UserError, counted
-from dist_ens.feed import Placement
-from dist_ens.json_text import JsonDict
+from dist_ens.data.feed import Placement
+from dist_ens.ground.errors import UserError, counted
+from dist_ens.ground.json_text import JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.plan.collectives import Collective
 from dist_ens.plan.topology import CHIPS

@@ -7,20 +7,20 @@ from typing import Any
 
 import jax
 
-from dist_ens import cluster
 from dist_ens.data import Spec
+from dist_ens.data.feed import INDEX_BYTES, Placement, TrainingSet, abstract_batches
 from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.ensemble.batches import CallBatches
-from dist_ens.errors import ExitCode, UserError, first_line
 from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.spec import AUTO, Execution
 from dist_ens.experiment import Experiment
-from dist_ens.feed import INDEX_BYTES, Placement, TrainingSet, abstract_batches
+from dist_ens.ground.errors import ExitCode, UserError, first_line
+from dist_ens.ground.state import State
 from dist_ens.layout import Layout, device_bytes
 from dist_ens.plan.collectives import collectives
 from dist_ens.plan.planned import Plan, PlannedMesh, best_first
 from dist_ens.plan.topology import chip_of, memory_bytes
-from dist_ens.state import State
+from dist_ens.processes import cluster
 
 
 @dataclasses.dataclass(frozen=True)

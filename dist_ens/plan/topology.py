@@ -14,9 +14,9 @@ import jax
 import psutil
 from jax.experimental import topologies
 
-from dist_ens.commands import quoted
-from dist_ens.errors import RunError, UserError, did_you_mean, first_line
-from dist_ens.paths import shortened
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import RunError, UserError, did_you_mean, first_line
+from dist_ens.ground.paths import shortened
 
 HERE = "here"
 # This variable marks a process that has the environment of a topology.

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from dist_ens.json_text import Json
+from dist_ens.ground.json_text import Json
 from dist_ens.metrics.catalogue import described, label_of
 from dist_ens.report import figures
 from dist_ens.report.panels import Shown

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from PIL import Image
 
-from dist_ens.json_text import Json
+from dist_ens.ground.json_text import Json
 from dist_ens.metrics.catalogue import label_of
 from dist_ens.report.panels import Shown, having
 from dist_ens.report.text import is_number, number

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from dist_ens.errors import counted
-from dist_ens.json_text import Json
+from dist_ens.ground.errors import counted
+from dist_ens.ground.json_text import Json
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.report.text import DASH, is_number
 

@@ -6,10 +6,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from dist_ens.file_reading import bytes_in
-from dist_ens.file_writing import replace_file
-from dist_ens.json_text import Json, from_json
-from dist_ens.run_digests import write_run_file
+from dist_ens.checkpoint.run_digests import write_run_file
+from dist_ens.ground.file_reading import bytes_in
+from dist_ens.ground.file_writing import replace_file
+from dist_ens.ground.json_text import Json, from_json
 
 SUMMARY = "summary.json"
 CURVES = "curves.json"

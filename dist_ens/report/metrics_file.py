@@ -3,9 +3,9 @@
 import logging
 import pathlib
 
-from dist_ens.commands import quoted
-from dist_ens.file_reading import bytes_in
-from dist_ens.json_text import JsonDict, from_json, is_number, is_whole
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.file_reading import bytes_in
+from dist_ens.ground.json_text import JsonDict, from_json, is_number, is_whole
 
 METRICS = "metrics.jsonl"
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 import jinja2
 import numpy as np
 
-from dist_ens.errors import UserError, counted
-from dist_ens.file_writing import replace_file
-from dist_ens.json_text import Json, JsonDict
+from dist_ens.ground.errors import UserError, counted
+from dist_ens.ground.file_writing import replace_file
+from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.metrics.catalogue import COMPARED, described, in_table
 from dist_ens.report.answers import answer_tables
 from dist_ens.report.examples import class_lists, example_lists

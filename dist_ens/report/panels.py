@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from dist_ens.json_text import Json
+from dist_ens.ground.json_text import Json
 from dist_ens.layout import ENSEMBLE
 from dist_ens.metrics.catalogue import COMPARED, label_of
 from dist_ens.report import figures

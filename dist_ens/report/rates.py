@@ -4,7 +4,7 @@ import io
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from dist_ens.file_writing import replace_file
+from dist_ens.ground.file_writing import replace_file
 
 
 def plot_rates(

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from dist_ens.commands import command_line, quoted
-from dist_ens.errors import UserError, first_line
-from dist_ens.file_reading import bytes_in
-from dist_ens.json_text import Json, JsonDict, from_json
-from dist_ens.paths import given_path
+from dist_ens.checkpoint.run_digests import fault_of, write_run_file
+from dist_ens.ground.commands import command_line, quoted
+from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.file_reading import bytes_in
+from dist_ens.ground.json_text import Json, JsonDict, from_json
+from dist_ens.ground.paths import given_path
 from dist_ens.report.files import ANSWERS, CURVES, PAGE, PICTURES, SUMMARY, to_json
 from dist_ens.report.metrics_file import METRICS, read_metrics
-from dist_ens.run_digests import fault_of, write_run_file
 
 SCORES = "scores"
 """Answer that holds the scores of the test split."""

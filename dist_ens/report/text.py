@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from dist_ens.json_text import Json
+from dist_ens.ground.json_text import Json
 from dist_ens.metrics.catalogue import has_unit
 
 DASH = "—"

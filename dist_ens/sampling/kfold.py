@@ -4,8 +4,8 @@ from types import ModuleType
 
 import numpy as np
 
+from dist_ens.ground.types import Array, Leaf
 from dist_ens.sampling.shuffle import fold_in, mixed, shuffled
-from dist_ens.types import Array, Leaf
 
 
 def epoch_length(num_examples: int, num_folds: int) -> int:

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.types import Array, Leaf
 from dist_ens.sampling import kfold
 from dist_ens.sampling.shuffle import fold_in, shuffled
-from dist_ens.types import Array, Leaf
 
 # The library that a cursor is of computes the positions too.
 Cursor = TypeVar("Cursor", jax.Array, np.ndarray)

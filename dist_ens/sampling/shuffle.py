@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.types import Array
+from dist_ens.ground.types import Array
 
 _GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio. Its multiples tell the rounds apart.
 # This is the smallest number of rounds with which 20,000 epochs of 16 to 100 examples are even.

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dist_ens.checkpoint import Checkpoints, StepRecord
 from dist_ens.data import OrderRule
 from dist_ens.ensemble import Ensemble
-from dist_ens.json_text import Json
+from dist_ens.ground.json_text import Json
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Callback, Data
 from dist_ens.metrics import Metric
-from dist_ens.state import State
 from dist_ens.training.held_out import EvalData
-from dist_ens.types import Callback, Data
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

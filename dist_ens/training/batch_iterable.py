@@ -13,10 +13,19 @@ from dist_ens.data import calls
 from dist_ens.data.class_names import are_names
 from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches, rows_of
-from dist_ens.errors import RunError, UserError, counted
 from dist_ens.evaluation.label_checks import check_examples
-from dist_ens.host_keys import dtype_in_jax
-from dist_ens.json_text import Json
+from dist_ens.ground.errors import RunError, UserError, counted
+from dist_ens.ground.host_keys import dtype_in_jax
+from dist_ens.ground.json_text import Json
+from dist_ens.ground.state import (
+    described,
+    held_array,
+    leaf_name,
+    leaf_type,
+    refuse_lists,
+    structure_text,
+)
+from dist_ens.ground.types import Batch, Data, KeyPath, Leaf, Shapes, Specs, Structure
 from dist_ens.layout import (
     REPLICATED,
     Layout,
@@ -26,10 +35,8 @@ from dist_ens.layout import (
     specs_of_batch,
 )
 from dist_ens.losses import Objective
-from dist_ens.state import described, held_array, leaf_name, leaf_type, refuse_lists, structure_text
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree, read_together
-from dist_ens.types import Batch, Data, KeyPath, Leaf, Shapes, Specs, Structure
 
 # Stands for the absence of a batch, since None is a batch without arrays.
 _NO_BATCH: Batch = object()

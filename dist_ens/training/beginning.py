@@ -9,28 +9,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens import cluster
 from dist_ens.callbacks import RunInfo
 from dist_ens.checkpoint import OpenCheckpoints, ids_text
-from dist_ens.commands import quoted
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.failures import saved_structures
+from dist_ens.ensemble.label_scale import set_label_scale
 from dist_ens.ensemble.microbatch_check import microbatch_warning
 from dist_ens.ensemble.select_execution import choose
-from dist_ens.errors import UserError, counted
 from dist_ens.execution.spec import AUTO
-from dist_ens.json_text import Json
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError, counted
+from dist_ens.ground.json_text import Json
+from dist_ens.ground.state import State, differing, leaf_types
+from dist_ens.ground.types import Shapes
 from dist_ens.layout import MEMBERS, Layout, connect_hosts, copied_like, to_host
-from dist_ens.members.label_scale import set_label_scale
-from dist_ens.state import State, differing, leaf_types
+from dist_ens.processes import cluster
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.preparing import Job
 from dist_ens.training.states import saved_position
 from dist_ens.training.steps_per_call import choose_steps_per_call
-from dist_ens.types import Shapes
 
 # Largest number of differing leaves that a message names.
 _MOST_NAMED = 5

@@ -7,10 +7,10 @@ from dist_ens.callbacks.protocol import Service
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.ensemble.failures import saved_structures
 from dist_ens.evaluation import Scores
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Shapes
 from dist_ens.layout import copied_off_devices, copied_onto_devices
-from dist_ens.state import State
 from dist_ens.training.runner import Runner
-from dist_ens.types import Shapes
 
 
 class BestState(Service):

@@ -11,17 +11,17 @@ from dist_ens.checkpoint import Checkpoints
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import explained_errors
 from dist_ens.ensemble.initial_state import inputs_of
-from dist_ens.errors import UserError, counted, first_line, kind_of
 from dist_ens.evaluation import label_checks
+from dist_ens.ground.errors import UserError, counted, first_line, kind_of
 from dist_ens.ground.numbers import MOST_STEPS, require_coefficient, whole_number
+from dist_ens.ground.state import State, described, refuse_lists
+from dist_ens.ground.types import Callback, Inputs, Outputs
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, specs_of_batch
 from dist_ens.losses import Objective
-from dist_ens.state import State, described, refuse_lists
 from dist_ens.training.arguments import FitArguments
 from dist_ens.training.data import EPOCH, OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.held_out import EvalData
-from dist_ens.types import Callback, Inputs, Outputs
 
 # Training is slow if the mean or the standard deviation of the labels is larger, because the
 # outputs start near 0.

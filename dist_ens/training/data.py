@@ -18,17 +18,17 @@ from dist_ens.data import (
     example_shapes_of,
     shared,
 )
+from dist_ens.data.feed import feed
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
-from dist_ens.errors import UserError, kind_of
 from dist_ens.evaluation.label_checks import check_examples
-from dist_ens.feed import feed
+from dist_ens.ground.errors import UserError, kind_of
+from dist_ens.ground.types import Batch, Data, Shapes
 from dist_ens.layout import BATCH, Layout
 from dist_ens.losses import Objective
 from dist_ens.sampling import Order
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data_protocol import TrainingData
-from dist_ens.types import Batch, Data, Shapes
 
 DEFAULT_BATCH_SIZE = 128
 _SHARED = shared()  # The order of the members if none is given.

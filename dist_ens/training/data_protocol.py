@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from dist_ens.callbacks.protocol import Service
 from dist_ens.ensemble.batches import CallBatches
-from dist_ens.json_text import Json
+from dist_ens.ground.json_text import Json
+from dist_ens.ground.types import Batch, Shapes
 from dist_ens.layout import Layout
-from dist_ens.types import Batch, Shapes
 
 
 class TrainingData(Service, abc.ABC):

@@ -8,9 +8,9 @@ import numpy as np
 from dist_ens.callbacks.protocol import call_hook, name_of_callback
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import FailedMember
-from dist_ens.errors import counted
 from dist_ens.evaluation import Evaluation, Scores
-from dist_ens.state import State
+from dist_ens.ground.errors import counted
+from dist_ens.ground.state import State
 from dist_ens.training.preparing import Job
 from dist_ens.training.services import Run
 

@@ -6,8 +6,8 @@ from dist_ens.callbacks import STOP, StepInfo
 from dist_ens.callbacks.protocol import Service, Stop
 from dist_ens.callbacks.records import finite_scores, score_record
 from dist_ens.evaluation import Evaluation, Scores
-from dist_ens.state import State
-from dist_ens.stop_signal import EvaluationStoppedError
+from dist_ens.ground.state import State
+from dist_ens.processes.stop_signal import EvaluationStoppedError
 from dist_ens.training.held_out import EvalData
 from dist_ens.training.runner import Runner, crossed
 

@@ -23,12 +23,12 @@ from dist_ens.ensemble.failures import (
     member_of,
     step_of,
 )
-from dist_ens.errors import ExitCode, RunError
-from dist_ens.json_text import JsonDict
+from dist_ens.ground.errors import ExitCode, RunError
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Leaf
 from dist_ens.layout import to_host
-from dist_ens.state import State
 from dist_ens.training.finite_members import finite_members
-from dist_ens.types import Leaf
 
 # What happens to a failed member, by policy, as the second clause of a sentence.
 _RESPONSES = {

@@ -9,8 +9,8 @@ import numpy as np
 
 from dist_ens.checkpoint import Leaf
 from dist_ens.ensemble import Ensemble
+from dist_ens.ground.types import PyTree
 from dist_ens.layout import MEMBERS, Waves, to_host
-from dist_ens.types import PyTree
 
 
 def finite_members(tree: PyTree, ensemble: Ensemble) -> np.ndarray:

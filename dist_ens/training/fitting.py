@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.data import OrderRule
 from dist_ens.ensemble import Ensemble
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Callback, Data
 from dist_ens.metrics import Metric
-from dist_ens.state import State
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult, end_run, report_end
 from dist_ens.training.held_out import EvalData
 from dist_ens.training.preparing import prepared
 from dist_ens.training.services import running
-from dist_ens.types import Callback, Data
 
 
 def fit(

@@ -8,16 +8,16 @@ import numpy as np
 from dist_ens.data import PartOfSplit, Source, Split, TreeSplit
 from dist_ens.data.source import num_held_out
 from dist_ens.ensemble import Ensemble
-from dist_ens.errors import UserError
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.evaluation.examples import Examples, examples_of
 from dist_ens.evaluation.label_checks import check_classes, check_finite, check_inputs
 from dist_ens.evaluation.scoring import BATCH_SIZE, score, score_directions
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.state import State
+from dist_ens.ground.types import Batch, Data, Shapes, Specs
 from dist_ens.losses import Objective
 from dist_ens.metrics import Metric
-from dist_ens.state import State
 from dist_ens.training.data import OrderedSplit, is_tree_of_arrays
-from dist_ens.types import Batch, Data, Shapes, Specs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from dist_ens import cluster
-from dist_ens.errors import RunError, UserError
+from dist_ens.ground.errors import RunError, UserError
+from dist_ens.ground.state import described
+from dist_ens.ground.types import Batch, Shapes, Specs
 from dist_ens.layout import REPLICATED, Layout, broadcast
-from dist_ens.state import described
-from dist_ens.types import Batch, Shapes, Specs
+from dist_ens.processes import cluster
 
 _DIGEST_NUMBERS = 4
 T = TypeVar("T")

@@ -6,23 +6,23 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from dist_ens import cluster
 from dist_ens.callbacks import RunInfo
 from dist_ens.data import Source, shared
 from dist_ens.data.class_names import are_names, listed, names_in, with_class_numbers
 from dist_ens.ensemble.batches import rows_of
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.state import ClassNames, State
+from dist_ens.ground.terminal import PlainConsole
+from dist_ens.ground.types import Data
 from dist_ens.losses import Objective
 from dist_ens.metrics.metric import checked_metrics
-from dist_ens.state import ClassNames, State
-from dist_ens.terminal import PlainConsole
+from dist_ens.processes import cluster
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.checks import check_arguments, check_parts
 from dist_ens.training.data import eval_steps_of, last_step_of, training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.held_out import EvalData, eval_data_of, with_validation
 from dist_ens.training.run_record import record_of, with_data
-from dist_ens.types import Data
 
 
 @dataclasses.dataclass(frozen=True)

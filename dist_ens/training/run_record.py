@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import jax
 
-from dist_ens import cluster
 from dist_ens.checkpoint import StepRecord
 from dist_ens.data import example_bytes_of
 from dist_ens.data.source import fingerprint_of
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
-from dist_ens.randomness import KEY_RULE
-from dist_ens.state import leaf_types
+from dist_ens.ground.randomness import KEY_RULE
+from dist_ens.ground.state import leaf_types
+from dist_ens.ground.types import Batch, PyTree
+from dist_ens.processes import cluster
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
-from dist_ens.types import Batch, PyTree
 
 # A fingerprint covers all examples in memory of up to the first number of bytes. It covers the
 # second number of examples of larger data, and the third of examples that are not in memory.

@@ -7,16 +7,16 @@ from fractions import Fraction
 import jax
 import numpy as np
 
-from dist_ens import cluster
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
 from dist_ens.callbacks.protocol import Service, call_after_update, call_hook, name_of_callback
 from dist_ens.ensemble.batches import CallBatches, steps_in
-from dist_ens.errors import SaveError, UserError, kind_of
+from dist_ens.ground.errors import SaveError, UserError, kind_of
+from dist_ens.ground.state import State, differing, leaf_types
+from dist_ens.ground.types import Callback
 from dist_ens.layout import MEMBERS
-from dist_ens.state import State, differing, leaf_types
-from dist_ens.stop_signal import StopSignal
+from dist_ens.processes import cluster
+from dist_ens.processes.stop_signal import StopSignal
 from dist_ens.training.metrics import MetricsReader
-from dist_ens.types import Callback
 
 
 class _OfAnotherHost:

@@ -7,7 +7,7 @@ import jax
 from dist_ens.callbacks import StepInfo
 from dist_ens.callbacks.protocol import Service
 from dist_ens.checkpoint import RESULT_FILE, Leaf, OpenCheckpoints
-from dist_ens.json_text import Json
+from dist_ens.ground.json_text import Json
 from dist_ens.training.best_state import BestState
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.failures import FailedMembers

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dist_ens.callbacks import ProgressBar
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.ensemble.memory import explained_memory
-from dist_ens.stop_signal import StopSignal
+from dist_ens.processes.stop_signal import StopSignal
 from dist_ens.training.beginning import Begun, begin_run
 from dist_ens.training.best_state import BestState
 from dist_ens.training.evaluating import Evaluating

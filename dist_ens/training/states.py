@@ -8,11 +8,11 @@ import numpy as np
 
 from dist_ens.callbacks.protocol import OWN, Service, call_hook, name_of_callback
 from dist_ens.checkpoint import Checkpoints, OpenCheckpoints
-from dist_ens.commands import quoted
-from dist_ens.errors import UserError, first_line, kind_of
-from dist_ens.json_text import Json, JsonDict
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError, first_line, kind_of
+from dist_ens.ground.json_text import Json, JsonDict
+from dist_ens.ground.types import Callback
 from dist_ens.training.data_protocol import TrainingData
-from dist_ens.types import Callback
 
 # Files of a checkpoint. Any host may read the first one of another. The second one is of one host.
 _SHARED, _OF_HOST = "services", "position"

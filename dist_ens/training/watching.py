@@ -1,11 +1,11 @@
 """The services that let a run be watched and stopped from outside."""
 
-from dist_ens import progress
 from dist_ens.callbacks import RunInfo, StepInfo
 from dist_ens.callbacks.protocol import Service
 from dist_ens.ensemble import Ensemble
 from dist_ens.layout import holdings
-from dist_ens.peers import Peers
+from dist_ens.processes import progress
+from dist_ens.processes.peers import Peers
 from dist_ens.training.runner import Runner
 
 

@@ -10,8 +10,8 @@ from jax import lax
 
 from dist_ens.execution.lowerings.shapes import VECTOR, is_float32
 from dist_ens.execution.spec import Lowering, register
+from dist_ens.ground.types import Leaf
 from dist_ens.layout import sum_over_columns
-from dist_ens.types import Leaf
 
 PRODUCT = lax.dot_general_p
 

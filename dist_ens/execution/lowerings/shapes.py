@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from numpy.typing import DTypeLike
 
-from dist_ens.types import Leaf
+from dist_ens.ground.types import Leaf
 
 # The widest vectors hold this number of float32 values.
 VECTOR = 16

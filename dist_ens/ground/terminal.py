@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from dist_ens.commands import printable
+from dist_ens.ground.commands import printable
 
 
 class PlainConsole(Console):

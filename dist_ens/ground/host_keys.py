@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dist_ens.narrowing import held_dtype
+from dist_ens.ground.narrowing import held_dtype
 
 _GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
 

@@ -9,7 +9,7 @@ import importlib.metadata
 import re
 from collections.abc import Mapping
 
-from dist_ens.errors import UserError, counted
+from dist_ens.ground.errors import UserError, counted
 
 # A variable of each cluster that JAX joins by itself. `TPU_ML_PLATFORM` is set by JAX, when it is
 # imported on a machine with TPUs.

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.errors import UserError, counted
-from dist_ens.host_keys import generator_of, host_array
-from dist_ens.narrowing import held_dtype, narrowed
-from dist_ens.types import (
+from dist_ens.ground.errors import UserError, counted
+from dist_ens.ground.host_keys import generator_of, host_array
+from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.types import (
     Key,
     KeyPath,
     Leaf,

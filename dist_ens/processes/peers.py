@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any, ClassVar, NamedTuple
 
-from dist_ens import progress
-from dist_ens.errors import ExitCode, RunError, UserError, first_line
+from dist_ens.ground.errors import ExitCode, RunError, UserError, first_line
+from dist_ens.processes import progress
 
 _BEATS, _FAILURES = "dist_ens/beats", "dist_ens/failures"
 _LONGEST_BEAT_SECS = 1.0

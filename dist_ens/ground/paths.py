@@ -4,7 +4,7 @@ import os
 import pathlib
 import re
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 
 # One letter before the colon is a drive of Windows. `pathlib` makes one slash of two.
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")

@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from dist_ens import progress
-from dist_ens.errors import ExitCode
-from dist_ens.peers import Peers
+from dist_ens.ground.errors import ExitCode
+from dist_ens.processes import progress
+from dist_ens.processes.peers import Peers
 
 _LONGEST_LOOK_SECS = 1.0
 LATER_SECS = 15.0  # Time for the thread to act and to reach the other processes.

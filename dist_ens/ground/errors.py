@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dist_ens.commands import printable
+from dist_ens.ground.commands import printable
 
 
 class ExitCode(enum.IntEnum):

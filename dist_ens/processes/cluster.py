@@ -22,18 +22,18 @@ import numpy as np
 from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 
-from dist_ens.cluster_environment import (
+from dist_ens.ground.errors import ExitCode, UserError
+from dist_ens.ground.paths import shortened
+from dist_ens.ground.types import Tree
+from dist_ens.processes.cluster_environment import (
     chosen_gpus,
     detection_method,
     is_in_cluster,
     num_tasks_left_out,
     visible_gpus,
 )
-from dist_ens.errors import ExitCode, UserError
-from dist_ens.paths import shortened
-from dist_ens.peers import Card, check_equal, exchanged
-from dist_ens.stop_signal import keep_notifier
-from dist_ens.types import Tree
+from dist_ens.processes.peers import Card, check_equal, exchanged
+from dist_ens.processes.stop_signal import keep_notifier
 
 # JAX ends a run by a trace of C++ if a process is silent. `Peers` ends it first, by a message. JAX
 # counts from the last heartbeat, which may have come half its time-out before the process was lost.

@@ -9,8 +9,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from dist_ens.commands import quoted
-from dist_ens.errors import UserError
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
 
 UNFINISHED = "unfinished"  # End of the name of a file that is written beside its final place.
 

@@ -8,8 +8,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from dist_ens.errors import UserError, first_line
-from dist_ens.paths import given_path, shortened
+from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.paths import given_path, shortened
 
 
 def require_readable(path: str | os.PathLike[str]) -> None:

@@ -8,8 +8,8 @@ so that the file has a digest whenever a run is interrupted.
 import pathlib
 import zlib
 
-from dist_ens.file_reading import bytes_in
-from dist_ens.file_writing import UNFINISHED, replace_file
+from dist_ens.ground.file_reading import bytes_in
+from dist_ens.ground.file_writing import UNFINISHED, replace_file
 
 DIGESTS = ".digests"
 _GROWS = ".jsonl"  # End of the name of a file that may be longer than its digest says.

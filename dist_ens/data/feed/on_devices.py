@@ -7,9 +7,9 @@ import numpy as np
 
 from dist_ens.data import Split
 from dist_ens.ensemble import Batches, Drawn
+from dist_ens.ground.types import PyTree
 from dist_ens.layout import BATCH, BATCHES, Layout, put_everywhere, redistribution_program
 from dist_ens.sampling import Order
-from dist_ens.types import PyTree
 
 
 def put_whole(split: Split, layout: Layout) -> PyTree:

@@ -4,9 +4,9 @@ The free memory of the devices decides where a split is placed. The examples of 
 order do not depend on the placement.
 """
 
-from dist_ens.feed.call_batches import feed
-from dist_ens.feed.on_devices import ResidentFeed, put_whole
-from dist_ens.feed.placement import (
+from dist_ens.data.feed.call_batches import feed
+from dist_ens.data.feed.on_devices import ResidentFeed, put_whole
+from dist_ens.data.feed.placement import (
     INDEX_BYTES,
     PART_OF_THE_MEMORY,
     Placement,

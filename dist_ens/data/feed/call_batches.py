@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dist_ens import cluster
 from dist_ens.data import Split, calls, example_bytes_of, training_batches
+from dist_ens.data.feed.on_devices import ResidentFeed, ShardedFeed, put_whole
+from dist_ens.data.feed.placement import Placement, TrainingSet
 from dist_ens.ensemble import Batches, MemberBatches
 from dist_ens.ensemble.batches import CallBatches
-from dist_ens.feed.on_devices import ResidentFeed, ShardedFeed, put_whole
-from dist_ens.feed.placement import Placement, TrainingSet
 from dist_ens.layout import BATCHES, MEMBER_BATCHES, Layout
+from dist_ens.processes import cluster
 from dist_ens.sampling import Order
 
 

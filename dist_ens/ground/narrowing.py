@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import DTypeLike
 
-from dist_ens.errors import UserError
+from dist_ens.ground.errors import UserError
 
 
 def held_dtype(dtype: DTypeLike) -> np.dtype:

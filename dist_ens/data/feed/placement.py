@@ -7,9 +7,9 @@ import jax
 
 from dist_ens.ensemble import Batches, Drawn, MemberBatches
 from dist_ens.ensemble.batches import CallBatches
+from dist_ens.ground.types import Shapes, Specs
 from dist_ens.layout import BATCHES, MEMBER_BATCHES, REPLICATED, Layout
 from dist_ens.sampling import Order
-from dist_ens.types import Shapes, Specs
 
 # A split is kept on the devices if it needs at most this part of their free memory.
 PART_OF_THE_MEMORY = 0.25

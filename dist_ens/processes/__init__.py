@@ -1,0 +1,1 @@
+"""The processes of a run: the cluster, peers, signals, the watchdog, and the compilation cache."""
