@@ -324,7 +324,7 @@ def test_a_run_with_a_step_of_its_own_is_planned_scored_and_extended_by_its_comm
     run = de.load(tmp_path / "run", config=tmp_path / "own.py")
     assert [m["nll"] for m in run.evaluate().members] == pytest.approx([m["nll"] for m in members])
     to = f"--to={tmp_path / 'more'}"
-    ended = dist_ens("members", str(tmp_path / "run"), "extend", "--members=3", to, config)
+    ended = dist_ens("members", str(tmp_path / "run"), "extend", "--ids=3", to, config)
     assert ended.returncode == 0, ended.stderr
     more = de.load(tmp_path / "more", config=tmp_path / "own.py")
     assert more.state.member_id.tolist() == [0, 1, 2, 3]

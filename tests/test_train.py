@@ -378,7 +378,8 @@ def test_the_pace_counts_what_is_saved_but_no_evaluation_and_no_compilation(monk
 
     class Slow:  # as an ensemble, as checkpoints, as a record, and as a signal that never comes
         signal = member_score = None
-        ids, num_members, failure_policy, layout = np.arange(1), 1, FailurePolicy(), None
+        ids, num_members, failures, execution = np.arange(1), 1, FailurePolicy(), "vmap"
+        layout = types.SimpleNamespace(mesh=types.SimpleNamespace(size=1))
 
         def update_steps(self, state, batch):
             takes_its_time("update")
