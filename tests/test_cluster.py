@@ -267,7 +267,7 @@ def test_two_killed_hosts_go_on_and_end_as_two_never_killed(trained_by_two):
 def printed(code, **variables):
     """What a process prints that starts a cluster."""
     ended = subprocess.run(
-        [sys.executable, "-c", f"import jax; from dist_ens import cluster; {code}"],
+        [sys.executable, "-c", f"import jax; from dist_ens.processes import cluster; {code}"],
         cwd=ROOT,
         env=COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu"} | variables,
         capture_output=True,

@@ -41,19 +41,18 @@ def test_a_shipped_configs_member_has_the_same_bits_among_2_on_1_device_and_6_on
             return super().__call__(*args)
 
     monkeypatch.setattr(update_steps, "Loop", Counted)
-    experiment = Experiment.from_dict(runpy.run_path(str(config))["get_config"]().to_dict())
-    spec = SPECS[config.stem]
-
-    run = Run(experiment, spec, 1000, execution="loop")
+    values = runpy.run_path(str(config))["get_config"]().to_dict()
+    experiment, spec = Experiment.from_dict(values | {"execution": "loop"}), SPECS[config.stem]
+    run = Run(experiment, spec, 1000)
     alone = Layout.make(6, ensemble_axis=1, devices=jax.devices()[:1])
-    born = build_ensemble(run, alone).init(run.batch(BATCH))
+    initial = build_ensemble(run, alone).init(run.batch(BATCH))
 
     def member_1(num_members, num_devices):
         layout = Layout.make(
             num_members, ensemble_axis=num_devices, devices=jax.devices()[:num_devices]
         )
         ensemble = build_ensemble(run, layout)
-        state = layout.moved(select_members(born, range(num_members)), MEMBERS)
+        state = layout.moved(select_members(initial, range(num_members)), MEMBERS)
         batches = layout.put(random_batches(spec), BATCHES)
         looped.clear()
         for _ in range(CALLS):

@@ -13,7 +13,7 @@ STACKS_SECS, STUCK_SECS, LATER_SECS = 1.0, 2.0, 1.0
 # `PyDLL` keeps the GIL during a call, as an extension may that forgets to release it.
 STUCK = f"""
 import ctypes, sys, time
-from dist_ens import progress, watchdog
+from dist_ens.processes import progress, watchdog
 
 watchdog.LATER_SECS = {LATER_SECS}
 watchdog.begin({STACKS_SECS}, {STUCK_SECS}, print)
