@@ -20,12 +20,7 @@ REPORT_FILES = (SUMMARY, CURVES, PICTURES, ANSWERS, PAGE)
 
 
 def to_json(value: Json, **options: Any) -> str:
-    """Returns a value as JSON, where numbers that are not finite become null.
-
-    Args:
-        value: Mappings, lists, numbers and strings.
-        **options: Options of `json.dumps`.
-    """
+    """Returns a value as JSON of `json.dumps`, where numbers that are not finite become null."""
 
     def finite(value: Json) -> Json:
         if isinstance(value, Mapping):

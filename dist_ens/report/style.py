@@ -50,8 +50,7 @@ _STYLE: Any = {
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
 }
-styled = matplotlib.rc_context(_STYLE)
-"""Decorator of a function that draws a figure."""
+styled = matplotlib.rc_context(_STYLE)  # Decorates the functions that draw figures.
 
 
 def colours(count: int) -> list[str]:
@@ -82,13 +81,8 @@ def new_figure(height: float) -> Figure:
 def svg(figure: Figure, alt: str, name: str) -> str:
     """Returns a figure as an SVG element that scales with its container.
 
-    Args:
-        figure: Figure that a function of `report.figures` drew.
-        alt: Description of the figure for screen readers.
-        name: Name of the figure, unique on the page. The ids in the SVG are made from it.
-
-    Returns:
-        The SVG, the same for the same figure. It contains no date and refers to no other file.
+    It is the same for the same figure and refers to no other file. Its ids are made from the name,
+    which must be unique on the page.
     """
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
