@@ -18,13 +18,9 @@ def check_source(source: Any, *, any_parts: bool = False) -> None:
             f"source is {kind_of(source)}, not a dist_ens.data.Source. Make one of arrays "
             "with source_of_arrays((inputs, labels), (test_inputs, test_labels))."
         )
-    for name in () if any_parts else ("train", "test", "valid"):
-        split = getattr(source, name)
-        if split is not None and (found := example_shapes_of(split)) != source.spec.example:
-            raise UserError(
-                f"source.{name} yields {found} for one example, and its spec describes "
-                f"{source.spec.example}. Correct one of the two."
-            )
+    for split in () if any_parts else (source.train, source.test):
+        if (found := example_shapes_of(split)) != (described := source.spec.example):
+            raise UserError(f"A split yields {found}, and its source.spec describes {described}.")
 
 
 def check_parts(where: str, examples: PyTree, *, may_have_weights: bool = False) -> None:

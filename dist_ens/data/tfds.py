@@ -112,13 +112,8 @@ def _described(
     given = [features[key] for key in keys if isinstance(key, str) and key in features]
     shapes = [each.shape for each in given]
     kinds = [np.dtype(each.np_dtype).kind for each in given if each.shape is not None]
-    if (
-        len(kinds) != 2
-        or None in shapes[0]
-        or kinds[0] not in "biuf"
-        or shapes[1] != ()
-        or kinds[1] not in "iu"
-    ):
+    have_one_shape = len(kinds) == 2 and None not in shapes[0] and shapes[1] == ()
+    if not have_one_shape or kinds[0] not in "biuf" or kinds[1] not in "iu":
         raise UserError(
             f"{where} does not have numbers of one shape as inputs and class numbers as labels: "
             f"its features are {dict(features.items())}. Write its arrays to an npz source."
