@@ -1,14 +1,12 @@
 """Checks of an object that is given as a data set."""
 
-from typing import Any
-
 from dist_ens.data.source import Source
 from dist_ens.data.splits import example_shapes_of
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.types import PyTree
 
 
-def check_source(source: Any, *, any_parts: bool = False) -> None:
+def check_source(source: object, *, any_parts: bool = False) -> None:
     """Raises a `UserError` unless an object is a source whose `spec` describes its examples.
 
     With `any_parts`, for a loss function that takes the batch, examples may have any parts.

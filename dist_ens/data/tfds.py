@@ -18,8 +18,8 @@ from dist_ens.ground.paths import given_path, shortened
 # because an undecoded record is as large as its part of the files.
 _RECORDS = 1024
 _LONGEST_REASON = 500  # Largest number of characters of a message of TFDS that is shown.
-# A `tfds.core.DatasetBuilder`, of a library that is imported only when it is needed.
-_Builder: TypeAlias = Any
+# A builder or a data source of TFDS, which is imported only when it is needed.
+_OfTfds: TypeAlias = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TfdsSplit:
     """
 
     in_memory: ClassVar[bool] = False
-    records: Any
+    records: _OfTfds
     keys: tuple[str, str]
     where: str
     spec: Spec
@@ -88,7 +88,7 @@ def describe_tfds(
     return spec, builder.info.splits["train"].num_examples if builder.is_prepared() else None
 
 
-def _builder(name: str, data_dir: str | None) -> _Builder:
+def _builder(name: str, data_dir: str | None) -> _OfTfds:
     import tensorflow_datasets as tfds
 
     if data_dir is not None and "://" not in data_dir:  # A bucket has an address, not a path.
@@ -104,7 +104,7 @@ def _builder(name: str, data_dir: str | None) -> _Builder:
 
 
 def _described(
-    builder: _Builder, num_classes: int | None, where: str
+    builder: _OfTfds, num_classes: int | None, where: str
 ) -> tuple[tuple[str, str], Spec]:
     """Returns the names of the input feature and of the label feature, and their description."""
     features = builder.info.features
@@ -124,7 +124,7 @@ def _described(
     return keys, Spec(tuple(inputs.shape), np.dtype(inputs.np_dtype).name, (), classes)
 
 
-def _num_classes(builder: _Builder, label_key: str, where: str) -> int:
+def _num_classes(builder: _OfTfds, label_key: str, where: str) -> int:
     """Counts the classes of the training labels of a prepared data set."""
     import tensorflow_datasets as tfds
 

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +16,7 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from dist_ens.report.style import FAINT, INK, MUTED, Numbers, finite, new_figure, styled
+from dist_ens.report.style import FAINT, INK, MUTED, Numbers, Options, finite, new_figure, styled
 
 MOST_MEMBER_LINES = 100
 # Shapes that are drawn once a member are vectors up to this many members, and above it a PNG.
@@ -28,7 +27,7 @@ _MOST_POINTS_NAMED = 8
 _MOST_MARKED = 20  # Largest number of points of a curve that are marked.
 _LONGEST_LABEL = 18
 _SPAN_OF_LOG_AXIS = 10**1.5
-_IDEAL: Any = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+_IDEAL: Options = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +225,7 @@ def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str, colour: 
     return figure
 
 
-def _line(curve: Curve) -> dict[str, Any]:
+def _line(curve: Curve) -> Options:
     """Returns the style of a curve's line."""
     return {
         "color": curve.colour,

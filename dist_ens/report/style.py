@@ -8,13 +8,14 @@ import html
 import io
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 Numbers = Sequence[float | None] | np.ndarray
+Options: TypeAlias = Any  # Options of matplotlib by name.
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without the yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -23,7 +24,7 @@ INK, MUTED, GRID, FAINT = "#1d2329", "#5b6570", "#e4e7eb", "#8d97a3"
 _OF_THE_PAGE = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--rule)"}
 _WIDTH = 5.4  # In inches, each of 72 units in the SVG.
 _PNG_DPI = 200
-_STYLE: Any = {
+_STYLE: Options = {
     "axes.axisbelow": True,
     "axes.edgecolor": FAINT,
     "axes.facecolor": "none",
