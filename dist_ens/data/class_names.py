@@ -49,7 +49,7 @@ def with_class_numbers(data: Data, key: str, names: Sequence[str], where: str) -
         return data
     where = f"{where}[{key!r}]"
     if not names:
-        raise UserError(f"{where} has names, and training had class numbers. Give class numbers.")
+        raise UserError(f"{where} has names, and the members were trained on class numbers.")
     return {**data, key: class_numbers(np.asarray(data[key]), names, where)}
 
 
