@@ -79,9 +79,6 @@ def test_a_feature_that_is_constant_up_to_rounding_is_not_blown_up(tmp_path):
     source = open_source(written(tmp_path, data=np.transpose(columns), **changes, **rows))
     np.testing.assert_allclose(source.train.inputs, 0, atol=1e-6)
     np.testing.assert_allclose(source.test.inputs, [[0, 0.1]], atol=1e-6)
-    target = {"index_features": np.array([0]), "index_target": np.array(1)}
-    with pytest.raises(UserError, match="the target is constant in the training rows of split 0"):
-        open_source(written(tmp_path, data=np.transpose(columns), **target, **rows))
 
 
 @pytest.mark.parametrize(
@@ -89,14 +86,8 @@ def test_a_feature_that_is_constant_up_to_rounding_is_not_blown_up(tmp_path):
     [
         ({"data": None}, "lacks data. It has 'index_features, index_target, train_idx, test_idx'"),
         ({"data": np.full((4, 3), np.nan)}, "data has NaN, in 4 of 4 examples"),
-        ({"data": np.ones((4, 3))}, "the target is constant in the training rows of split 0"),
-        ({"index_features": np.array([0, 3])}, "index_features is empty or has indices outside"),
-        ({"index_features": np.array([0, 2])}, "column 2 is both the target and a feature"),
-        (
-            {"test_idx": np.array([[2, 3], [1, -1]])},
-            "the table, which has 0 to 3: '[[2, 3], [1, -1",
-        ),
-        ({"test_idx": np.array([[2, 3], [1, 3]])}, "row 3 is in both parts of split 1; 1 in all"),
+        ({"index_features": np.array([0, 2])}, "column 2 is the target. Take it out of index_fe"),
+        ({"test_idx": np.array([[2, 3], [1, 3]])}, "row 3 is in both parts of split 1."),
         ({"train_idx": np.array([[0, 1], [3]], object)}, "Object arrays cannot be loaded"),
         (
             {"data": np.array([[1, 2, 3]] * 3 + [[2**53 + 1, 2, 4]])},

@@ -22,7 +22,7 @@ def source_of_arrays(
     standardize: bool = False,
     name: str = "arrays",
 ) -> Source:
-    """Returns a source of plain arrays, after a check of their values.
+    """Returns a source of plain arrays, whose values are checked.
 
     Inputs are kept in the type in which JAX holds them: int64 becomes int32, and float64 becomes
     float32. A value that does not fit in that type is refused.
@@ -58,8 +58,7 @@ def source_of_arrays(
     if _form(inputs, labels) != _form(test_inputs, test_labels):
         raise UserError(
             f"{name} has training examples of {_form(inputs, labels)} and test examples of "
-            f"{_form(test_inputs, test_labels)}. Give both the same: inputs of one shape and type, "
-            "and class numbers (int), names of classes (text), or real targets (float)."
+            f"{_form(test_inputs, test_labels)}. Give both the same."
         )
     names = None
     if are_names(labels):
@@ -68,10 +67,7 @@ def source_of_arrays(
     elif labels.dtype.kind != "f":
         num_classes = num_classes or count_classes(where, labels)
     elif num_classes is not None:
-        raise UserError(
-            f"{where} has real targets, and data.num_classes={num_classes} was given. Leave it "
-            "out, or convert the labels to class numbers with astype(int)."
-        )
+        raise UserError(f"{where} has real targets. Leave num_classes={num_classes} out.")
     elif standardize:
         return standardized_source(
             Examples(inputs[None], labels[None]),
@@ -90,16 +86,7 @@ def source_of_arrays(
 def checked_arrays(
     where: str, inputs: ArrayLike, labels: ArrayLike
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs and labels of a split as arrays, with labels [examples].
-
-    Args:
-        where: Name of the split in error messages.
-        inputs: Inputs, [examples, ...].
-        labels: Class numbers, names of classes or real targets, [examples] or [examples, 1].
-
-    Raises:
-        UserError: If inputs or real targets are not finite numbers, or an input has no label.
-    """
+    """Returns inputs and labels of a split as arrays that are checked, with labels [examples]."""
     inputs, labels = np.asarray(inputs), np.asarray(labels)
     check_numbers(where, inputs)
     if labels.shape not in ((len(inputs),), (len(inputs), 1)) or labels.dtype.kind not in "iufOSTU":
@@ -117,14 +104,7 @@ def split_of(
 ) -> ArraySplit:
     """Returns a split of arrays from `checked_arrays`, in the types in which JAX holds them.
 
-    Args:
-        where: Name of the split in error messages.
-        inputs: Inputs, [examples, ...].
-        labels: Labels, [examples].
-        names: Names of the classes of the training split; None if they have none.
-
-    Raises:
-        UserError: If a label is not one of the names, or a value does not fit in 32 bits.
+    Labels that are text become numbers by the sorted names of the training split's classes.
     """
     if names is not None:
         labels = class_numbers(labels, names, f"{where}, labels")

@@ -20,34 +20,20 @@ def check_numbers(where: str, inputs: np.ndarray) -> None:
 
 
 def count_classes(where: str, labels: np.ndarray) -> int:
-    """Returns the number of classes of training labels, one more than the largest label.
-
-    Args:
-        where: Name of the split in error messages.
-        labels: Class numbers, int[examples], of at least one example.
-
-    Raises:
-        UserError: If the labels are not all of 0, 1, 2, … up to the largest, or all are 0.
-    """
+    """Returns the number of classes of training labels, which must be all of 0, 1, 2, …"""
     present = np.unique(labels)
     count = int(present[-1]) + 1
     if present[0] < 0 or len(present) != count or count == 1:
         raise UserError(
             f"{where} has {len(present)} different labels from {present[0]} to {present[-1]}, not "
-            "all of 0, 1, 2, … of two or more classes. Correct the labels, or say how many classes "
-            "there are: num_classes, in a config data.num_classes. Save real targets as floats."
+            "all of 0, 1, 2, … of two or more classes. Correct them, or set num_classes, in a "
+            "config data.num_classes. Save real targets as floats."
         )
     return count
 
 
 def check_labels(where: str, labels: np.ndarray, num_classes: int) -> None:
-    """Raises a `UserError` unless every label lies in [0, num_classes).
-
-    Args:
-        where: Name of the labels in error messages.
-        labels: Class numbers, int[...].
-        num_classes: Number of classes.
-    """
+    """Raises a `UserError` unless every label lies in [0, num_classes)."""
     bad = (labels < 0) | (labels >= num_classes)
     if bad.any():
         index = first_index(bad)

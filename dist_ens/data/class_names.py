@@ -8,7 +8,7 @@ from dist_ens.ground.errors import UserError, counted, did_you_mean
 from dist_ens.ground.paths import shortened
 from dist_ens.ground.types import Data
 
-_MOST_NAMED = 10  # Largest number of names that a message lists.
+_MOST_NAMED = 10
 
 
 def are_names(labels: object) -> bool:
@@ -17,28 +17,12 @@ def are_names(labels: object) -> bool:
 
 
 def names_in(labels: np.ndarray, where: str) -> tuple[str, ...]:
-    """Returns the sorted names that occur in labels.
-
-    Args:
-        labels: Names of classes, of any shape.
-        where: Name of the labels in error messages.
-
-    Raises:
-        UserError: If a label is no text.
-    """
+    """Returns the sorted names that occur in labels."""
     return tuple(np.unique(_as_text(labels, where)).tolist())
 
 
 def class_numbers(labels: np.ndarray, names: Sequence[str], where: str) -> np.ndarray:
     """Returns the numbers of classes that are given by their names, int32[...].
-
-    Args:
-        labels: Names of classes, [...].
-        names: Sorted names of the classes of training.
-        where: Name of the labels in error messages.
-
-    Raises:
-        UserError: If a label is not one of the names.
 
     >>> class_numbers(np.array(["dog", "cat"]), ("cat", "dog"), "The labels").tolist()
     [1, 0]
@@ -57,46 +41,31 @@ def class_numbers(labels: np.ndarray, names: Sequence[str], where: str) -> np.nd
 
 
 def with_class_numbers(data: Data, key: str, names: Sequence[str], where: str) -> Data:
-    """Returns data with class numbers in place of names.
+    """Returns a dict of arrays with class numbers in place of names; other data unchanged.
 
-    Args:
-        data: Dict of arrays. Other data, and labels that are no names, are returned unchanged.
-        key: Key of the labels.
-        names: Sorted names of the classes of training; empty if it had none.
-        where: Name of the data in error messages.
-
-    Raises:
-        UserError: If there are no names, or a label is not one of them.
+    `names` are the sorted names of the classes of training, empty if it had none.
     """
     if not isinstance(data, Mapping) or not are_names(data.get(key)):
         return data
     where = f"{where}[{key!r}]"
     if not names:
-        raise UserError(
-            f"{where} has names of classes, and the members were trained on class numbers. Give "
-            "class numbers."
-        )
+        raise UserError(f"{where} has names, and the members were trained on class numbers.")
     return {**data, key: class_numbers(np.asarray(data[key]), names, where)}
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns names in words, the first of many.
-
-    >>> listed(("cat", "dog"))
-    "'cat', 'dog'"
-    """
+    """Returns names in words, the first ten of many."""
     shown = ", ".join(map(shortened, names[:_MOST_NAMED]))
     more = len(names) - _MOST_NAMED
     return f"{shown} and {counted(more, 'other')}" if more > 0 else shown
 
 
 def _as_text(labels: np.ndarray, where: str) -> np.ndarray:
-    """Returns labels as an array of text; raises a `UserError` if one of them is no text."""
+    """Returns labels as text. A missing name, such as NaN, would become the text 'nan'."""
     no_text = [each for each in labels.ravel() if not isinstance(each, str | bytes)]
     if no_text:
         raise UserError(
             f"{where} has {shortened(repr(no_text[0]))} among its names of classes, which is no "
-            f"text ({counted(len(no_text), 'such label')} in all). Remove these examples, or give "
-            "text or numbers alone."
+            "text. Remove such examples, or give text or numbers alone."
         )
     return labels.astype(str)

@@ -9,24 +9,10 @@ from dist_ens.ground.narrowing import narrowed
 
 
 def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
-    """Returns inputs in the type in which the members were trained on them.
+    """Returns inputs [examples, ...] in `spec.input_dtype`, on which the members were trained.
 
-    Booleans, integers and floats of every width are converted if each value fits. Whole numbers fit
-    in an integer type, and 0 and 1 fit in bool. Any number fits in a float type, where it is
-    rounded.
-
-    Args:
-        spec: Description of the source that the members were trained on.
-        inputs: Examples in the units of the data set, neither scaled nor standardised,
-            [examples, ...].
-        where: Name of the inputs in error messages.
-
-    Returns:
-        Inputs in `spec.input_dtype`; in float64 if the source standardises them.
-
-    Raises:
-        UserError: If the inputs have another shape, are not finite numbers, or have a value that
-            does not fit. The message names the first such value and its index.
+    Whole numbers fit in an integer type, and 0 and 1 fit in bool. Any number fits in a float type,
+    where it is rounded. Inputs that the source standardises are returned in float64.
     """
     if not inputs.ndim or inputs.shape[1:] != spec.input_shape:
         wanted = ", ".join(map(str, ("examples", *spec.input_shape)))

@@ -9,7 +9,7 @@ from dist_ens.data.arrays import source_of_arrays
 from dist_ens.data.source import Source
 
 
-def open_digits(num_classes: int | None) -> Source:
+def open_digits(num_classes: int | None = None) -> Source:
     """Returns the 1797 digits of scikit-learn. A fifth of them is the test split.
 
     Inputs are float32[8, 8] in [0, 16].
@@ -19,6 +19,10 @@ def open_digits(num_classes: int | None) -> Source:
 
     Returns:
         The source.
+
+    >>> source = open_digits()
+    >>> len(source.train), len(source.test)
+    (1437, 360)
 
     Source: UCI, Optical Recognition of Handwritten Digits.
     """

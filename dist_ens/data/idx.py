@@ -1,7 +1,6 @@
 """Folders of IDX files, the format of MNIST and similar data sets."""
 
 import gzip
-import math
 import pathlib
 import zlib
 
@@ -17,7 +16,7 @@ from dist_ens.ground.paths import given_path, shortened
 _BYTES = b"\0\0\x08"  # A file of uint8 begins with this.
 
 
-def open_idx(folder: str, num_classes: int | None) -> Source:
+def open_idx(folder: str, num_classes: int | None = None) -> Source:
     """Opens a folder with the four IDX files of MNIST or a similar data set, gzipped or not.
 
     Args:
@@ -31,21 +30,24 @@ def open_idx(folder: str, num_classes: int | None) -> Source:
     Raises:
         UserError: If a file is missing, damaged or in another format, or if the arrays do not
             match.
+
+    >>> import tempfile
+    >>> images = np.array([0x803, 2, 1, 1], ">u4").tobytes() + bytes([0, 255])
+    >>> labels = np.array([0x801, 2], ">u4").tobytes() + bytes([0, 1])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for part in ("train", "t10k"):
+    ...         for kind, content in (("images-idx3", images), ("labels-idx1", labels)):
+    ...             _ = pathlib.Path(folder, f"{part}-{kind}-ubyte").write_bytes(content)
+    ...     source = open_idx(folder)
+    >>> source.train.take(np.array([1]))
+    {'inputs': array([[[255]]], dtype=uint8), 'labels': array([1], dtype=int32)}
     """
     train, test = _read_split(folder, "train"), _read_split(folder, "t10k")
     return source_of_arrays(train, test, num_classes=num_classes, name=f"idx:{shortened(folder)}")
 
 
 def open_idx_test(folder: str) -> Split:
-    """Opens the test split of a folder of IDX files, which may have no training split.
-
-    Args:
-        folder: Path of the folder, which holds the two files `t10k-…`, gzipped or not.
-
-    Raises:
-        UserError: If a file is missing, damaged or in another format, or if the arrays do not
-            match.
-    """
+    """Opens the test split of a folder of IDX files, which may have no training split."""
     where = f"idx:{shortened(folder)}, split test"
     return split_of(where, *checked_arrays(where, *_read_split(folder, "t10k")))
 
@@ -67,18 +69,13 @@ def _read(directory: pathlib.Path, name: str) -> np.ndarray:
     try:
         with opened_to_read(path) as file:
             content = (gzip.GzipFile(fileobj=file) if path == packed else file).read()
-    except (OSError, EOFError, zlib.error) as error:
+        if content[:3] != _BYTES:
+            raise ValueError(f"It begins with {content[:4].hex(' ')} and holds no bytes in IDX.")
+        begin = 4 + 4 * content[3]
+        shape = np.frombuffer(content[4:begin], ">u4")
+        return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UserError(
             f"{where} cannot be read: {first_line(error)} Correct the path of the folder, or fetch "
             f"{name}.gz again."
         ) from error
-    axes = content[3] if content[:3] == _BYTES else 0
-    begin = 4 + 4 * axes
-    shape = np.frombuffer(content[4:begin], ">u4").tolist() if len(content) >= begin else []
-    if not axes or math.prod(shape) != len(content) - begin:
-        raise UserError(
-            f"{where} is not an IDX file of bytes, or is cut off: it begins with "
-            f"{content[:4].hex(' ')}, declares the shape {shortened(str(shape))} and has "
-            f"{len(content):,} bytes. Fetch it again."
-        )
-    return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)

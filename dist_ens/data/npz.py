@@ -24,7 +24,7 @@ _KEYS = (
 _TEST_EVERY = 5  # One of so many examples is a test example.
 
 
-def open_npz(file: str, num_classes: int | None) -> Source:
+def open_npz(file: str, num_classes: int | None = None) -> Source:
     """Opens an .npz file with inputs and labels.
 
     Its arrays are `x` and `y`, of which a fifth become the test split; or `x_train`, `y_train`,
@@ -44,6 +44,13 @@ def open_npz(file: str, num_classes: int | None) -> Source:
     Raises:
         UserError: If the file cannot be read or lacks one of the arrays, or the arrays cannot be
             used.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/a.npz", x=np.ones((20, 3)), y=np.array(["cat", "dog"] * 10))
+    ...     source = open_npz(f"{folder}/a.npz")
+    >>> len(source.train), len(source.test), source.spec.class_names
+    (16, 4, ('cat', 'dog'))
     """
     path = given_path(file, "npz:FILE")
     name = f"npz:{shortened(str(path))}"
@@ -58,17 +65,7 @@ def open_npz(file: str, num_classes: int | None) -> Source:
 
 
 def read_npz(path: pathlib.Path, name: str, *alternatives: Sequence[str]) -> list[np.ndarray]:
-    """Reads some arrays of an .npz file.
-
-    Args:
-        path: Path of the file.
-        name: Name of the file in error messages.
-        alternatives: Names of the arrays. Of several lists of names, the one that the file has is
-            read.
-
-    Raises:
-        UserError: If the file cannot be read or lacks an array, or an array holds Python objects.
-    """
+    """Reads the arrays of an .npz file with the names of that alternative which the file has."""
     try:
         with opened_to_read(path) as file, np.lib.npyio.NpzFile(file) as arrays:
             keys = max(alternatives, key=lambda names: len({*names} & {*arrays}))
@@ -90,9 +87,9 @@ def read_npz(path: pathlib.Path, name: str, *alternatives: Sequence[str]) -> lis
 
 
 def _divided(inputs: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
-    """Returns training inputs and labels, and then those of the test split.
+    """Returns inputs and labels of the training split and of a random fifth, the test split.
 
-    A random fifth is held out, of classes a fifth of each. The choice is the same each time.
+    A fifth of each class is held out. The choice is the same each time.
     """
     order = np.random.RandomState(0).permutation(len(labels))
     place = np.arange(len(labels))

@@ -16,6 +16,9 @@ class OrderRule:
         shuffle: Whether every epoch has a new order. False keeps the order of the data.
         per_member: Whether each member has its own order. False gives all members the same batches.
         num_folds: Number of folds, one of which each member leaves out. 0 leaves none out.
+
+    >>> OrderRule(per_member=True) == permuted()
+    True
     """
 
     shuffle: bool = True
@@ -23,15 +26,9 @@ class OrderRule:
     num_folds: int = 0
 
     def order(self, num_examples: int, batch_size: int, num_groups: int = 1) -> Order:
-        """Returns the order of the examples of some data.
+        """Returns the order of a number of examples of each group, in global batches of a size.
 
-        Args:
-            num_examples: Number of examples of a group.
-            batch_size: Number of examples of a step, over all hosts.
-            num_groups: Number of groups. Members of several groups have an order each.
-
-        Raises:
-            UserError: If there are fewer examples than in a batch, or than folds.
+        Members of several groups have an order each.
         """
         return Order(
             num_examples,
@@ -48,6 +45,9 @@ def shared(*, shuffle: bool = True) -> OrderRule:
 
     Args:
         shuffle: Whether every epoch has a new order. False keeps the order of the data.
+
+    >>> shared(shuffle=False)
+    OrderRule(shuffle=False, per_member=False, num_folds=0)
     """
     return OrderRule(shuffle=shuffle)
 

@@ -24,11 +24,6 @@ def calls(first_step: int, last_step: int, steps_per_call: int) -> list[range]:
     Calls end at multiples of `steps_per_call` and at `last_step`. So a resumed run has the same
     calls as a run that was never stopped.
 
-    Args:
-        first_step: Number of steps already taken.
-        last_step: Number of steps of the whole run.
-        steps_per_call: Largest number of steps of one call.
-
     >>> calls(7, 12, steps_per_call=4)
     [range(7, 8), range(8, 12)]
     """
@@ -54,8 +49,7 @@ def training_batches(
         seed: Seed of the order, in [0, 2**32).
         host_rows: Positions in the global batch that this host feeds, int64[host_batch].
         calls: Steps of each call.
-        member_ids: Ids of the members that this host feeds. Required if `order.per_member` is True,
-            ignored otherwise.
+        member_ids: Ids of the members that this host feeds, if each has an order of its own.
 
     Yields:
         Examples, a pytree with leaves [steps of the call, host_batch, ...], and their positions in
@@ -81,17 +75,15 @@ def evaluation_batches(
     """Yields this host's part of the whole split, in order, with every example exactly once.
 
     Args:
-        split: Examples.
+        split: Examples. Those of several groups are equally many and follow each other.
         global_batch_size: Number of examples of a group in a batch, over all hosts.
         host_rows: Positions in the global batch that this host feeds, int64[host_batch]. Positions
             from `global_batch_size` on only fill the batch up.
-        num_groups: Number of groups. The split holds the equally long sets of all groups, one after
-            the other. A batch has examples of every group.
+        num_groups: Number of groups. A batch has examples of every group.
 
     Yields:
-        Dict of `inputs`, `labels` and, if the split has them, `weights`, with leaves
-        [host_batch, ...], or [groups, host_batch, ...] for several groups. Its `mask`,
-        bool[host_batch], is False for the copies that fill a batch up and must not count.
+        The parts of the split, [host_batch, ...], or [groups, host_batch, ...] for several groups,
+        and `mask`, bool[host_batch], which is False for the copies that fill a batch up.
     """
     length = len(split) // num_groups
     begins = np.arange(num_groups)[:, None] * length if num_groups > 1 else 0

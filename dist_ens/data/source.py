@@ -28,6 +28,13 @@ class Source:
         test: Test split, with the groups in the same order.
         valid: Validation split, with the groups in the same order. None if no examples are held
             out.
+
+    >>> from dist_ens.data import ArraySplit
+    >>> split = ArraySplit(np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1]))
+    >>> source = Source(Spec((2,), "float32", (), 2), train=split, test=split)
+    >>> half = source.with_validation(0.5)
+    >>> len(half.train), len(half.valid)
+    (2, 2)
     """
 
     spec: Spec
@@ -57,20 +64,13 @@ class Source:
 
     @property
     def train_positions(self) -> np.ndarray:
-        """Position of each example of `train` in the training set before some were held out.
-
-        int64[examples].
-        """
+        """Position of each training example before some were held out, int64[examples]."""
         if isinstance(self.train, PartOfSplit):
             return self.train.positions
         return np.arange(len(self.train))
 
     def input_ranges(self) -> np.ndarray:
-        """Computes the range of each input, maximum minus minimum, in each group's training set.
-
-        Returns:
-            Ranges, float32[groups, *input].
-        """
+        """Returns the maximum minus the minimum of each input, float32[groups, *input]."""
         ranges = []
         for rows in np.split(np.arange(len(self.train)), self.spec.num_groups):
             low, high = np.array(np.inf), np.array(-np.inf)
@@ -109,20 +109,12 @@ class Source:
 
 
 def num_held_out(share: float, num_examples: int) -> int:
-    """Returns the number of a group's training examples that are held out for validation.
-
-    Args:
-        share: Fraction of the training examples to hold out, in [0, 1).
-        num_examples: Number of training examples of the group.
-
-    Raises:
-        UserError: If `share` is not 0, and no example would be held out or none left.
-    """
+    """Returns the number of a group's training examples that are held out for validation."""
     count = round(share * num_examples)
     if share and not 0 < count < num_examples:
         raise UserError(
             f"validation={share} holds out {count:,} of {num_examples:,} training examples. "
-            "Choose a share that holds out at least one and leaves at least one."
+            "Hold out at least one, and leave at least one."
         )
     return count
 
@@ -130,16 +122,10 @@ def num_held_out(share: float, num_examples: int) -> int:
 def fingerprint_of(
     split: Split, example_bytes: int, *, most_bytes: int, sampled: int
 ) -> str | None:
-    """Returns a fingerprint of a split's examples and their number.
+    """Returns a fingerprint of a split's examples and their number, 64 hexadecimal digits.
 
-    Args:
-        split: Split of any examples.
-        example_bytes: Number of bytes of one example.
-        most_bytes: Largest number of bytes of a split in memory of which all examples are read.
-        sampled: Number of evenly spread examples that are read of any other split.
-
-    Returns:
-        64 hexadecimal digits. None if the split changes an example each time, as augmentation does.
+    All examples of a split in memory of at most `most_bytes` are read, and `sampled` evenly spread
+    ones of any other. A split that changes an example each time, as augmentation does, has None.
     """
     count = len(split)
     if split.in_memory and count * example_bytes <= most_bytes:
@@ -151,7 +137,6 @@ def fingerprint_of(
 
 
 def _digest(split: Split, positions: np.ndarray) -> str:
-    """Returns a fingerprint of some examples and of the split's length, 64 hexadecimal digits."""
     digest = hashlib.sha256(str(len(split)).encode())
     for first in range(0, len(positions), _AT_A_TIME):
         examples = split.take(positions[first : first + _AT_A_TIME])

@@ -44,17 +44,9 @@ class Standardization:
         return bool(self.input_mean[0])
 
     def of_inputs(self, inputs: np.ndarray) -> np.ndarray:
-        """Returns inputs standardised for each group.
+        """Returns inputs [examples, features] as float32[groups, examples, features].
 
-        Args:
-            inputs: Inputs in the original units, [examples, features].
-
-        Returns:
-            Standardised inputs, float32[groups, examples, features]; the inputs themselves for each
-            group if only the targets are standardised.
-
-        Raises:
-            UserError: If a standardised input does not fit in float32.
+        They are standardised for each group, or unchanged if only the targets are standardised.
         """
         if not self.has_inputs:
             return np.stack([inputs] * len(self.input_mean))
@@ -64,17 +56,7 @@ class Standardization:
         return narrowed(standard, np.float32, "inputs, standardised, [group, example, feature]")
 
     def of_targets(self, targets: np.ndarray) -> np.ndarray:
-        """Returns targets standardised for each group.
-
-        Args:
-            targets: Targets in the original unit, [examples, ...].
-
-        Returns:
-            Standardised targets, float32[groups, examples, ...].
-
-        Raises:
-            UserError: If a standardised target does not fit in float32.
-        """
+        """Returns targets [examples, ...] standardised for each group, float32[groups, ...]."""
         axes = (1,) * np.ndim(targets)
         mean, std = (
             np.array(numbers).reshape(-1, *axes) for numbers in (self.target_mean, self.target_std)
@@ -123,11 +105,7 @@ class Spec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> "Spec":
-        """Returns the spec of a dict that `to_dict` made, which may have been stored as JSON.
-
-        Raises:
-            UserError: If a field is absent, unknown, or of another type.
-        """
+        """Returns the spec of a dict that `to_dict` made, which may have been stored as JSON."""
 
         def standardization(values: Json) -> Standardization | None:
             return values and Standardization(**fields_from_record(Standardization, values))

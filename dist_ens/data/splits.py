@@ -15,7 +15,11 @@ from dist_ens.ground.types import PyTree, Shapes
 
 @runtime_checkable
 class Split(Protocol):
-    """Examples with random access."""
+    """Examples with random access, which any class with these three members offers.
+
+    >>> isinstance(ArraySplit(np.zeros(2), np.zeros(2)), Split)
+    True
+    """
 
     @property
     def in_memory(self) -> bool:
@@ -91,6 +95,9 @@ class TreeSplit:
     Raises:
         UserError: If a leaf holds no numbers, or a number that does not fit in 32 bits. Also if the
             leaves have different lengths, or there are no examples.
+
+    >>> TreeSplit({"x": np.array([1.5, 2.5])}).take(np.array([1]))
+    {'x': array([2.5], dtype=float32)}
     """
 
     in_memory: ClassVar[bool] = True
@@ -120,12 +127,7 @@ class TreeSplit:
 
 @dataclasses.dataclass(frozen=True)
 class PartOfSplit:
-    """A subset of the examples of a split.
-
-    Attributes:
-        whole: Split that holds the examples.
-        positions: Positions of the examples in that split, int64[examples].
-    """
+    """A subset of the examples of a split: those at some positions, int64[examples]."""
 
     whole: Split
     positions: np.ndarray
@@ -145,14 +147,7 @@ class PartOfSplit:
 
 @dataclasses.dataclass(frozen=True)
 class LabelScaledSplit:
-    """A split of dicts whose labels are standardised, `(label - mean) / std`.
-
-    Attributes:
-        split: Split of dicts with labels in the original unit.
-        key: Key of the labels.
-        mean: Mean that is subtracted from the labels.
-        std: Standard deviation by which the labels are then divided.
-    """
+    """A split of dicts whose labels, under a key, become `(label - mean) / std`."""
 
     split: Split
     key: str

@@ -7,17 +7,11 @@ import numpy as np
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec, Standardization
 from dist_ens.data.splits import ArraySplit
-from dist_ens.ground.errors import UserError
 from dist_ens.ground.narrowing import held_dtype, narrowed
 
 
 class Examples(NamedTuple):
-    """The examples of one part of each division of a data set, in their own units.
-
-    Attributes:
-        inputs: Inputs, [splits, rows, features] of a table, or [splits, rows, ...].
-        targets: Real targets, [splits, rows].
-    """
+    """Inputs [splits, rows, ...] and real targets [splits, rows] of all splits of a data set."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -27,19 +21,8 @@ def standardized_source(train: Examples, test: Examples, name: str) -> Source:
     """Returns a source of standardised real targets. Each split is a group.
 
     Targets have mean 0 and standard deviation 1 in the training rows of their split, and so have
-    the features of a table. A feature that is constant there is only centred, as scikit-learn's
+    the features of a table. A column that is constant there is only centred, as scikit-learn's
     `StandardScaler` does. Inputs of other shapes are not changed.
-
-    Args:
-        train: Training examples, finite numbers.
-        test: Test examples.
-        name: Name of the source in error messages.
-
-    Returns:
-        The source, with means and standard deviations in `Spec.standardization`.
-
-    Raises:
-        UserError: If the targets are constant, or a number is too large to be standardised.
 
     >>> table = Examples(np.array([[[1.0], [3.0]]]), np.array([[10.0, 20.0]]))
     >>> source = standardized_source(table, table, "table")
@@ -48,11 +31,6 @@ def standardized_source(train: Examples, test: Examples, name: str) -> Source:
     """
     num_splits, _, *shape = train.inputs.shape
     targets = _scaled(f"{name}, targets", train.targets[..., None], test.targets[..., None])
-    if not targets.varies.all():
-        raise UserError(
-            f"{name}: the target is constant in the training rows of split "
-            f"{np.argmin(targets.varies)}. Check that it is the target, or leave the split out."
-        )
     if len(shape) == 1:
         features = _scaled(f"{name}, inputs", train.inputs, test.inputs)
         inputs, mean, std = features.parts, features.mean.tolist(), features.std.tolist()
@@ -77,19 +55,14 @@ def standardized_source(train: Examples, test: Examples, name: str) -> Source:
 
 
 class _Scaled(NamedTuple):
-    """Columns, standardised on each split's training rows.
+    """Training and test rows, float32[splits * rows, columns], and what they were scaled by.
 
-    Attributes:
-        parts: Standardised training rows and test rows, float32[splits * rows, columns] each.
-        mean: Training means, [splits, columns].
-        std: Training standard deviations, [splits, columns]. A constant column has 1.
-        varies: Whether each column varies, bool[splits, columns].
+    Mean and standard deviation are [splits, columns]. A constant column has the deviation 1.
     """
 
     parts: list[np.ndarray]
     mean: np.ndarray
     std: np.ndarray
-    varies: np.ndarray
 
 
 def _scaled(where: str, train: np.ndarray, test: np.ndarray) -> _Scaled:
@@ -108,4 +81,4 @@ def _scaled(where: str, train: np.ndarray, test: np.ndarray) -> _Scaled:
         ).reshape(-1, train.shape[2])
         for rows in (train, test)
     ]
-    return _Scaled(parts, mean, std, varies)
+    return _Scaled(parts, mean, std)

@@ -19,11 +19,9 @@ _CODE_POINTS = 0x110000  # Number of code points of Unicode.
 
 @dataclasses.dataclass(frozen=True)
 class TextSplit:
-    """Consecutive windows of a text, without overlap.
+    """Windows of `length` characters of a text, without overlap.
 
-    Attributes:
-        characters: Text, each character as its number in the vocabulary, int32[characters].
-        length: Number of characters of one example.
+    `characters` holds the number of each character in the vocabulary, int32[characters].
     """
 
     in_memory: ClassVar[bool] = True
@@ -52,6 +50,13 @@ def open_text(file: str, context_length: int) -> Source:
     Raises:
         UserError: If the file cannot be read or is not UTF-8, or is too short for one example in
             each split.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = pathlib.Path(folder, "a.txt").write_text("abcde" * 20)
+    ...     source = open_text(f"{folder}/a.txt", context_length=4)
+    >>> source.train.take(np.array([0]))["labels"]
+    array([[1, 2, 3, 4]], dtype=int32)
     """
     path = given_path(file, "text:FILE")
     where = f"text:FILE {shortened(str(path))}"
@@ -73,8 +78,7 @@ def open_text(file: str, context_length: int) -> Source:
     if len(train) < 1 or len(test) < 1:
         raise UserError(
             f"{where} has {len(characters):,} characters, a tenth of them for the test split, and "
-            f"each split needs {context_length + 1:,} or more. Use a longer text, or a smaller "
-            "--config.data.context_length."
+            f"each split needs {context_length + 1:,}. Use a longer text, or less context_length."
         )
     shape = (context_length,)
     return Source(Spec(shape, "int32", shape, int(present.sum())), train=train, test=test)

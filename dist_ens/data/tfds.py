@@ -18,23 +18,19 @@ from dist_ens.ground.paths import given_path, shortened
 # because an undecoded record is as large as its part of the files.
 _RECORDS = 1024
 _LONGEST_REASON = 500  # Largest number of characters of a message of TFDS that is shown.
-# A `tfds.core.DatasetBuilder`, of a library that is imported only when it is needed.
-_Builder: TypeAlias = Any
+# A builder or a data source of TFDS, which is imported only when it is needed.
+_OfTfds: TypeAlias = Any
 
 
 @dataclasses.dataclass(frozen=True)
 class TfdsSplit:
-    """A prepared split of TFDS, whose records are read on demand.
+    """A prepared split of TFDS, whose records are read on demand, from `tfds.data_source`.
 
-    Attributes:
-        records: Records with random access, each a dict of arrays, from `tfds.data_source`.
-        keys: Names of the input feature and of the label feature.
-        where: Name of the split in error messages.
-        spec: Description of the examples. Labels must lie in [0, spec.num_classes).
+    `keys` are the names of the input feature and of the label feature.
     """
 
     in_memory: ClassVar[bool] = False
-    records: Any
+    records: _OfTfds
     keys: tuple[str, str]
     where: str
     spec: Spec
@@ -43,11 +39,7 @@ class TfdsSplit:
         return len(self.records)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Reads the examples at some positions, int64[...].
-
-        Raises:
-            UserError: If an input is not finite, or a label is not a class.
-        """
+        """Reads the examples at some positions, int64[...], and checks their values."""
         records = self.records.__getitems__(indices.ravel().tolist())
         inputs, labels = (np.stack([record[key] for record in records]) for key in self.keys)
         check_finite(self.where, inputs)
@@ -63,29 +55,16 @@ class TfdsSplit:
 def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Source:
     """Opens the splits `train` and `test` of a TFDS data set, with its two supervised features.
 
-    A data set that is not prepared yet is prepared, which needs TensorFlow.
-
-    Args:
-        name: Name of the data set in TFDS, such as `mnist` or `cifar10:3.0.2`.
-        data_dir: Folder of prepared data. None uses the default of TFDS.
-        num_classes: Number of classes. None takes it from the label feature, or counts the training
-            labels if the feature does not state it.
-
-    Returns:
-        The source.
-
-    Raises:
-        UserError: If the data set is unknown or cannot be prepared here, or does not have numeric
-            inputs of one shape and class numbers as labels.
+    A data set that is not prepared yet is prepared, which needs TensorFlow. The number of classes
+    is taken from the label feature, or the training labels are counted if it states none.
     """
     builder = _builder(name, data_dir)
     if not builder.is_prepared():
         if importlib.util.find_spec("tensorflow") is None:
             raise UserError(
-                f"tfds:{name} is not prepared in {builder.data_dir}, and preparing it needs "
-                "TensorFlow, which is not installed. Install it, pip install "
-                "'dist-ens[tfds-prepare]', and run the same command again, or set "
-                "--config.data.data_dir to a folder where the data set is prepared."
+                f"tfds:{name} is not prepared in {builder.data_dir}, which needs TensorFlow. "
+                "Install it, pip install 'dist-ens[tfds-prepare]', or set --config.data.data_dir "
+                "to a folder where the data set is prepared."
             )
         builder.download_and_prepare(file_format="array_record")
     where = f"tfds:{name} in {builder.data_dir}"
@@ -100,28 +79,16 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
 def describe_tfds(
     name: str, data_dir: str | None, num_classes: int | None
 ) -> tuple[Spec, int | None]:
-    """Describes the source that `open_tfds` returns. Nothing is prepared.
+    """Describes the source that `open_tfds` returns, without preparing it.
 
-    Args:
-        name: Name of the data set in TFDS.
-        data_dir: Folder of prepared data. None uses the default of TFDS.
-        num_classes: Number of classes. None takes it from the label feature, or counts the labels
-            of a prepared data set if the feature does not state it.
-
-    Returns:
-        Description of the examples, and the number of training examples. The number is None if the
-        data set is not prepared.
-
-    Raises:
-        UserError: If the data set is unknown, or does not have numeric inputs of one shape and
-            class numbers as labels.
+    Also returns the number of training examples, which is None if the data set is not prepared.
     """
     builder = _builder(name, data_dir)
     _, spec = _described(builder, num_classes, f"tfds:{name} in {builder.data_dir}")
     return spec, builder.info.splits["train"].num_examples if builder.is_prepared() else None
 
 
-def _builder(name: str, data_dir: str | None) -> _Builder:
+def _builder(name: str, data_dir: str | None) -> _OfTfds:
     import tensorflow_datasets as tfds
 
     if data_dir is not None and "://" not in data_dir:  # A bucket has an address, not a path.
@@ -137,7 +104,7 @@ def _builder(name: str, data_dir: str | None) -> _Builder:
 
 
 def _described(
-    builder: _Builder, num_classes: int | None, where: str
+    builder: _OfTfds, num_classes: int | None, where: str
 ) -> tuple[tuple[str, str], Spec]:
     """Returns the names of the input feature and of the label feature, and their description."""
     features = builder.info.features
@@ -145,17 +112,11 @@ def _described(
     given = [features[key] for key in keys if isinstance(key, str) and key in features]
     shapes = [each.shape for each in given]
     kinds = [np.dtype(each.np_dtype).kind for each in given if each.shape is not None]
-    if (
-        len(kinds) != 2
-        or None in shapes[0]
-        or kinds[0] not in "biuf"
-        or shapes[1] != ()
-        or kinds[1] not in "iu"
-    ):
+    have_one_shape = len(kinds) == 2 and None not in shapes[0] and shapes[1] == ()
+    if not have_one_shape or kinds[0] not in "biuf" or kinds[1] not in "iu":
         raise UserError(
             f"{where} does not have numbers of one shape as inputs and class numbers as labels: "
-            f"its features are {dict(features.items())}, of which {keys} are used. Choose another "
-            "data set, or write its arrays to an npz source."
+            f"its features are {dict(features.items())}. Write its arrays to an npz source."
         )
     inputs, labels = given
     classes = num_classes or getattr(labels, "num_classes", None)
@@ -163,7 +124,7 @@ def _described(
     return keys, Spec(tuple(inputs.shape), np.dtype(inputs.np_dtype).name, (), classes)
 
 
-def _num_classes(builder: _Builder, label_key: str, where: str) -> int:
+def _num_classes(builder: _OfTfds, label_key: str, where: str) -> int:
     """Counts the classes of the training labels of a prepared data set."""
     import tensorflow_datasets as tfds
 

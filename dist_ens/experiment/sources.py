@@ -1,7 +1,7 @@
 """Opening of the source that a config names.
 
 The name `npz:FILE` calls `dist_ens.data.open_npz(FILE)`: a kind of source is looked up in the
-`__all__` of `dist_ens.data`. The fields of `DataConfig` of the same name are its other arguments.
+attributes of `dist_ens.data`. The fields of `DataConfig` of the same name are its other arguments.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from dist_ens.ground.paths import shortened
 
 _OPEN, _DESCRIBE = "open_", "describe_"
 _PLACES = {"idx": "DIR", "tfds": "NAME", "digits": ""}  # Others are files.
-_KINDS = [name.removeprefix(_OPEN) for name in data.__all__ if name.startswith(_OPEN)]
+_KINDS = [name.removeprefix(_OPEN) for name in vars(data) if name.startswith(_OPEN)]
 
 
 def open_source(config: DataConfig) -> Source:
@@ -68,7 +68,7 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
     Raises:
         UserError: If the name is unknown, or the data are missing or cannot be used.
     """
-    if _DESCRIBE + _parse(config.source)[0] in data.__all__:
+    if hasattr(data, _DESCRIBE + _parse(config.source)[0]):
         spec, count = _call(_DESCRIBE, config)
     else:
         source = _call(_OPEN, config)

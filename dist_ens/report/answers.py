@@ -13,14 +13,10 @@ from dist_ens.report.text import interval, number
 
 @dataclasses.dataclass(frozen=True)
 class AnswerTable:
-    """A table of answers of one run.
+    """A table of answers of one run, whose title is empty for a single run.
 
-    Attributes:
-        title: Name of the run among several; empty for a single run.
-        columns: Heading of each column.
-        rows: Cells of each row, from the left. A cell is a text and the small text below it.
-        notes: Sentences below the table.
-        svg: Figure beside the table; empty without one.
+    A cell is a text and the small text below it. Notes are sentences below the table, and the
+    figure stands beside it.
     """
 
     title: str
@@ -31,11 +27,7 @@ class AnswerTable:
 
 
 def answer_tables(shown: Sequence[Shown]) -> dict[str, list[AnswerTable]]:
-    """Returns the tables of each section of the page: a table for each run that was asked.
-
-    Args:
-        shown: Runs that are shown on the page.
-    """
+    """Returns the tables of each section of the page: a table for each run that was asked."""
     return {
         "calibration": [_calibrations(*asked) for asked in _asked(shown, "calibration")],
         "conformal": [_conformal(*asked) for asked in _asked(shown, "conformal")],

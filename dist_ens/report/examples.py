@@ -20,13 +20,9 @@ _VISIBLE = 32  # A uint8 picture whose pixels are all below this value would loo
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """A list of examples or of classes of one run.
+    """A list of examples or of classes of one run, each a row of the texts of its fields.
 
-    Attributes:
-        title: Name of the run among several; empty for a single run.
-        fields: Heading of each field.
-        rows: Texts of the fields, of each example or class.
-        urls: Picture of each example; empty if an example has none.
+    The title is empty for a single run, and `urls` if an example has no picture.
     """
 
     title: str
@@ -50,12 +46,7 @@ def class_lists(shown: Sequence[Shown]) -> list[Listed]:
 
 
 def example_lists(shown: Sequence[Shown], name: str) -> list[Listed]:
-    """Returns single examples, with pictures if every example of a run has one.
-
-    Args:
-        shown: Runs that are shown on the page.
-        name: Name of the examples in the curves of a run.
-    """
+    """Returns the examples of a name in the curves, with pictures if all of a run have one."""
     lists = []
     for each, examples in having(shown, name):
         scores = each.run.summary.get("test", {})
@@ -83,13 +74,10 @@ def _text(field: str, value: Json, scores: Mapping[str, Json]) -> str:
 
 
 def picture_url(values: np.ndarray) -> str:
-    """Returns a picture as a `data:` URL, at most 96 pixels wide and high.
+    """Returns a picture, [h, w] or [h, w, c], as a `data:` URL of at most 96 x 96 pixels.
 
-    Args:
-        values: Pixels, [h, w] or [h, w, c]. A uint8 picture is shown unchanged if a pixel is at
-            least 32. All other pictures are scaled, so that the smallest value is black and the
-            largest white. With any number of channels except three, the mean over the channels is
-            shown.
+    A uint8 picture is shown unchanged if a pixel is at least 32. All others are scaled from black
+    to white. With any number of channels except three, their mean is shown.
     """
     values = np.asarray(values)
     as_it_is = values.dtype == np.uint8 and values.max() >= _VISIBLE

@@ -7,16 +7,11 @@ from dist_ens.ground.json_text import Json
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.report.text import DASH, is_number
 
-MOST_MEMBERS = 20
-"""Largest number of members that the page lists."""
+MOST_MEMBERS = 20  # That the page lists.
 
 
 def facts(summary: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Returns the facts about a run, as pairs of a term and its value.
-
-    Args:
-        summary: Content of `summary.json`.
-    """
+    """Returns the facts in a summary of a run, as pairs of a term and its value."""
     failures, mesh = summary.get("failures", {}), summary.get("mesh")
     pace = summary.get("member_examples_per_second")
     found = [

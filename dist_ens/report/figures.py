@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +16,7 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from dist_ens.report.style import FAINT, INK, MUTED, Numbers, finite, new_figure, styled
+from dist_ens.report.style import FAINT, INK, MUTED, Numbers, Options, finite, new_figure, styled
 
 MOST_MEMBER_LINES = 100
 # Shapes that are drawn once a member are vectors up to this many members, and above it a PNG.
@@ -28,20 +27,14 @@ _MOST_POINTS_NAMED = 8
 _MOST_MARKED = 20  # Largest number of points of a curve that are marked.
 _LONGEST_LABEL = 18
 _SPAN_OF_LOG_AXIS = 10**1.5
-_IDEAL: Any = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+_IDEAL: Options = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A line of a figure.
+    """A line of a figure, with a gap where a value is missing or not finite.
 
-    Attributes:
-        x: Positions of the points on the horizontal axis.
-        y: Heights of the points. A value that is missing or not finite leaves a gap.
-        colour: Colour of the line.
-        label: Text beside the line. Empty for no text.
-        dashed: Whether the line is dashed. Dashed lines are drawn below solid ones.
-        band: Heights of the lower and the upper edge of a band around the line. None for no band.
+    Dashed lines are drawn below solid ones. A band has a lower and an upper edge.
     """
 
     x: Numbers
@@ -98,10 +91,9 @@ def against_diagonal(curves: Sequence[Curve], *, x_label: str, y_label: str) -> 
 
 @styled
 def reliability(bins: Sequence[tuple[Curve, Numbers]]) -> Figure:
-    """Draws accuracy over confidence in bins of equal width, and the share of examples in each bin.
+    """Draws accuracy over confidence in bins of equal width, and the share of examples in each.
 
-    Args:
-        bins: Curves with a point for each bin, each with the number of examples in its bins.
+    A curve has a point for each bin, and comes with the number of examples in its bins.
     """
     figure = new_figure(5.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
@@ -159,15 +151,10 @@ def training(
     y_label: str,
     y_values: np.ndarray,
 ) -> Figure:
-    """Draws a faint curve for every member, and a few bold curves.
+    """Draws a faint curve for every member, float[points, members], and a few bold curves.
 
-    Args:
-        steps: Steps of the points.
-        members: Values of the members, NaN if missing; float[points, members].
-        curves: Bold curves.
-        y_label: Label of the vertical axis.
-        y_values: All values of the figures that share the vertical axis, which set its range. It is
-            logarithmic if the range is wide.
+    `y_values` are those of all figures that share the vertical axis. It is logarithmic if their
+    range is wide.
     """
     figure = new_figure(3.7)
     axes = figure.add_subplot()
@@ -238,7 +225,7 @@ def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str, colour: 
     return figure
 
 
-def _line(curve: Curve) -> dict[str, Any]:
+def _line(curve: Curve) -> Options:
     """Returns the style of a curve's line."""
     return {
         "color": curve.colour,

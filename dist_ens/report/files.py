@@ -4,7 +4,6 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 from dist_ens.checkpoint.run_digests import write_run_file
 from dist_ens.ground.file_reading import bytes_in
@@ -19,13 +18,8 @@ PAGE = "report.html"
 REPORT_FILES = (SUMMARY, CURVES, PICTURES, ANSWERS, PAGE)
 
 
-def to_json(value: Json, **options: Any) -> str:
-    """Returns a value as JSON, where numbers that are not finite become null.
-
-    Args:
-        value: Mappings, lists, numbers and strings.
-        **options: Options of `json.dumps`.
-    """
+def to_json(value: Json, *, indent: int | None = None) -> str:
+    """Returns a value as JSON, where numbers that are not finite become null."""
 
     def finite(value: Json) -> Json:
         if isinstance(value, Mapping):
@@ -34,7 +28,7 @@ def to_json(value: Json, **options: Any) -> str:
             return [finite(v) for v in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(finite(value), allow_nan=False, **options)
+    return json.dumps(finite(value), allow_nan=False, indent=indent)
 
 
 def write_summary(workdir: pathlib.Path, summary: Mapping[str, Json]) -> None:

@@ -29,16 +29,7 @@ def write_page(
     runs: Sequence[RunReport],
     write: Callable[[pathlib.Path, str], None] = replace_file,
 ) -> None:
-    """Writes the report of one run, or of several runs side by side.
-
-    Args:
-        path: Path of the HTML file, which is replaced atomically.
-        runs: Runs to report, at least one.
-        write: Function that writes the page.
-
-    Raises:
-        UserError: If there is no run.
-    """
+    """Writes the report of one run, or of several runs side by side, as an HTML file."""
     if not runs:
         raise UserError("There is no run to report. Give at least one workdir.")
     several = len(runs) > 1
@@ -94,11 +85,7 @@ def _result(summary: Mapping[str, Json]) -> str:
 
 
 def _verdict(signs: Mapping[str, int]) -> str:
-    """Returns the comparison in words, in one clause if all scores agree.
-
-    Args:
-        signs: Sign of the gain over the mean member by the label of the score: 1 is better.
-    """
+    """Returns the signs of the gain in each score in words, in one clause if all agree."""
     words = {1: "better than", 0: "as good as", -1: "worse than"}
     if len({*signs.values()}) == 1:
         return f"{words[next(iter(signs.values()))]} its mean member"

@@ -24,21 +24,13 @@ _TRAINING = ("train/loss", *(f"test/{metric.name}" for metric in COMPARED))
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """A run that is shown on the page.
-
-    Attributes:
-        run: Content of its report.
-        colour: Colour of the run among several. None for a single run.
-    """
+    """A run that is shown on the page, with its colour among several runs."""
 
     run: RunReport
     colour: str | None
 
     def colour_of(self, who: str) -> str:
-        """Returns the colour of the ensemble or of its mean member.
-
-        Only a single run has two: among several runs, a colour is a run everywhere on the page.
-        """
+        """Returns the colour of the ensemble or of its mean member, two for a single run only."""
         return self.colour or COLOURS[_BOTH.index(who)]
 
     @property
@@ -49,13 +41,7 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A figure of a section.
-
-    Attributes:
-        figure: Figure.
-        alt: Description of the figure for screen readers.
-        title: Title of the figure.
-    """
+    """A figure of a section, with its description for screen readers."""
 
     figure: Figure
     alt: str
@@ -82,12 +68,9 @@ def _of_both(each: Shown, points: Mapping[str, tuple[Numbers, Numbers]]) -> list
 
 
 def _in_one_figure(shown: Sequence[Shown], section: str, x: str) -> list[Curve]:
-    """Returns the curves of both of several runs, without labels if a legend tells the runs apart.
+    """Returns the curves of both of several runs, over the positions `x` of a section's data.
 
-    Args:
-        shown: Runs.
-        section: Name of the section.
-        x: Name of the horizontal positions in the data of the section.
+    They have no labels if a legend tells the runs apart.
     """
     return [
         dataclasses.replace(curve, label="" if each.colour else curve.label)
@@ -262,15 +245,9 @@ SECTIONS: Mapping[str, Callable[[Sequence[Shown]], Iterator[Panel]]] = {
 def _series(
     metrics: Sequence[Mapping[str, Json]], name: str
 ) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Returns the points of a training curve, at most `_MOST_POINTS` evenly spaced ones.
+    """Returns steps, values over all members and of each member, float[points, members].
 
-    Args:
-        metrics: Records of `metrics.jsonl`.
-        name: Name of the metric.
-
-    Returns:
-        The steps, the values over all members, float[points], and the value of each member,
-        float[points, members]. The last point is included.
+    Of many points some evenly spaced ones are returned, with the last.
     """
     lines = [line for line in metrics if name in line]
     kept = np.linspace(0, len(lines) - 1, min(len(lines), _MOST_POINTS)).round().astype(int)

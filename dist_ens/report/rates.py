@@ -10,13 +10,7 @@ from dist_ens.ground.file_writing import replace_file
 def plot_rates(
     path: pathlib.Path, num_members: Sequence[int], rates: Mapping[str, Sequence[float]]
 ) -> None:
-    """Plots member-examples per second over the number of members.
-
-    Args:
-        path: Path of the PNG file.
-        num_members: Numbers of members, along the horizontal axis.
-        rates: Values of a curve by its name, one for each number of members. NaN leaves a gap.
-    """
+    """Plots curves of member-examples per second over the number of members, as a PNG file."""
     from matplotlib.figure import Figure  # Slow to import, and rarely needed.
 
     figure = Figure(figsize=(6, 4), layout="constrained")

@@ -18,8 +18,7 @@ from dist_ens.ground.paths import given_path
 from dist_ens.report.files import ANSWERS, CURVES, PAGE, PICTURES, SUMMARY, to_json
 from dist_ens.report.metrics_file import METRICS, read_metrics
 
-SCORES = "scores"
-"""Answer that holds the scores of the test split."""
+SCORES = "scores"  # The answer that holds the scores of the test split.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,15 +67,7 @@ def write_report(
     curves: Mapping[str, Json],
     pictures: Sequence[np.ndarray],
 ) -> None:
-    """Writes the data of the report, and the page.
-
-    Args:
-        workdir: Folder of the run.
-        scores: Scores on the test split, with the keys of the summary. They replace those of
-            `summary.json`.
-        curves: Data of the sections; see `RunReport`.
-        pictures: Inputs of the examples; see `RunReport`.
-    """
+    """Writes the data of the report, and the page with these scores in place of the summary's."""
     write_run_file(workdir / CURVES, to_json(curves) + "\n")
     file = io.BytesIO()
     np.save(file, np.array(pictures))
@@ -94,14 +85,7 @@ def redraw(workdir: pathlib.Path, scores: Mapping[str, Json] | None = None) -> N
 
 
 def read_run(workdir: pathlib.Path) -> RunReport:
-    """Reads the content of a run's report.
-
-    Args:
-        workdir: Folder of the run.
-
-    Raises:
-        UserError: If there is no such folder, it has no `curves.json`, or a file cannot be read.
-    """
+    """Reads the content of a run's report from its folder, which must have `curves.json`."""
     workdir = given_path(workdir, "workdir")
     try:
         curves = _read_json(workdir / CURVES)
@@ -153,13 +137,8 @@ def keep_answers(
 ) -> None:
     """Adds answers to those of a run. An answer to the same question at the same step is replaced.
 
-    Args:
-        workdir: Folder of the run.
-        step: Step that the answers are of.
-        state: Digest of the members at this step. None if there is none.
-        answers: Answers by question, the newest last.
-        is_newest: Whether the step is the newest of the run. Answers of later steps then belong to
-            a run that was in the folder before, and are removed.
+    `state` is the digest of the members at this step. If the step is the newest of the run, answers
+    of later steps belong to a run that was in the folder before, and are removed.
     """
     kept = read_answers(workdir)
     if is_newest:
@@ -176,17 +155,8 @@ def keep_answers(
 def read_answers(workdir: pathlib.Path) -> JsonDict:
     """Returns the `steps` of `answers.json`; empty if there is no file.
 
-    A changed number would calibrate predictions, so the file has a hash of its content.
-
-    Args:
-        workdir: Folder of the run.
-
-    Returns:
-        For each step a dict with `state`, a digest of the members at that step, and `answers`, a
-        dict from a question, such as `conformal=aps level=0.9`, to its answer.
-
-    Raises:
-        UserError: If the file is damaged.
+    A step has `state`, a digest of the members, and `answers`, a dict from a question, such as
+    `conformal=aps level=0.9`. A changed number would calibrate predictions, so the file has a hash.
     """
     try:
         kept = _read_json(workdir / ANSWERS)
@@ -204,9 +174,6 @@ def read_answers(workdir: pathlib.Path) -> JsonDict:
 
 def newest_answers(kept: Mapping[str, Json]) -> JsonDict:
     """Returns the newest answer to each question, with its `step`.
-
-    Args:
-        kept: Steps of `answers.json`.
 
     >>> kept = {"9": {"state": None, "answers": {"shift": {}}}}
     >>> newest_answers(kept | {"8": {"state": None, "answers": {"shift": {}, "ood=a": {}}}})

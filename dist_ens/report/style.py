@@ -8,13 +8,14 @@ import html
 import io
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 Numbers = Sequence[float | None] | np.ndarray
+Options: TypeAlias = Any  # Options of matplotlib by name.
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without the yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -23,7 +24,7 @@ INK, MUTED, GRID, FAINT = "#1d2329", "#5b6570", "#e4e7eb", "#8d97a3"
 _OF_THE_PAGE = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--rule)"}
 _WIDTH = 5.4  # In inches, each of 72 units in the SVG.
 _PNG_DPI = 200
-_STYLE: Any = {
+_STYLE: Options = {
     "axes.axisbelow": True,
     "axes.edgecolor": FAINT,
     "axes.facecolor": "none",
@@ -50,8 +51,7 @@ _STYLE: Any = {
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
 }
-styled = matplotlib.rc_context(_STYLE)
-"""Decorator of a function that draws a figure."""
+styled = matplotlib.rc_context(_STYLE)  # Decorates the functions that draw figures.
 
 
 def colours(count: int) -> list[str]:
@@ -82,13 +82,8 @@ def new_figure(height: float) -> Figure:
 def svg(figure: Figure, alt: str, name: str) -> str:
     """Returns a figure as an SVG element that scales with its container.
 
-    Args:
-        figure: Figure that a function of `report.figures` drew.
-        alt: Description of the figure for screen readers.
-        name: Name of the figure, unique on the page. The ids in the SVG are made from it.
-
-    Returns:
-        The SVG, the same for the same figure. It contains no date and refers to no other file.
+    It is the same for the same figure and refers to no other file. Its ids are made from the name,
+    which must be unique on the page.
     """
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))

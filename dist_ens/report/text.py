@@ -17,11 +17,7 @@ def is_number(value: Json) -> bool:
 def number(value: Json, scores: Mapping[str, Json]) -> str:
     """Returns a number as text, or a dash if it is not finite.
 
-    The text has four decimals, or four significant digits if a score has the targets' unit.
-
-    Args:
-        value: Number; None if it is missing.
-        scores: Scores to which the number belongs; empty for other numbers.
+    A score has four decimals, or four significant digits if it has the targets' unit.
 
     >>> number(0.25, {"nll": 0.25}), number(123.456, {"rmse": 5.0}), number(None, {})
     ('0.2500', '123.5', '—')

@@ -29,20 +29,8 @@ def feed(
     A split that fits is kept on the devices, see `Placement`. Any other split is streamed. So is a
     split that `TrainingSet.is_worth_keeping` finds too large for the run.
 
-    Args:
-        split: Training examples.
-        order: Order of the examples.
-        layout: Layout of the members and the data.
-        seed: Seed of the order, in [0, 2**32).
-        first_step: Number of steps already taken.
-        last_step: Number of steps of the whole run.
-        steps_per_call: Number of steps of one call.
-        member_ids: Ids of the members, on which their orders depend. Default: their positions.
-        say: Function that prints a sentence. It is called if a split is streamed whose members have
-            their own orders, because the hosts then send much data. Default: print nothing.
-
-    Returns:
-        Iterator over the batches of each call, on the mesh.
+    The orders of members depend on their ids, by default their positions. `say` prints a sentence
+    if a split is streamed whose members have their own orders: the hosts then send much data.
     """
     steps_of_calls = calls(first_step, last_step, steps_per_call)
     example_bytes = example_bytes_of(split)

@@ -18,14 +18,7 @@ def put_whole(split: Split, layout: Layout) -> PyTree:
 
 
 class ResidentFeed:
-    """The batches of each call, drawn by the devices from all examples of a split.
-
-    Args:
-        split: Pytree of the examples, from `put_whole`.
-        order: Order of the examples.
-        layout: Layout of the mesh.
-        seed: Seed of the order, in [0, 2**32).
-    """
+    """The batches of each call, drawn by the devices from a split of `put_whole`."""
 
     def __init__(self, split: PyTree, order: Order, layout: Layout, seed: int) -> None:
         self._split, self._order, self._layout, self._seed = split, order, layout, seed
@@ -40,14 +33,7 @@ class ShardedFeed:
     """The batches of each call, from a split that is sharded along the data axis.
 
     The columns exchange the batches of one epoch of whole calls at a time. Each call takes its
-    batches from these.
-
-    Args:
-        split: Training examples.
-        order: Order of the examples, the same for all members.
-        layout: Layout of the mesh.
-        seed: Seed of the order, in [0, 2**32).
-        steps_per_call: Number of steps of a call. The calls must be requested in order.
+    batches from these. All members have the same order, and calls must be requested in order.
     """
 
     def __init__(

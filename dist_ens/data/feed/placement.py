@@ -33,17 +33,11 @@ class Placement(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSet:
-    """The sizes of a split, which decide its placement.
-
-    Attributes:
-        order: Order of the examples.
-        example_bytes: Bytes of one example, all its leaves together.
-        call_examples: Number of examples in all steps of a call.
-    """
+    """The sizes of a split and of a call, which decide its placement."""
 
     order: Order
     example_bytes: int
-    call_examples: int
+    call_examples: int  # In all steps of a call.
 
     @property
     def num_examples(self) -> int:
@@ -54,21 +48,14 @@ class TrainingSet:
         """Returns whether to keep the split on the devices if it fits there.
 
         A split in memory is always kept there, and any split if each member has its own order.
-        Any other split is kept there if the run needs at least as many examples as it has.
-
-        Args:
-            in_memory: Whether the examples are in memory already.
-            last_step: Number of steps of the whole run. A resumed run then decides the same.
-            batch_size: Number of examples of each step, over all devices.
+        Any other split is kept there if the whole run needs at least as many examples as it has.
         """
         return in_memory or self.order.per_member or last_step * batch_size >= self.num_examples
 
     def place_on(self, layout: Layout, free_bytes: float) -> Placement:
         """Returns the first placement that fits: replicated, sharded, otherwise streamed.
 
-        Args:
-            layout: Layout of the members and the data.
-            free_bytes: Free memory of a device that holds its part of the state, in bytes.
+        `free_bytes` is the free memory of a device that holds its part of the state.
         """
         places = [Placement.REPLICATED]
         # Members with their own orders would each need their own copy of the redistributed batches.
@@ -104,17 +91,7 @@ def abstract_batches(
 ) -> CallBatches:
     """Returns shapes, types and shardings of the batches of one call.
 
-    Args:
-        layout: Layout of the members and the data.
-        example: Shapes and types of one example, a pytree.
-        steps: Number of steps of the call.
-        global_batch_size: Number of examples of each step.
-        place: Placement of the split.
-        order: Order of the examples. Required for `Placement.REPLICATED`.
-        per_member: Whether each member has its own batches. Default: False.
-
-    Returns:
-        `Drawn`, `Batches` or `MemberBatches` of `jax.ShapeDtypeStruct`.
+    A replicated split needs the `order` of its examples.
     """
 
     def stacked(leading: tuple[int, ...], where: Specs, tree: Shapes) -> Shapes:
