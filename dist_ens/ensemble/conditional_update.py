@@ -31,19 +31,12 @@ class Updated(NamedTuple):
 
 
 def apply_update(update: Callable[..., Tree], holds: jax.Array, old: Tree, *args: PyTree) -> Tree:
-    """Returns the new values of an update of one member, or the old ones.
+    """Returns a member's new values `update(old, *args)` if `holds`, bool[], or else the old ones.
 
     On an accelerator the update is always computed, and then the new or the old values are
     selected. XLA joins the selection with the update, which reads the old values anyway. A
     conditional would be slower, since the host of a GPU waits for its condition. On a CPU the
     update is conditional.
-
-    Args:
-        update: Function that returns the new values, `update(old, *args)`. Both have the same
-            structure and the same types.
-        holds: Whether the member takes the update, bool[].
-        old: Old values.
-        *args: Further arguments of `update`.
     """
 
     def selected(holds: jax.Array, old: Tree, *args: PyTree) -> Tree:

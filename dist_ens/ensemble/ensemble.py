@@ -20,7 +20,6 @@ from dist_ens.ensemble.checks import (
     checked_dtype,
     checked_ids,
     checked_methods,
-    checked_samples,
     explained_inputs,
 )
 from dist_ens.ensemble.failure_policy import FailurePolicy
@@ -34,7 +33,7 @@ from dist_ens.ensemble.programs import Programs
 from dist_ens.ensemble.update_steps import Update
 from dist_ens.execution.spec import AUTO, Execution
 from dist_ens.ground.errors import UserError, counted
-from dist_ens.ground.numbers import MOST_SEED, whole_number
+from dist_ens.ground.numbers import MOST_DROPOUT_SAMPLES, MOST_SEED, whole_number
 from dist_ens.ground.state import State
 from dist_ens.ground.types import (
     Batch,
@@ -169,11 +168,15 @@ class Ensemble:
         self.seed = whole_number("seed", seed, least=0, most=MOST_SEED)
         self.microbatches = whole_number("microbatches", microbatches, least=1)
         self.num_groups = whole_number("num_groups", num_groups, least=1)
-        self.dropout_samples = checked_samples(dropout_samples)
+        self.dropout_samples = dropout_samples
+        if dropout_samples is not None:
+            self.dropout_samples = whole_number(
+                "dropout_samples", dropout_samples, least=1, most=MOST_DROPOUT_SAMPLES
+            )
         self.execution, self.methods = execution, checked_methods(methods)
         self.compute_dtype = checked_dtype(compute_dtype)
         self.failures = FailurePolicy.of(failures)
-        check_batch_specs(batch_specs, self.microbatches)
+        check_batch_specs(batch_specs)
         self.batch_specs = batch_specs
         if layout is None:
             layout = Layout.make(self.num_members, devices=cluster.devices_for(self.num_members))
@@ -469,10 +472,7 @@ class Ensemble:
         return other
 
     def with_record(self, state: State) -> State:
-        """Returns a state with a record of failed updates if this ensemble checks updates.
-
-        A record in the state is kept. An ensemble that checks nothing removes it.
-        """
+        """Returns a state with a record of failed updates only if this ensemble checks them."""
         if not self.failures.is_checked:
             return state if state.failures == () else state._replace(failures=())
         if isinstance(state.failures, FailureRecord):

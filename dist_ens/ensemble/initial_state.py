@@ -54,8 +54,7 @@ def state_of_one(
 ) -> Callable[..., State]:
     """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
 
-    `shapes` are those of the inputs of the network's `init`. The state has a record of failed
-    updates if `is_checked`.
+    `shapes` are those of the inputs of the network's `init`.
     """
 
     @pinned_generator()
@@ -99,10 +98,7 @@ def _explained(member: Member, shapes: Shapes) -> Iterator[None]:
 class Initializer:
     """The program that makes the state of all members, each on the device that will hold it.
 
-    Args:
-        make: Function that makes one member's state.
-        layout: Layout of the members.
-        waves: Number of waves. If it is above 1, the state is in the hosts' memory.
+    The state of several waves is in the hosts' memory.
     """
 
     def __init__(self, make: Callable[..., State], layout: Layout, waves: int) -> None:
@@ -162,20 +158,12 @@ def state_from(
     model_states: Sequence[ModelState] | None,
     member: Member,
 ) -> State:
-    """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`.
-
-    `member` is the network of one member, with or without the scale of the labels.
-    """
-    if not isinstance(params, list | tuple):
-        raise UserError(
-            f"params is {kind_of(params)}, not a list. Give a list with one pytree of "
-            "parameters for each member. unstack_members makes the list from stacked parameters."
-        )
+    """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`."""
     for name, given in (("params", params), ("model_states", model_states or params)):
-        if len(given) != ensemble.num_members:
+        if not isinstance(given, list | tuple) or len(given) != ensemble.num_members:
             raise UserError(
-                f"{name} has {counted(len(given), 'member')}, and the ensemble has "
-                f"{ensemble.num_members}. Make the ensemble with num_members={len(given)}."
+                f"{name} is {kind_of(given)} of {len(given)}. Give a list with one pytree for each "
+                f"of the {counted(ensemble.num_members, 'member')} of the ensemble."
             )
     parts = list(map(member.parts_of, params, model_states or [None] * len(params)))
     stacked, model_state = without_weak_types(
@@ -205,9 +193,6 @@ def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:
 
     With a loss function, a batch that is no dict with this key is the inputs itself. With a step of
     the user's own, it is the batch.
-
-    Raises:
-        UserError: If the batch has no inputs under the objective's key.
     """
     if ensemble.own_step is not None:
         return batch
@@ -217,7 +202,7 @@ def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:
         return batch[key]
     if objective is None:
         return batch
-    keys = ", ".join(map(repr, batch)) if isinstance(batch, dict) else type(batch).__name__
+    keys = ", ".join(map(repr, batch)) if isinstance(batch, dict) else kind_of(batch)
     raise UserError(
         f"The objective {objective.name} takes batches with the key {key!r}: got {keys}. Give a "
         f"dict with {key!r} and {objective.LABELS!r}, or use a loss function for other batches."
@@ -225,10 +210,7 @@ def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:
 
 
 def shapes_of(tree: PyTree) -> Shapes:
-    """Returns the shapes and types that a pytree has in JAX, which holds numbers in 32 bits.
-
-    Its leaves are arrays, numbers, or shapes and types (`jax.ShapeDtypeStruct`).
-    """
+    """Returns the shapes and types that arrays and numbers have in JAX, which uses 32 bits."""
 
     def shape_of(leaf: Leaf) -> jax.ShapeDtypeStruct:
         if isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):

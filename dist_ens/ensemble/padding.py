@@ -49,10 +49,9 @@ def placed_inputs(
 
 
 def padded_inputs(layout: Layout, inputs: Inputs) -> tuple[Inputs, int]:
-    """Puts inputs on the layout, padded to the next power of two times the data axis.
+    """Returns inputs padded to a power of two times the data axis, and the number of examples.
 
-    They are padded with copies of the last example. The number of examples before padding is
-    returned too.
+    The padding is copies of the last example.
     """
     # A call for one example takes as long as 30 calls of Python here, so the usual case is short.
     if layout.holds(inputs) and inputs.ndim and _is_whole(inputs.shape[0], layout):

@@ -49,9 +49,6 @@ if TYPE_CHECKING:
 class Programs:
     """The programs of an ensemble, which are compiled once and found again by later calls.
 
-    Args:
-        ensemble: Ensemble.
-
     Attributes:
         variants: Ensembles of the same members on another layout or with another execution.
         elsewhere: Ensembles of some of the members, or on the layouts of given states.
@@ -181,10 +178,7 @@ class Programs:
         return Execution.parse("vmap" if execution == AUTO else execution)
 
     def trace_update(self, state: State, batches: CallBatches | PyTree) -> None:
-        """Traces `update_steps` in the ensemble's own execution, and computes nothing.
-
-        It raises any error that the network, or a lowering of one of its operations, raises.
-        """
+        """Traces `update_steps` in the ensemble's own execution, to raise any error of tracing."""
         update = steps_of_all(self.step, self._ensemble.layout, self._execution)
         jax.eval_shape(update, state, batches)
 
@@ -261,10 +255,7 @@ class Programs:
         return jax.jit(lambda state, inputs: pooled(self._outputs(state, inputs), state))
 
     def needed(self, state: State) -> State:
-        """Returns a state without the optimizer's state, unless predictions depend on it.
-
-        To pass more arrays to a program takes time.
-        """
+        """Returns a state without the parts on which no prediction depends."""
         if "evaluates_others" not in self._of_shapes:
             self._of_shapes["evaluates_others"] = evaluates_others(state.opt_state)
         if self._of_shapes["evaluates_others"] or self._ensemble.waves > 1:
@@ -273,9 +264,5 @@ class Programs:
 
 
 def step_of_one(ensemble: "Ensemble") -> Callable[..., tuple[State, Metrics]]:
-    """Returns the step of one member without mesh or lowerings: `step(state, batch, index=None)`.
-
-    The leaves of `state` are those of one member, and `batch` is the whole batch. The speed of
-    executions is measured against this step.
-    """
+    """Returns the step of one member without a mesh, `step(state, batch, index=None)`."""
     return without_axes(ensemble.programs.gradient_step)

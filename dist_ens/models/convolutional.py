@@ -116,9 +116,5 @@ def _batch_norm(train: bool) -> nn.BatchNorm:
 
 def _with_channels(x: jax.Array) -> jax.Array:
     """Returns float[batch, rows, columns, channels]. Images without channels are given one."""
-    if x.ndim not in (3, 4):
-        raise ValueError(
-            f"a convolution needs images, [batch, rows, columns(, channels)]: got {[*x.shape]}"
-        )
     x = x if x.ndim == 4 else x[..., None]
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
