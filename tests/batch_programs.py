@@ -128,30 +128,6 @@ def cvar(net, batch):
     return jax.lax.top_k(errors(net, batch), 4)[0].mean()
 
 
-def pairwise_ranking(net, batch):
-    score, target = net(batch["inputs"])[:, 0], batch["target"]
-    is_above = target[:, None] > target[None]
-    losses = jax.nn.softplus(score[None] - score[:, None])
-    return jnp.where(is_above, losses, 0).sum() / is_above.sum()
-
-
-def log_of_a_mean(net, batch):
-    return 1 + jnp.log(jnp.exp(0.3 * errors(net, batch)).mean())
-
-
-def variance_penalty(net, batch):
-    return errors(net, batch).mean() + 0.1 * errors(net, batch).var()
-
-
-def dice(net, batch):
-    p, y = jax.nn.sigmoid(net(batch["inputs"])[:, 0]), batch["event"]
-    return 1 - 2 * (p * y).sum() / (p.sum() + y.sum())
-
-
-def correlation(net, batch):
-    return 2 - jnp.corrcoef(net(batch["inputs"])[:, 0], batch["target"])[0, 1]
-
-
 @jax.custom_vjp
 def clipped(x):
     """Identity whose cotangent, of the whole batch, is scaled to a norm of at most 0.1."""
@@ -388,11 +364,6 @@ PROGRAMS = {
     "class weights": of_outputs(class_weights),
     "Barlow twins": of_outputs(barlow_twins),
     "CVaR": of_outputs(cvar),
-    "pairwise ranking": of_outputs(pairwise_ranking),
-    "log of a mean": of_outputs(log_of_a_mean),
-    "variance penalty": of_outputs(variance_penalty),
-    "Dice": of_outputs(dice),
-    "correlation": of_outputs(correlation),
     "clipped cotangent": of_outputs(clipped_cotangent),
     "sliced Wasserstein": of_outputs(sliced_wasserstein),
     "Gaussian process": of_outputs(gaussian_process),

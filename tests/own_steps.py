@@ -1,4 +1,4 @@
-"""Steps of one's own for the tests: five that need more than a loss, and loops by hand for them."""
+"""Steps of one's own for the tests: four that need more than a loss, and loops by hand for them."""
 
 import dataclasses
 import functools
@@ -165,36 +165,8 @@ GAN = Case(
 )
 
 
-# A PINN: u'' = -u inside, and u = sin at the boundary points.
-
-
-def pinn_init(key, batch):
+def net_init(key, batch):
     return layers(key, 1, 8, 1)
-
-
-def pinn_step(weights, batch, key):
-    def loss_of(weights):
-        def u(x):
-            return mlp(weights, x[None, None])[0, 0]
-
-        inside = jax.vmap(lambda x: jax.grad(jax.grad(u))(x) + u(x))(batch["inner"][:, 0])
-        outside = mlp(weights, batch["boundary"]) - jnp.sin(batch["boundary"])
-        return (inside**2).mean() + (outside**2).mean()
-
-    loss, grads = jax.value_and_grad(loss_of)(weights)
-    return jax.tree.map(lambda w, g: w - 0.01 * g, weights, grads), {"loss": loss}
-
-
-PINN = Case(
-    pinn_init,
-    pinn_step,
-    mlp,
-    [
-        {"inner": normals(16, 1, seed=seed), "boundary": np.tile(np.float32([[0], [2]]), (8, 1))}
-        for seed in range(STEPS)
-    ],
-    normals(5, 1),
-)
 
 
 # A padded graph, in the form of jraph: the last nodes and edges are padding.
@@ -292,12 +264,11 @@ def drawn_step(weights, batch, key):
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), {"loss": loss}
 
 
-DRAWN = Case(pinn_init, drawn_step, mlp, [None] * STEPS, normals(5, 1))
+DRAWN = Case(net_init, drawn_step, mlp, [None] * STEPS, normals(5, 1))
 
 CASES = {
     "dqn": DQN,
     "gan": GAN,
-    "pinn": PINN,
     "graph": GRAPH,
     "dp_sgd": DP,
     "ragged_graph": RAGGED,

@@ -208,15 +208,6 @@ class LinenGraph(nn.Module):
         return {"energy": atoms.sum(-1), "count": graph["mask"].sum(-1)}
 
 
-class NnxGraph(nnx.Module):
-    def __init__(self, rngs):
-        self.layer = nnx.Linear(2, 1, rngs=rngs)
-
-    def __call__(self, graph):
-        atoms = self.layer(graph["atoms"])[..., 0] * graph["mask"]
-        return {"energy": atoms.sum(-1), "count": graph["mask"].sum(-1)}
-
-
 class EquinoxGraph(eqx.Module):
     layer: eqx.nn.Linear
     dropout: eqx.nn.Dropout
@@ -240,7 +231,6 @@ def graph_apply(params, graph):
 
 GRAPH_NETWORKS = {
     "linen": LinenGraph(),
-    "nnx": NnxGraph,
     "equinox": EquinoxGraph,
     "functions": (graph_init, graph_apply),
 }
@@ -293,11 +283,6 @@ def haiku_network(x, is_training):
     return hk.Linear(3)(x)
 
 
-def haiku_dropout(x):
-    key = hk.maybe_next_rng_key()
-    return hk.Linear(3)(x if key is None else hk.dropout(key, 0.5, x))
-
-
 @pytest.mark.slow
 @needs_haiku
 def test_a_haiku_network_with_batch_norm_trains_on_a_mesh_as_on_one_device():
@@ -342,44 +327,21 @@ def test_a_haiku_network_draws_by_its_key_and_evaluates_without_one():
     jax.tree.map(np.testing.assert_array_equal, kept, state)
 
 
-@pytest.mark.slow
-@needs_haiku
-def test_a_haiku_network_with_dropout_alone_has_no_state():
-    member = as_member(hk.transform(haiku_dropout))
-    params, state = member.init(jax.random.key(0), X)
-    assert state == ()
-    drawn = [
-        np.asarray(member.apply(params, (), X, key, train)[0])
-        for key, train in ((None, False), (jax.random.key(1), True), (jax.random.key(1), False))
-    ]
-    np.testing.assert_allclose(drawn[0], X @ params["linear"]["w"], rtol=1e-5, atol=1e-6)
-    assert not np.allclose(drawn[0], drawn[1])
-    np.testing.assert_array_equal(drawn[1], drawn[2])  # Monte Carlo dropout
-
-
 # What no member can be made of
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: as_member(), "takes either a network or init.* Give a flax.linen module"),
         (lambda: as_member(Nnx(nnx.Rngs(0))), r"exist already.*as_member\(lambda rngs: Nnx\("),
-        (lambda: as_member(Equinox(jax.random.key(0))), r"as_member\(lambda key: Equinox\("),
-        (lambda: as_member(Registered(jnp.zeros(3))), "instance of the class Registered, whose"),
-        (lambda: as_member(Linen), r"the flax.linen class Linen, not an inst.*as_member\(Linen\("),
-        (lambda: as_member(lambda key: Linen()), "makes a flax.linen module.*Give the module it"),
+        (lambda: as_member(Registered(jnp.zeros(3))), r"as_member\(lambda key: Registered\("),
+        (lambda: as_member(lambda key: Linen()), "makes Linen, which is no network yet. Give"),
         (lambda: as_member(Unregistered), r"Leaf \(the whole\) of a member is an object of class"),
-        (lambda: as_member(eqx.nn.Linear), "it also needs in_features, out_features"),
-        (lambda: as_member(lambda: Linen()), "cannot be called with a key or with rngs alone"),
+        (lambda: as_member(eqx.nn.Linear), r"Linear\(in_features, out_features, key\) cannot be"),
         (lambda: as_member(lambda key: jnp.zeros(3).missing), "key, it raised AttributeError"),
-        (lambda: as_member(short_init), "object of type dict, which cannot be called"),
-        (lambda: as_member("mlp"), "No network can be made from an object of type str"),
         (lambda: as_member((lambda: 0, short_apply)), r"init has the parameters \(\)"),
         (lambda: as_member((full_init, lambda params, x: x)), r"apply has the parameters \(params"),
-        (lambda: as_member((short_init, full_apply)), r"apply has the parameters \(params, model"),
-        (lambda: as_member(init=Linen().init).init(jax.random.key(0), X), "a dict instead of a tu"),
+        (lambda: as_member(init=Linen().init).init(jax.random.key(0), X), "a dict, not a tuple"),
     ],
 )
 def test_what_is_no_network_is_told_what_to_give_instead(make, sentence):

@@ -286,7 +286,7 @@ class Sows(nn.Module):
 
 
 def test_a_linen_module_that_sows_trains_with_a_loss_that_adds_what_it_sows():
-    with pytest.raises(UserError, match=r"sows losses \(\['penalty'\].*an objective does not add"):
+    with pytest.raises(UserError, match="sows losses, which an objective does not add"):
         de.fit(ensemble_of(Sows()), DATA, steps=1, progress=False)
 
     def loss_fn(params, model_state, batch, key):

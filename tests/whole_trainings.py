@@ -127,52 +127,6 @@ def ppo(key):
     return {"params": params, "metrics": metrics}
 
 
-def a2c(key):
-    key, of_policy, of_value, of_env = jax.random.split(key, 4)
-    params = {
-        "policy": mlp_init(of_policy, 4, HIDDEN, 2),
-        "value": mlp_init(of_value, 4, HIDDEN, 1),
-    }
-    optimizer = optax.rmsprop(1e-2, decay=0.9, eps=1e-3)
-
-    def loss(params, seen, actions, targets):
-        values = mlp(params["value"], seen)[..., 0]
-        log_probs = picked(jax.nn.log_softmax(mlp(params["policy"], seen)), actions)
-        advantages = jax.lax.stop_gradient(targets - values)
-        return 0.5 * jnp.square(targets - values).mean() - (log_probs * advantages).mean()
-
-    def update(carry, key):
-        params, state, states = carry
-        states, (seen, actions, rewards, done) = rollout(params["policy"], key, states, 6)
-        targets = returns(rewards, done, mlp(params["value"], states)[:, 0])
-        params, state, value = updated(optimizer, loss, params, state, seen, actions, targets)
-        return (params, state, states), {"loss": value, "reward": rewards.mean()}
-
-    carry = params, optimizer.init(params), first_states(of_env)
-    (params, *_), metrics = jax.lax.scan(update, carry, jax.random.split(key, 4))
-    return {"params": params, "metrics": metrics}
-
-
-def reinforce(key):
-    key, of_policy = jax.random.split(key)
-    policy, optimizer = mlp_init(of_policy, 4, HIDDEN, 2), optax.sgd(0.05, momentum=0.9)
-
-    def loss(policy, seen, actions, gains):
-        return -(picked(jax.nn.log_softmax(mlp(policy, seen)), actions) * gains).mean()
-
-    def update(carry, key):
-        of_env, of_rollout = jax.random.split(key)
-        _, (seen, actions, rewards, done) = rollout(carry[0], of_rollout, first_states(of_env), 8)
-        gains = returns(rewards, done, jnp.zeros(ENVIRONMENTS))
-        gains = (gains - gains.mean()) / (gains.std() + 1e-3)
-        *carry, value = updated(optimizer, loss, *carry, seen, actions, gains)
-        return tuple(carry), value
-
-    carry = policy, optimizer.init(policy)
-    (policy, _), losses = jax.lax.scan(update, carry, jax.random.split(key, 4))
-    return {"policy": policy, "losses": losses}
-
-
 def dqn(key):
     key, of_net, of_env = jax.random.split(key, 3)
     net, optimizer = mlp_init(of_net, 4, HIDDEN, 2), optax.adam(3e-3, eps=1e-4)
@@ -363,53 +317,12 @@ def meta_learning(key):
     return {"net": net, "losses": losses}
 
 
-def thompson_sampling(key):
-    chances = jnp.array([0.2, 0.5, 0.8])
-
-    def pull(counts, key):
-        of_guess, of_reward = jax.random.split(key)
-        arm = jax.random.beta(of_guess, 1 + counts[0], 1 + counts[1]).argmax()
-        won = jax.random.bernoulli(of_reward, chances[arm])
-        return counts.at[1 - won.astype(jnp.int32), arm].add(1), won
-
-    counts, wins = jax.lax.scan(pull, jnp.zeros((2, 3)), jax.random.split(key, 30))
-    return {"counts": counts, "wins": wins}
-
-
-def classifier_with_dropout(key):
-    key, of_data, of_net = jax.random.split(key, 3)
-    x = jax.random.normal(of_data, (32, 4))
-    labels = (x[:, 0] * x[:, 1] > 0).astype(jnp.int32)
-    net, optimizer = mlp_init(of_net, 4, HIDDEN, 2), optax.adam(1e-2, eps=1e-4)
-
-    def loss(net, key, rows):
-        (first, bias), last = net
-        hidden = jnp.tanh(x[rows] @ first + bias[None])
-        hidden = hidden * jax.random.bernoulli(key, 0.8, hidden.shape) / 0.8
-        logits = mlp([last], hidden)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels[rows]).mean()
-
-    def step(carry, key):
-        of_rows, of_mask = jax.random.split(key)
-        rows = jax.random.choice(of_rows, 32, (8,), replace=False)
-        *carry, value = updated(optimizer, loss, *carry, of_mask, rows)
-        return tuple(carry), value
-
-    carry = net, optimizer.init(net)
-    (net, _), losses = jax.lax.scan(step, carry, jax.random.split(key, 8))
-    return {"net": net, "losses": losses, "accuracy": (mlp(net, x).argmax(axis=1) == labels).mean()}
-
-
 TRAININGS = [
     ppo,
-    a2c,
-    reinforce,
     dqn,
     soft_actor_critic,
     q_learning,
     evolution_strategy,
     gan,
     meta_learning,
-    thompson_sampling,
-    classifier_with_dropout,
 ]

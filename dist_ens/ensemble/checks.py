@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +83,7 @@ def checked_dtype(dtype: DTypeLike | None) -> str | None:
     return name
 
 
-def check_loss(loss: object) -> None:
+def check_loss(loss: Any) -> None:
     """Raises a `UserError` unless a loss is an objective, or can be called as a loss function."""
     if isinstance(loss, Objective):
         return
@@ -175,7 +176,8 @@ def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) 
     """Returns a member's outputs, which an objective takes if they have a row for each example."""
     if objective is None:
         return outputs
-    size, shape = jax.tree.leaves(inputs)[0].shape[0], getattr(outputs, "shape", ())
+    size: int = jax.tree.leaves(inputs)[0].shape[0]
+    shape: tuple[int, ...] = getattr(outputs, "shape", ())
     if len(shape) < 2 or shape[0] != size:
         takes = f"{objective.name} takes [{size}, ..., outputs]"
         raise ValueError(f"The outputs are {described(outputs)}, and {takes}.")

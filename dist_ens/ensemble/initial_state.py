@@ -163,7 +163,8 @@ def state_from(
         if not isinstance(given, list | tuple) or len(given) != ensemble.num_members:
             raise UserError(
                 f"{name} is {kind_of(given)} of {len(given)}. Give a list with one pytree for each "
-                f"of the {counted(ensemble.num_members, 'member')} of the ensemble."
+                f"of the {counted(ensemble.num_members, 'member')} of the ensemble. "
+                "unstack_members makes the list from stacked parameters."
             )
     parts = list(map(member.parts_of, params, model_states or [None] * len(params)))
     stacked, model_state = without_weak_types(

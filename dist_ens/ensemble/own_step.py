@@ -21,6 +21,7 @@ from dist_ens.ground.types import (
     Outputs,
     Params,
     PyTree,
+    Structure,
 )
 from dist_ens.losses import Objective
 from dist_ens.members import Member
@@ -111,7 +112,8 @@ def _results(results: object, old: PyTree) -> tuple[PyTree, Metrics]:
             pass
         case _:
             raise UserError(f"The step returned {parts_text(results)}. It must be {_SIGNATURE}.")
-    if leaf_types(new) != leaf_types(old) or jax.tree.structure(new) != jax.tree.structure(old):
+    structures: list[Structure] = [jax.tree.structure(tree) for tree in (new, old)]
+    if leaf_types(new) != leaf_types(old) or structures[0] != structures[1]:
         raise UserError(
             f"The step returned a state of {described(new)}, and it was given one of "
             f"{described(old)}. Return the structure, shapes and types that it has after init."
