@@ -1,20 +1,17 @@
 """Losses that see more than one example at a time, or draw random numbers, each with a network.
 
 A program has `init(key, inputs) -> (params, model_state)` and `loss(params, model_state, batch,
-key) -> (loss, model_state, drawn)`, in JAX, flax, equinox and Haiku alone. `drawn` is an array of
+key) -> (loss, model_state, drawn)`, in JAX and flax alone. `drawn` is an array of
 the random numbers that the loss used, or None.
 """
 
 import functools
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 BATCH, FEATURES, OUTPUTS, STEPS, SEED = 16, 6, 4, 3, 7
 RATE = np.float32(0.05)
@@ -181,8 +178,9 @@ def of_outputs(loss):
     return Program(mlp_init, of_params)
 
 
-# Networks with statistics of the batch, in four libraries, and with a spectral norm. No bias
-# precedes the statistics, as its gradient would be rounding alone.
+# Networks with statistics of the batch and with a spectral norm. No bias precedes the statistics,
+# as its gradient would be rounding alone. Those of other libraries are in
+# `test_global_batch_networks.py`.
 
 
 def mean_error(outputs, batch):
@@ -213,77 +211,6 @@ def of_linen(module):
         return mean_error(outputs, batch), dict(new_state), None
 
     return Program(init, loss)
-
-
-def make_nnx(rngs):
-    return nnx.Sequential(
-        nnx.Linear(FEATURES, 8, use_bias=False, rngs=rngs),
-        nnx.BatchNorm(8, use_running_average=False, rngs=rngs),
-        jnp.tanh,
-        nnx.Linear(8, 1, rngs=rngs),
-    )
-
-
-def of_nnx():
-    def init(key, x):
-        _, params, statistics = nnx.split(make_nnx(nnx.Rngs(key)), nnx.Param, ...)
-        return params, statistics
-
-    def loss(params, model_state, batch, key):
-        graph, *_ = nnx.split(nnx.eval_shape(lambda: make_nnx(nnx.Rngs(0))), nnx.Param, ...)
-        module = nnx.merge(graph, *jax.tree.map(lambda leaf: leaf, (params, model_state)))
-        outputs = module(batch["inputs"])
-        return mean_error(outputs, batch), nnx.split(module, nnx.Param, ...)[2], None
-
-    return Program(init, loss)
-
-
-class Equinox(eqx.Module):
-    first: eqx.nn.Linear
-    norm: eqx.nn.BatchNorm
-    last: eqx.nn.Linear
-
-    def __init__(self, key):
-        of_first, of_last = jax.random.split(key)
-        self.first = eqx.nn.Linear(FEATURES, 8, use_bias=False, key=of_first)
-        self.norm = eqx.nn.BatchNorm(8, axis_name="batch", mode="batch")
-        self.last = eqx.nn.Linear(8, 1, key=of_last)
-
-    def __call__(self, x, state):
-        x, state = self.norm(self.first(x), state)
-        return self.last(jnp.tanh(x)), state
-
-
-def of_equinox():
-    def init(key, x):
-        module, state = eqx.nn.make_with_state(Equinox)(key)
-        return eqx.filter(module, eqx.is_inexact_array), state
-
-    def loss(params, model_state, batch, key):
-        shapes = eqx.filter_eval_shape(eqx.nn.make_with_state(Equinox), jax.random.key(0))[0]
-        static = eqx.filter(shapes, lambda leaf: not isinstance(leaf, jax.ShapeDtypeStruct))
-        module = eqx.combine(params, static)
-        state = jax.tree.map(lambda leaf: leaf, model_state)  # It may be used once.
-        outputs, state = jax.vmap(module, (0, None), (0, None), axis_name="batch")(
-            batch["inputs"], state
-        )
-        return mean_error(outputs, batch), state, None
-
-    return Program(init, loss)
-
-
-def of_haiku():
-    @hk.without_apply_rng
-    @hk.transform_with_state
-    def network(x):
-        x = hk.BatchNorm(True, True, 0.9)(hk.Linear(8, with_bias=False)(x), is_training=True)
-        return hk.Linear(1)(jnp.tanh(x))
-
-    def loss(params, model_state, batch, key):
-        outputs, new_state = network.apply(params, model_state, batch["inputs"])
-        return mean_error(outputs, batch), new_state, None
-
-    return Program(network.init, loss)
 
 
 # Losses that draw random numbers.
@@ -370,9 +297,6 @@ PROGRAMS = {
     "recurrence over the batch": of_outputs(recurrence_over_the_batch),
     "prototypes": of_outputs(prototypes),
     "BatchNorm of linen": of_linen(BatchNormed()),
-    "BatchNorm of nnx": of_nnx(),
-    "BatchNorm of equinox": of_equinox(),
-    "BatchNorm of Haiku": of_haiku(),
     "SpectralNorm": of_linen(SpectralNormed()),
     "dropout": Program(dropout_init, dropout_loss),
     "VAE": Program(vae_init, vae),

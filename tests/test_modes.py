@@ -1,7 +1,6 @@
 """A network is told that it is trained, whatever it calls the switch."""
 
 import dataclasses
-from functools import partial
 
 import equinox as eqx
 import flax.linen as nn
@@ -177,14 +176,6 @@ def weights(key):
 def test_a_function_that_takes_a_switch_is_given_it(member):
     (trained, _), (evaluated, _) = both(member)
     np.testing.assert_allclose(trained, 2 * evaluated, rtol=1e-6)
-
-
-def test_a_switch_that_somebody_has_set_stays_set():
-    def apply(w, x, *, training):
-        return (2.0 if training else 1.0) * (x @ w)
-
-    (trained, _), (evaluated, _) = both(from_functions(weights, partial(apply, training=False)))
-    np.testing.assert_array_equal(trained, evaluated)
 
 
 @pytest.mark.slow

@@ -130,16 +130,6 @@ def test_networks_without_model_states_are_given_predicted_joined_and_trained(na
     assert fitted.state.step.tolist() == [1, 1]
 
 
-def test_networks_whose_model_states_are_missing_are_refused():
-    normed = [variables["params"] for variables in GIVEN["linen variables"][1]]
-    ensemble = ensemble_of(Linen(has_norm=True))
-    state = ensemble.state_of(normed)  # Its shapes depend on the inputs, so nothing is known yet.
-    with pytest.raises(UserError, match="does not take the inputs .*batch_stats"):
-        ensemble.predict(state, X)
-    with pytest.raises(UserError, match="does not fit this ensemble: leaf .model_state.'batch_st"):
-        de.fit(ensemble, DATA, steps=1, state=state, progress=False)
-
-
 # Networks of ones that sample around their inputs where they predict, and drop in training.
 
 
@@ -227,7 +217,17 @@ class NnxOfTwo(nnx.Module):
         return self.head(y) * t[:, None]
 
 
-OF_TWO = {"linen": LinenOfTwo(), "nnx": NnxOfTwo}
+class EquinoxOfTwo(eqx.Module):
+    head: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.head = eqx.nn.Linear(6, 3, key=key)
+
+    def __call__(self, t, y, *, key=None):
+        return self.head(y) * t
+
+
+OF_TWO = {"linen": LinenOfTwo(), "nnx": NnxOfTwo, "equinox": EquinoxOfTwo}
 if hk is not None:
     OF_TWO["haiku"] = hk.transform(lambda t, y: hk.Linear(3)(y) * t[:, None])
 

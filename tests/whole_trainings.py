@@ -167,62 +167,6 @@ def dqn(key):
     return {"net": net, "target": target, "losses": losses, "buffer": buffer}
 
 
-def soft_actor_critic(key):
-    """A point is pushed to the origin; two critics with targets that follow slowly."""
-    key, of_actor, *of_critics = jax.random.split(key, 4)
-    params = {
-        "actor": mlp_init(of_actor, 2, HIDDEN, 2),
-        "critics": [mlp_init(k, 3, HIDDEN, 1) for k in of_critics],
-    }
-    actors, critics = optax.sgd(0.05), optax.sgd(0.05, momentum=0.9)
-
-    def act(actor, key, seen):
-        mean, log_deviation = jnp.split(mlp(actor, seen), 2, axis=-1)
-        noise = jax.random.normal(key, mean.shape)
-        log_deviation = jnp.tanh(log_deviation)
-        raw = mean + jnp.exp(log_deviation) * noise
-        action = jnp.tanh(raw)
-        log_probs = -0.5 * jnp.square(noise) - log_deviation - jnp.log(1.01 - jnp.square(action))
-        return action, log_probs[..., 0]
-
-    def least(critics, seen, action):
-        both = jnp.concatenate([seen, action], axis=-1)
-        return jnp.minimum(*(mlp(critic, both)[..., 0] for critic in critics))
-
-    def critics_loss(critics, seen, action, wanted):
-        both = jnp.concatenate([seen, action], axis=-1)
-        return sum(jnp.square(mlp(critic, both)[..., 0] - wanted).mean() for critic in critics)
-
-    def actors_loss(actor, critics, key, seen):
-        action, log_probs = act(actor, key, seen)
-        return (0.1 * log_probs - least(critics, seen, action)).mean()
-
-    def step(carry, key):
-        params, targets, of_actor, of_critics, seen = carry
-        keys = jax.random.split(key, 3)
-        action, _ = act(params["actor"], keys[0], seen)
-        speed = 0.9 * seen[:, 1:] + 0.2 * action
-        new = jnp.concatenate([seen[:, :1] + 0.2 * speed, speed], axis=1)
-        reward = -jnp.square(new).sum(axis=1)
-        following, log_probs = act(params["actor"], keys[1], new)
-        wanted = reward + 0.9 * (least(targets, new, following) - 0.1 * log_probs)
-        held, of_critics, value = updated(
-            critics, critics_loss, params["critics"], of_critics, seen, action, wanted
-        )
-        actor, of_actor, _ = updated(
-            actors, actors_loss, params["actor"], of_actor, held, keys[2], seen
-        )
-        targets = optax.incremental_update(held, targets, 0.05)
-        return ({"actor": actor, "critics": held}, targets, of_actor, of_critics, new), value
-
-    of_actor, of_critics = actors.init(params["actor"]), critics.init(params["critics"])
-    key, of_env = jax.random.split(key)
-    seen = jax.random.normal(of_env, (ENVIRONMENTS, 2))
-    carry = params, params["critics"], of_actor, of_critics, seen
-    (params, targets, *_), losses = jax.lax.scan(step, carry, jax.random.split(key, 5))
-    return {"params": params, "targets": targets, "losses": losses}
-
-
 def q_learning(key):
     """A walk on a line of five places, the last of which pays."""
 
@@ -320,7 +264,6 @@ def meta_learning(key):
 TRAININGS = [
     ppo,
     dqn,
-    soft_actor_critic,
     q_learning,
     evolution_strategy,
     gan,
