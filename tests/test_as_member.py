@@ -142,7 +142,7 @@ def test_a_network_without_apply_trains_but_cannot_predict(init):
     ]
     for wrapped in changed:
         assert not wrapped.has_apply
-        with pytest.raises(UserError, match=r"given without apply.*as_member\(init=\.\.\., apply="):
+        with pytest.raises(UserError, match="given without apply. Give as_member"):
             wrapped.apply(*member.init(jax.random.key(0), X), X, None, False)
 
 

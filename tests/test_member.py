@@ -194,7 +194,7 @@ def test_an_unregistered_class_is_told_how_to_register(make):
         (from_functions(linear, lambda p, x: (x @ p["w"])[:, 0]), "outputs have the wrong shape"),
         (
             from_functions(lambda key: {"w": jnp.zeros((5, 3))}, lambda p, x: x @ p["w"]),
-            r"does not accept the data's inputs. A batch float32\[8, 6\] raised TypeError:",
+            r"does not accept the data's inputs float32\[8, 6\]: TypeError:",
         ),
         (
             from_functions(lambda key: {"n": jnp.zeros((), jnp.int32)}, lambda p, x: x),

@@ -157,21 +157,6 @@ def explained_errors(what: str = "loss") -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def explained_inputs(inputs: Inputs) -> Iterator[None]:
-    """Turns what a network raises for inputs that it does not take into a `UserError`."""
-    try:
-        yield
-    except (UserError, RuntimeError):  # A device may be full, or an array deleted.
-        raise
-    except Exception as error:  # The network of a user may raise anything.
-        raise UserError(
-            f"The network does not take the inputs {described(inputs)}: {type(error).__name__}: "
-            f"{first_line(error)} Give inputs like those of the training data, [examples, ...]. A "
-            "single example is an array of length 1."
-        ) from error
-
-
 def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) -> Outputs:
     """Returns a member's outputs, which an objective takes if they have a row for each example."""
     if objective is None:

@@ -88,11 +88,7 @@ def _conditional(update: Callable[..., Tree]) -> Callable[..., Tree]:
 
 
 def _in_row_major_layout(leaf: jax.Array) -> jax.Array:
-    """Returns an array in the layout that a loop needs, so that it is copied once at most.
-
-    The gradient of weights may come from a product in another layout. XLA would copy it once for
-    each of its uses.
-    """
+    """Returns an array in the layout that a loop needs; XLA would copy it at each of its uses."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     return with_layout_constraint(leaf, Layout(major_to_minor=tuple(range(leaf.ndim))))

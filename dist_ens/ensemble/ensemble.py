@@ -20,7 +20,6 @@ from dist_ens.ensemble.checks import (
     checked_dtype,
     checked_ids,
     checked_methods,
-    explained_inputs,
 )
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import FailureRecord, no_failures
@@ -28,7 +27,7 @@ from dist_ens.ensemble.initial_state import network_for, state_from
 from dist_ens.ensemble.label_scale import begin_label_scale
 from dist_ens.ensemble.optimizer import check_optimizer
 from dist_ens.ensemble.own_step import OwnStep, loss_of_scoring
-from dist_ens.ensemble.padding import placed_inputs, unpadded
+from dist_ens.ensemble.padding import explained_inputs, placed_inputs, unpadded
 from dist_ens.ensemble.programs import Programs
 from dist_ens.ensemble.update_steps import Update
 from dist_ens.execution.spec import AUTO, Execution
@@ -111,10 +110,6 @@ class Ensemble:
             for a data axis above 1. Default: "batch", every leaf holds rows.
         ids: Ids of the members, int32[members].
         objective: Objective by which the members are scored; None if the loss is a function.
-        trained_objective: Objective that is trained; None for a loss function or a user's own step.
-        network: Member that is trained, with its compute type and the scale of its labels.
-        uses_positions: Whether a method uses the positions of the examples, as `bootstrap` does.
-        programs: Compiled programs.
 
     Raises:
         UserError: If an argument has a value that it cannot have.
@@ -234,15 +229,9 @@ class Ensemble:
                 distribution. Default: none.
             eval_loss: Function of one member, `eval_loss(state, batch, key) -> (loss, metrics)`, by
                 which data is scored as by a loss function. Default: none.
-            num_members: See `Ensemble`, as for all further arguments.
-            seed: Seed.
-            layout: Layout.
-            execution: Execution.
-            member_ids: Ids of the members.
-            waves: Number of waves.
+            num_members: Number of members, as for `Ensemble`, which describes the other arguments.
             failures: Policy. A step fails if its metric "loss" is not finite, or if a finite number
                 of the state becomes infinite or NaN.
-            batch_specs: Parts of a batch without rows.
 
         >>> def init(key, batch):
         ...     return {"w": jax.random.normal(key, (3,)), "average": jax.numpy.zeros(3)}
@@ -273,16 +262,7 @@ class Ensemble:
         )
 
     def replace(self, **changes: Any) -> "Ensemble":
-        """Returns the same ensemble with other arguments.
-
-        Args:
-            **changes: New values of arguments of `Ensemble`, by their names.
-
-        >>> network = (lambda key: jax.numpy.ones(3), lambda params, x: x @ params)
-        >>> ensemble = Ensemble(network, optax.sgd(0.1), lambda *args: None, num_members=2)
-        >>> ensemble.replace(seed=3).seed
-        3
-        """
+        """Returns the same ensemble with new values of some arguments of `Ensemble`."""
         names = inspect.signature(Ensemble).parameters
         return Ensemble(**{name: getattr(self, name) for name in names} | changes)
 
@@ -363,12 +343,10 @@ class Ensemble:
 
     @property
     def update_steps(self) -> Update:
-        """The update of several steps in one call: `update_steps(state, batches)`.
+        """The update of several steps in one call, `update_steps(state, batches)`.
 
-        `batches` are `Batches`, `MemberBatches` or `Drawn`, or a bare pytree with leaves
-        [steps, batch, ...] on the layout. It returns the new state and metrics by name,
-        float32[steps, members]. It donates the given state, and is compiled once for each number
-        of steps.
+        A bare pytree of batches has leaves [steps, batch, ...] on the layout. The new state is
+        returned with metrics by name, float32[steps, members]. The given state is donated.
         """
         return self.programs.update_steps
 
@@ -422,19 +400,15 @@ class Ensemble:
 
     @property
     def outputs(self) -> Callable[[State, Inputs], Outputs]:
-        """The outputs of all members for inputs on the layout: `outputs(state, inputs)`.
+        """The outputs of all members for inputs on the layout, `outputs(state, inputs)`.
 
-        `inputs` has leaves [batch, ...] with the spec "batch". With several groups of members, it
-        has leaves [groups, batch, ...], and each member takes the inputs of its group. The outputs
-        have leaves [members, batch, ...], or [members, batch, samples, ...] with `dropout_samples`.
+        The inputs of several groups of members have leaves [groups, batch, ...]. The outputs have
+        leaves [members, batch, ...], or [members, batch, samples, ...] with `dropout_samples`.
         """
         return self.programs.outputs
 
     def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
-        """Returns the traced update of one member after another, without lowerings.
-
-        The state and the batches of a call may be given as shapes and types.
-        """
+        """Returns the traced update of one member after another, without lowerings."""
         return self.programs.traced_update(state, batches)
 
     @cached_property
@@ -446,10 +420,7 @@ class Ensemble:
         )
 
     def on(self, layout: Layout, execution: str | None = None) -> "Ensemble":
-        """Returns the same ensemble on another layout and, if given, with another execution.
-
-        The same arguments return the same object, whose programs are compiled once.
-        """
+        """Returns the same ensemble on another layout, the same object for the same arguments."""
         execution = execution or self.execution
         key, variants = (layout, layout.is_fixed, execution), self.programs.variants
         if key not in variants:

@@ -1,7 +1,6 @@
 """The state of an ensemble before its first step, created on the devices that hold it."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -12,12 +11,11 @@ import numpy as np
 
 from dist_ens.ensemble.failures import no_failures
 from dist_ens.ensemble.optimizer import optimizer_state
-from dist_ens.ground.errors import UserError, counted, first_line, kind_of
+from dist_ens.ground.errors import UserError, counted, kind_of
 from dist_ens.ground.host_keys import dtype_in_jax
 from dist_ens.ground.randomness import INIT, member_key, pinned_generator
 from dist_ens.ground.state import (
     State,
-    described,
     stack_members,
     without_weak_types,
 )
@@ -35,7 +33,7 @@ from dist_ens.layout import MEMBERS, Layout, Waves
 from dist_ens.losses import Objective
 from dist_ens.members import Member, with_compute_dtype
 from dist_ens.members.label_scale import with_label_scale
-from dist_ens.members.member import INPUTS_RULE
+from dist_ens.members.member import INPUTS_RULE, explained_network
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
@@ -61,7 +59,8 @@ def state_of_one(
     def make(member_id: jax.Array, seed: jax.Array) -> State:
         key = member_key(seed, member_id)
         inputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        with _explained(member, shapes):
+        what = f"The network ({member.name}) could not be initialised on"
+        with explained_network(what, shapes, f"It is given {INPUTS_RULE}."):
             params, model_state = member.init(jax.random.fold_in(key, INIT), inputs)
         params = without_weak_types(params)
         return without_weak_types(
@@ -77,22 +76,6 @@ def state_of_one(
         )
 
     return make
-
-
-@contextlib.contextmanager
-def _explained(member: Member, shapes: Shapes) -> Iterator[None]:
-    """Turns any error that a network raises when it is initialised into a `UserError`."""
-    try:
-        yield
-    except (UserError, RuntimeError):  # A device may be full.
-        raise
-    except Exception as error:
-        raise UserError(
-            f"The network ({member.name}) could not be initialised on {described(shapes)}: "
-            f"{type(error).__name__}: {first_line(error)} It is given {INPUTS_RULE}. Correct "
-            "the network or the data, or take the inputs out of the batch in two functions: "
-            "as_member(init=..., apply=...)."
-        ) from error
 
 
 class Initializer:

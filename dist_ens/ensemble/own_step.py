@@ -129,10 +129,7 @@ def _results(results: object, old: PyTree) -> tuple[PyTree, Metrics]:
 
 
 def _stays_finite(old: PyTree, new: PyTree) -> jax.Array:
-    """Returns whether every finite number of a state is finite in the new one, bool[].
-
-    A number that is infinite already may stay so, such as a mask or the best loss so far.
-    """
+    """Returns whether every finite number of a state, so no mask of -inf, stays finite, bool[]."""
     stay = [
         jnp.all(jnp.isfinite(after) | ~jnp.isfinite(before))
         for before, after in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)

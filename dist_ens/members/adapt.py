@@ -4,7 +4,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -195,7 +194,7 @@ def _traced(make: Callable[[object], Network], kinds: list[str]) -> Network:
 
 
 def _is_a(
-    network: Network, library: str, name: str, check: Callable[[Any, type], bool] = isinstance
+    network: Network, library: str, name: str, check: Callable[..., bool] = isinstance
 ) -> bool:
     """Returns whether an object belongs to a class of a library, without importing the library."""
     module = sys.modules.get(library)

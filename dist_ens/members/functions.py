@@ -124,10 +124,7 @@ def _from_full_functions(init: Callable[..., object], apply: Callable[..., objec
 
 
 def _missing_apply(*_: object) -> NoReturn:
-    raise UserError(
-        "The network was given without apply, so it cannot predict. Give it with "
-        f"as_member(init=..., apply=...), where apply is {_FULL_APPLY}."
-    )
+    raise UserError("The network was given without apply. Give as_member(init=..., apply=...).")
 
 
 def _two_of(returned: object, signature: str) -> tuple[PyTree, PyTree]:

@@ -64,7 +64,7 @@ class _Linen:
         ]
 
     def _applied(
-        self, method: str, train: bool, first: object, inputs: Inputs, **others: Any
+        self, method: str, train: bool, first: object, inputs: Inputs, **others: object
     ) -> Any:
         """Calls `init` or `apply` of the module with a first argument, its switches set."""
         values = switches(train)

@@ -1,7 +1,8 @@
 """`Member`, the checks of a member against data, and its transformations."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -85,6 +86,18 @@ class Member:
                 raise error from None
 
 
+@contextlib.contextmanager
+def explained_network(what: str, inputs: Inputs, advice: str) -> Iterator[None]:
+    """Turns any error that a network raises for inputs into a `UserError` that says what to do."""
+    try:
+        yield
+    except (UserError, RuntimeError):  # A device may be full, or an array deleted.
+        raise
+    except Exception as error:  # The network of a user may raise anything.
+        told = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{what} {described(inputs)}: {told} {advice}") from error
+
+
 def require_parameters(params: Params) -> None:
     """Raises a `UserError` unless every leaf of `params` is a floating-point array."""
     if not jax.tree.leaves(params):
@@ -110,17 +123,11 @@ def check_member(
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     outputs = None
-    try:
+    advice = "Choose another model or other data."
+    with explained_network("The network does not accept the data's inputs", inputs, advice):
         params, model_state = jax.eval_shape(member.init, key, inputs)
         if member.has_apply:
             outputs, _ = jax.eval_shape(member.evaluate, params, model_state, inputs, key)
-    except UserError:
-        raise
-    except Exception as error:  # A network may raise anything when its inputs do not fit.
-        raise UserError(
-            f"The network does not accept the data's inputs. A batch {described(inputs)} raised "
-            f"{type(error).__name__}: {first_line(error)} Choose another model or other data."
-        ) from error
     if output_shape is not None and getattr(outputs, "shape", None) != tuple(output_shape):
         raise UserError(
             f"The network's outputs have the wrong shape: {described(outputs)} instead of "
