@@ -99,30 +99,9 @@ def cox(net, batch):
     return -(event * (risk - jax.lax.cumlogsumexp(risk))).sum() / event.sum()
 
 
-def mmd(net, batch):
-    z, is_first = net(batch["inputs"]), batch["label"] == 0
-    kernel = jnp.exp(-2 * distances(z, z))
-
-    def mean(a, b):
-        return (kernel * (a[:, None] & b[None])).sum() / (a.sum() * b.sum())
-
-    return mean(is_first, is_first) + mean(~is_first, ~is_first) - 2 * mean(is_first, ~is_first)
-
-
-def class_weights(net, batch):
-    label = batch["label"]
-    weights = (len(label) / (3 * jnp.bincount(label, length=3)))[label]
-    losses = cross_entropies(net(batch["inputs"]), label)
-    return (weights * losses).sum() / weights.sum()
-
-
 def barlow_twins(net, batch):
     a, b = ((z - z.mean(axis=0)[None]) / z.std(axis=0)[None] for z in map(net, views(batch)))
     return jnp.square(a.T @ b / len(a) - jnp.eye(OUTPUTS)).mean()
-
-
-def cvar(net, batch):
-    return jax.lax.top_k(errors(net, batch), 4)[0].mean()
 
 
 @jax.custom_vjp
@@ -287,10 +266,7 @@ PROGRAMS = {
     "sum of errors": of_outputs(sum_of_errors),
     "hardest triplet": of_outputs(hardest_triplet),
     "Cox": of_outputs(cox),
-    "MMD": of_outputs(mmd),
-    "class weights": of_outputs(class_weights),
     "Barlow twins": of_outputs(barlow_twins),
-    "CVaR": of_outputs(cvar),
     "clipped cotangent": of_outputs(clipped_cotangent),
     "sliced Wasserstein": of_outputs(sliced_wasserstein),
     "Gaussian process": of_outputs(gaussian_process),

@@ -1,4 +1,4 @@
-"""Steps of one's own for the tests: four that need more than a loss, and loops by hand for them."""
+"""Steps of one's own for the tests, which need more than a loss, and loops by hand for them."""
 
 import dataclasses
 import functools
@@ -209,39 +209,6 @@ def graph(seed, nodes=24, edges=30, padded=32):
 GRAPH = Case(graph_init, graph_step, graph_outputs, list(map(graph, range(STEPS))), graph(9))
 
 
-# DP-SGD: the gradient of each example is clipped, and noise is drawn from the key.
-
-
-def dp_init(key, batch):
-    return layers(key, 3, 8, 1)
-
-
-def dp_step(weights, batch, key):
-    def loss_of(weights, x, y):
-        return (mlp(weights, x[None])[0, 0] - y) ** 2
-
-    losses, grads = jax.vmap(jax.value_and_grad(loss_of), (None, 0, 0))(
-        weights, batch["x"], batch["y"]
-    )
-    norms = jnp.sqrt(sum((g**2).sum(axis=(1, 2)) for g in grads))
-    scales = jnp.minimum(1, 0.5 / norms)
-    keys = jax.random.split(key, len(weights))
-    grads = [
-        (jnp.einsum("b,bij->ij", scales, g) + 0.1 * jax.random.normal(k, g.shape[1:])) / 16
-        for g, k in zip(grads, keys, strict=True)
-    ]
-    new = [w - 0.5 * g for w, g in zip(weights, grads, strict=True)]
-    return new, {"loss": losses.mean(), "clipped": (norms > 0.5).mean()}
-
-
-DP = Case(
-    dp_init,
-    dp_step,
-    mlp,
-    [{"x": normals(16, 3, seed=seed), "y": normals(16, seed=seed + 9)} for seed in range(STEPS)],
-    normals(5, 3),
-)
-
 # Batches that are no rows: a graph with other numbers of nodes and edges, and no batch at all.
 
 
@@ -270,7 +237,6 @@ CASES = {
     "dqn": DQN,
     "gan": GAN,
     "graph": GRAPH,
-    "dp_sgd": DP,
     "ragged_graph": RAGGED,
     "no_data": DRAWN,
 }

@@ -7,13 +7,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
-import networks
 from dist_ens.ground.errors import UserError
-from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import (
     Member,
     as_member,
@@ -235,32 +232,6 @@ def haiku_network(x, is_training):
     if is_training:
         x = hk.dropout(hk.next_rng_key(), 0.5, x)
     return hk.Linear(3)(x)
-
-
-@pytest.mark.slow
-@needs_haiku
-def test_a_haiku_network_with_batch_norm_trains_on_a_mesh_as_on_one_device():
-    member = as_member(hk.transform_with_state(haiku_network))
-    check_member(member, INPUTS, (8, 3))
-    labels = X[:, :3].argmax(-1).astype(np.int32)
-    states = []
-    for columns in (1, 4):
-        layout = Layout.make(2, ensemble_axis=1, devices=jax.devices()[:columns])
-        ensemble = networks.ensemble_of(member, optax.adam(0.05), layout)
-        batches = {"inputs": np.stack([X] * 60), "labels": np.stack([labels] * 60)}
-        first, _ = ensemble.update_steps(
-            networks.begin(ensemble, INPUTS),
-            layout.put({k: v[:1] for k, v in batches.items()}, BATCHES),
-        )
-        states.append(jax.tree.map(np.asarray, first.model_state))
-        _, metrics = ensemble.update_steps(
-            networks.begin(ensemble, INPUTS), layout.put(batches, BATCHES)
-        )
-        losses = np.asarray(metrics["loss"])
-        assert losses[-10:].mean() < 0.8 * losses[:10].mean()
-    # The first step's statistics see no dropout, and are those of the global batch.
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *states)
-    assert np.any(states[0]["batch_norm/~/mean_ema"]["average"])
 
 
 @pytest.mark.slow

@@ -281,23 +281,6 @@ def test_stacked_nnx_layers_drop_each_by_a_key_of_its_own():
     assert abs((passed > 0).mean() - 1 / 8) < 0.06  # four standard deviations of 600 draws
 
 
-@pytest.mark.slow
-def test_what_an_nnx_module_sows_is_no_state():
-    class Sowing(nnx.Module):
-        def __init__(self, rngs):
-            self.block, self.head = DroppingBlock(rngs), nnx.Linear(6, 3, rngs=rngs)
-            self.norm = nnx.BatchNorm(6, rngs=rngs)
-
-        def __call__(self, x):
-            return self.head(self.perturb("before", self.norm(self.block(x))))
-
-    member = from_nnx(Sowing)
-    assert trains_and_evaluates(member)
-    (_, trained), (_, evaluated) = both(member)
-    assert jax.tree.structure(trained) == jax.tree.structure(evaluated)
-    assert jax.tree.leaves(evaluated)
-
-
 class Noisy(nn.Module):
     @nn.compact
     def __call__(self, x, train):

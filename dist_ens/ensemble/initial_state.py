@@ -143,10 +143,11 @@ def state_from(
 ) -> State:
     """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`."""
     for name, given in (("params", params), ("model_states", model_states or params)):
-        if not isinstance(given, list | tuple) or len(given) != ensemble.num_members:
+        count = len(given) if isinstance(given, list | tuple) else 0
+        if count != ensemble.num_members:
             raise UserError(
-                f"{name} is {kind_of(given)} of {len(given)}. Give a list with one pytree for each "
-                f"of the {counted(ensemble.num_members, 'member')} of the ensemble. "
+                f"{name} has {counted(count, 'member')}, and the ensemble has "
+                f"{ensemble.num_members}. Give a list with one pytree for each member. "
                 "unstack_members makes the list from stacked parameters."
             )
     parts = list(map(member.parts_of, params, model_states or [None] * len(params)))
