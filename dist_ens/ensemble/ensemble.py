@@ -1,10 +1,8 @@
 """`Ensemble`: the network, optimizer and loss of one member, lifted over the mesh."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -22,7 +20,6 @@ from dist_ens.ensemble.checks import (
     checked_methods,
 )
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.initial_state import network_for, state_from
 from dist_ens.ensemble.label_scale import begin_label_scale
 from dist_ens.ensemble.optimizer import check_optimizer
@@ -30,6 +27,7 @@ from dist_ens.ensemble.own_step import OwnStep, loss_of_scoring
 from dist_ens.ensemble.padding import explained_inputs, placed_inputs, unpadded
 from dist_ens.ensemble.programs import Programs
 from dist_ens.ensemble.update_steps import Update
+from dist_ens.ensemble.variants import Variants
 from dist_ens.execution.spec import AUTO, Execution
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.numbers import MOST_DROPOUT_SAMPLES, MOST_SEED, whole_number
@@ -47,7 +45,7 @@ from dist_ens.ground.types import (
     PyTree,
     Specs,
 )
-from dist_ens.layout import MEMBERS, Layout, Waves, copied_like, settled, to_host
+from dist_ens.layout import Layout, Waves, settled
 from dist_ens.losses import Objective, Prediction
 from dist_ens.members import as_member
 from dist_ens.members.label_scale import has_label_scale
@@ -65,7 +63,7 @@ class AppliedCalibration(Protocol):
         """Returns the calibrated prediction."""
 
 
-class Ensemble:
+class Ensemble(Variants):
     """An ensemble of networks that share one architecture, optimizer and loss.
 
     Up to rounding, a member depends on the seed and its `member_id` alone. It does not depend on
@@ -110,9 +108,6 @@ class Ensemble:
             for a data axis above 1. Default: "batch", every leaf holds rows.
         ids: Ids of the members, int32[members].
         objective: Objective by which the members are scored; None if the loss is a function.
-
-    Raises:
-        UserError: If an argument has a value that it cannot have.
 
     >>> import optax
     >>> from dist_ens.losses import categorical
@@ -261,11 +256,6 @@ class Ensemble:
             batch_specs=batch_specs,
         )
 
-    def replace(self, **changes: Any) -> "Ensemble":
-        """Returns the same ensemble with new values of some arguments of `Ensemble`."""
-        names = inspect.signature(Ensemble).parameters
-        return Ensemble(**{name: getattr(self, name) for name in names} | changes)
-
     def init(self, batch: Batch) -> State:
         """Returns the state at step 0, each member created on the device that holds it.
 
@@ -389,10 +379,7 @@ class Ensemble:
 
         Args:
             state: State of the ensemble or of some members, on any layout.
-            inputs: Inputs; see `predict`.
-
-        Raises:
-            UserError: See `predict`.
+            inputs: Inputs; see `predict`, as for the errors.
         """
         here, needed, placed, size = placed_inputs(self, state, inputs)
         with explained_inputs(inputs):
@@ -410,63 +397,3 @@ class Ensemble:
     def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
         """Returns the traced update of one member after another, without lowerings."""
         return self.programs.traced_update(state, batches)
-
-    @cached_property
-    def of_wave(self) -> "Ensemble":
-        """The ensemble of the members of one wave, on the devices."""
-        of_one = Waves(self.layout, self.waves).layout_of_one
-        return self._variant(
-            layout=of_one, num_members=of_one.num_members, member_ids=None, waves=1
-        )
-
-    def on(self, layout: Layout, execution: str | None = None) -> "Ensemble":
-        """Returns the same ensemble on another layout, the same object for the same arguments."""
-        execution = execution or self.execution
-        key, variants = (layout, layout.is_fixed, execution), self.programs.variants
-        if key not in variants:
-            variants[key] = self._variant(layout=layout, execution=execution)
-            variants[key].programs.variants = variants
-        return variants[key]
-
-    def with_members(self, member_ids: Sequence[int]) -> "Ensemble":
-        """Returns the same ensemble with the members of some ids, on a new layout."""
-        count = len(member_ids)
-        layout = Layout.make(count, devices=cluster.devices_for(count))
-        return self._variant(
-            layout=layout, num_members=count, member_ids=tuple(member_ids), waves=1
-        )
-
-    def _variant(self, **changes: Any) -> "Ensemble":
-        """Returns an ensemble of other members or another layout, which gets the traced step."""
-        other = self.replace(**changes)
-        other.programs.step = self.programs.step
-        return other
-
-    def with_record(self, state: State) -> State:
-        """Returns a state with a record of failed updates only if this ensemble checks them."""
-        if not self.failures.is_checked:
-            return state if state.failures == () else state._replace(failures=())
-        if isinstance(state.failures, FailureRecord):
-            return state
-        record = no_failures(state.step.shape)
-        like = jax.tree.map(lambda _: state.step, record)
-        return state._replace(failures=copied_like(record, like))
-
-    def at(self, state: State) -> tuple["Ensemble", State]:
-        """Returns this ensemble and a state on one layout, the state's own layout if possible.
-
-        If the state has another number of members, as after `select_members`, the ensemble of those
-        members is returned.
-        """
-        elsewhere = self.programs.elsewhere
-        if state.step.shape[0] != self.num_members:
-            ids = tuple(to_host(state.member_id).tolist())
-            if ids not in elsewhere:
-                elsewhere[ids] = self.with_members(ids)
-            return elsewhere[ids], elsewhere[ids].layout.moved(state, MEMBERS)
-        mesh = getattr(state.step.sharding, "mesh", None)
-        if mesh is None or mesh is self.layout.mesh or mesh == self.layout.mesh:
-            return self, state
-        if mesh not in elsewhere:
-            elsewhere[mesh] = self.on(Layout(mesh, self.num_members))
-        return elsewhere[mesh], state
