@@ -87,14 +87,15 @@ def check_loss(loss: Any) -> None:
     """Raises a `UserError` unless a loss is an objective, or can be called as a loss function."""
     if isinstance(loss, Objective):
         return
-    error: str | None = f"it is {kind_of(loss)}"
+    signature, error = "", call_error(loss, 4)
     if callable(loss):
+        signature = f"{inspect.signature(loss)}"
         named = {"counts"} & inspect.signature(loss).parameters.keys()
         error = call_error(loss, 4, [*switch_arguments(loss, True, given=4), *named])
     if error is not None:
         raise UserError(
-            f"The loss {name_of(loss)} cannot be called with four arguments: {error}. Give an "
-            f"objective, such as dist_ens.losses.categorical(10), or a function {_SIGNATURE}."
+            f"The loss {name_of(loss)}{signature} cannot be called with four arguments: {error}. "
+            f"Give an objective, such as dist_ens.losses.categorical(10), or a function {_SIGNATURE}."
         )
 
 
