@@ -95,7 +95,7 @@ def check_loss(loss: Any) -> None:
     if error is not None:
         raise UserError(
             f"The loss {name_of(loss)}{signature} cannot be called with four arguments: {error}. "
-            f"Give an objective, such as dist_ens.losses.categorical(10), or a function {_SIGNATURE}."
+            f"Give an objective, such as losses.categorical(10), or a function {_SIGNATURE}."
         )
 
 
