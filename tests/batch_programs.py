@@ -1,20 +1,17 @@
 """Losses that see more than one example at a time, or draw random numbers, each with a network.
 
 A program has `init(key, inputs) -> (params, model_state)` and `loss(params, model_state, batch,
-key) -> (loss, model_state, drawn)`, in JAX, flax, equinox and Haiku alone. `drawn` is an array of
+key) -> (loss, model_state, drawn)`, in JAX and flax alone. `drawn` is an array of
 the random numbers that the loss used, or None.
 """
 
 import functools
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 BATCH, FEATURES, OUTPUTS, STEPS, SEED = 16, 6, 4, 3, 7
 RATE = np.float32(0.05)
@@ -102,54 +99,9 @@ def cox(net, batch):
     return -(event * (risk - jax.lax.cumlogsumexp(risk))).sum() / event.sum()
 
 
-def mmd(net, batch):
-    z, is_first = net(batch["inputs"]), batch["label"] == 0
-    kernel = jnp.exp(-2 * distances(z, z))
-
-    def mean(a, b):
-        return (kernel * (a[:, None] & b[None])).sum() / (a.sum() * b.sum())
-
-    return mean(is_first, is_first) + mean(~is_first, ~is_first) - 2 * mean(is_first, ~is_first)
-
-
-def class_weights(net, batch):
-    label = batch["label"]
-    weights = (len(label) / (3 * jnp.bincount(label, length=3)))[label]
-    losses = cross_entropies(net(batch["inputs"]), label)
-    return (weights * losses).sum() / weights.sum()
-
-
 def barlow_twins(net, batch):
     a, b = ((z - z.mean(axis=0)[None]) / z.std(axis=0)[None] for z in map(net, views(batch)))
     return jnp.square(a.T @ b / len(a) - jnp.eye(OUTPUTS)).mean()
-
-
-def cvar(net, batch):
-    return jax.lax.top_k(errors(net, batch), 4)[0].mean()
-
-
-def pairwise_ranking(net, batch):
-    score, target = net(batch["inputs"])[:, 0], batch["target"]
-    is_above = target[:, None] > target[None]
-    losses = jax.nn.softplus(score[None] - score[:, None])
-    return jnp.where(is_above, losses, 0).sum() / is_above.sum()
-
-
-def log_of_a_mean(net, batch):
-    return 1 + jnp.log(jnp.exp(0.3 * errors(net, batch)).mean())
-
-
-def variance_penalty(net, batch):
-    return errors(net, batch).mean() + 0.1 * errors(net, batch).var()
-
-
-def dice(net, batch):
-    p, y = jax.nn.sigmoid(net(batch["inputs"])[:, 0]), batch["event"]
-    return 1 - 2 * (p * y).sum() / (p.sum() + y.sum())
-
-
-def correlation(net, batch):
-    return 2 - jnp.corrcoef(net(batch["inputs"])[:, 0], batch["target"])[0, 1]
 
 
 @jax.custom_vjp
@@ -205,8 +157,9 @@ def of_outputs(loss):
     return Program(mlp_init, of_params)
 
 
-# Networks with statistics of the batch, in four libraries, and with a spectral norm. No bias
-# precedes the statistics, as its gradient would be rounding alone.
+# Networks with statistics of the batch and with a spectral norm. No bias precedes the statistics,
+# as its gradient would be rounding alone. Those of other libraries are in
+# `test_global_batch_networks.py`.
 
 
 def mean_error(outputs, batch):
@@ -237,77 +190,6 @@ def of_linen(module):
         return mean_error(outputs, batch), dict(new_state), None
 
     return Program(init, loss)
-
-
-def make_nnx(rngs):
-    return nnx.Sequential(
-        nnx.Linear(FEATURES, 8, use_bias=False, rngs=rngs),
-        nnx.BatchNorm(8, use_running_average=False, rngs=rngs),
-        jnp.tanh,
-        nnx.Linear(8, 1, rngs=rngs),
-    )
-
-
-def of_nnx():
-    def init(key, x):
-        _, params, statistics = nnx.split(make_nnx(nnx.Rngs(key)), nnx.Param, ...)
-        return params, statistics
-
-    def loss(params, model_state, batch, key):
-        graph, *_ = nnx.split(nnx.eval_shape(lambda: make_nnx(nnx.Rngs(0))), nnx.Param, ...)
-        module = nnx.merge(graph, *jax.tree.map(lambda leaf: leaf, (params, model_state)))
-        outputs = module(batch["inputs"])
-        return mean_error(outputs, batch), nnx.split(module, nnx.Param, ...)[2], None
-
-    return Program(init, loss)
-
-
-class Equinox(eqx.Module):
-    first: eqx.nn.Linear
-    norm: eqx.nn.BatchNorm
-    last: eqx.nn.Linear
-
-    def __init__(self, key):
-        of_first, of_last = jax.random.split(key)
-        self.first = eqx.nn.Linear(FEATURES, 8, use_bias=False, key=of_first)
-        self.norm = eqx.nn.BatchNorm(8, axis_name="batch", mode="batch")
-        self.last = eqx.nn.Linear(8, 1, key=of_last)
-
-    def __call__(self, x, state):
-        x, state = self.norm(self.first(x), state)
-        return self.last(jnp.tanh(x)), state
-
-
-def of_equinox():
-    def init(key, x):
-        module, state = eqx.nn.make_with_state(Equinox)(key)
-        return eqx.filter(module, eqx.is_inexact_array), state
-
-    def loss(params, model_state, batch, key):
-        shapes = eqx.filter_eval_shape(eqx.nn.make_with_state(Equinox), jax.random.key(0))[0]
-        static = eqx.filter(shapes, lambda leaf: not isinstance(leaf, jax.ShapeDtypeStruct))
-        module = eqx.combine(params, static)
-        state = jax.tree.map(lambda leaf: leaf, model_state)  # It may be used once.
-        outputs, state = jax.vmap(module, (0, None), (0, None), axis_name="batch")(
-            batch["inputs"], state
-        )
-        return mean_error(outputs, batch), state, None
-
-    return Program(init, loss)
-
-
-def of_haiku():
-    @hk.without_apply_rng
-    @hk.transform_with_state
-    def network(x):
-        x = hk.BatchNorm(True, True, 0.9)(hk.Linear(8, with_bias=False)(x), is_training=True)
-        return hk.Linear(1)(jnp.tanh(x))
-
-    def loss(params, model_state, batch, key):
-        outputs, new_state = network.apply(params, model_state, batch["inputs"])
-        return mean_error(outputs, batch), new_state, None
-
-    return Program(network.init, loss)
 
 
 # Losses that draw random numbers.
@@ -384,24 +266,13 @@ PROGRAMS = {
     "sum of errors": of_outputs(sum_of_errors),
     "hardest triplet": of_outputs(hardest_triplet),
     "Cox": of_outputs(cox),
-    "MMD": of_outputs(mmd),
-    "class weights": of_outputs(class_weights),
     "Barlow twins": of_outputs(barlow_twins),
-    "CVaR": of_outputs(cvar),
-    "pairwise ranking": of_outputs(pairwise_ranking),
-    "log of a mean": of_outputs(log_of_a_mean),
-    "variance penalty": of_outputs(variance_penalty),
-    "Dice": of_outputs(dice),
-    "correlation": of_outputs(correlation),
     "clipped cotangent": of_outputs(clipped_cotangent),
     "sliced Wasserstein": of_outputs(sliced_wasserstein),
     "Gaussian process": of_outputs(gaussian_process),
     "recurrence over the batch": of_outputs(recurrence_over_the_batch),
     "prototypes": of_outputs(prototypes),
     "BatchNorm of linen": of_linen(BatchNormed()),
-    "BatchNorm of nnx": of_nnx(),
-    "BatchNorm of equinox": of_equinox(),
-    "BatchNorm of Haiku": of_haiku(),
     "SpectralNorm": of_linen(SpectralNormed()),
     "dropout": Program(dropout_init, dropout_loss),
     "VAE": Program(vae_init, vae),

@@ -1,4 +1,4 @@
-"""Steps of one's own for the tests: five that need more than a loss, and loops by hand for them."""
+"""Steps of one's own for the tests, which need more than a loss, and loops by hand for them."""
 
 import dataclasses
 import functools
@@ -165,36 +165,8 @@ GAN = Case(
 )
 
 
-# A PINN: u'' = -u inside, and u = sin at the boundary points.
-
-
-def pinn_init(key, batch):
+def net_init(key, batch):
     return layers(key, 1, 8, 1)
-
-
-def pinn_step(weights, batch, key):
-    def loss_of(weights):
-        def u(x):
-            return mlp(weights, x[None, None])[0, 0]
-
-        inside = jax.vmap(lambda x: jax.grad(jax.grad(u))(x) + u(x))(batch["inner"][:, 0])
-        outside = mlp(weights, batch["boundary"]) - jnp.sin(batch["boundary"])
-        return (inside**2).mean() + (outside**2).mean()
-
-    loss, grads = jax.value_and_grad(loss_of)(weights)
-    return jax.tree.map(lambda w, g: w - 0.01 * g, weights, grads), {"loss": loss}
-
-
-PINN = Case(
-    pinn_init,
-    pinn_step,
-    mlp,
-    [
-        {"inner": normals(16, 1, seed=seed), "boundary": np.tile(np.float32([[0], [2]]), (8, 1))}
-        for seed in range(STEPS)
-    ],
-    normals(5, 1),
-)
 
 
 # A padded graph, in the form of jraph: the last nodes and edges are padding.
@@ -237,39 +209,6 @@ def graph(seed, nodes=24, edges=30, padded=32):
 GRAPH = Case(graph_init, graph_step, graph_outputs, list(map(graph, range(STEPS))), graph(9))
 
 
-# DP-SGD: the gradient of each example is clipped, and noise is drawn from the key.
-
-
-def dp_init(key, batch):
-    return layers(key, 3, 8, 1)
-
-
-def dp_step(weights, batch, key):
-    def loss_of(weights, x, y):
-        return (mlp(weights, x[None])[0, 0] - y) ** 2
-
-    losses, grads = jax.vmap(jax.value_and_grad(loss_of), (None, 0, 0))(
-        weights, batch["x"], batch["y"]
-    )
-    norms = jnp.sqrt(sum((g**2).sum(axis=(1, 2)) for g in grads))
-    scales = jnp.minimum(1, 0.5 / norms)
-    keys = jax.random.split(key, len(weights))
-    grads = [
-        (jnp.einsum("b,bij->ij", scales, g) + 0.1 * jax.random.normal(k, g.shape[1:])) / 16
-        for g, k in zip(grads, keys, strict=True)
-    ]
-    new = [w - 0.5 * g for w, g in zip(weights, grads, strict=True)]
-    return new, {"loss": losses.mean(), "clipped": (norms > 0.5).mean()}
-
-
-DP = Case(
-    dp_init,
-    dp_step,
-    mlp,
-    [{"x": normals(16, 3, seed=seed), "y": normals(16, seed=seed + 9)} for seed in range(STEPS)],
-    normals(5, 3),
-)
-
 # Batches that are no rows: a graph with other numbers of nodes and edges, and no batch at all.
 
 
@@ -292,14 +231,12 @@ def drawn_step(weights, batch, key):
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), {"loss": loss}
 
 
-DRAWN = Case(pinn_init, drawn_step, mlp, [None] * STEPS, normals(5, 1))
+DRAWN = Case(net_init, drawn_step, mlp, [None] * STEPS, normals(5, 1))
 
 CASES = {
     "dqn": DQN,
     "gan": GAN,
-    "pinn": PINN,
     "graph": GRAPH,
-    "dp_sgd": DP,
     "ragged_graph": RAGGED,
     "no_data": DRAWN,
 }

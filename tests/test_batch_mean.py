@@ -192,17 +192,10 @@ def test_it_is_the_plain_weighted_mean():
 
 
 LOCAL_MEANS = {
-    "a quotient of sums": lambda v, m: (v * m).sum() / m.sum(),
     "jnp.average": lambda v, m: jnp.average(v, weights=m),
-    "normalised weights": lambda v, m: (v * (m / m.sum())).sum(),
     "inside jit": jax.jit(lambda v, m: batch_mean(v, m)),
     "inside remat": jax.checkpoint(lambda v, m: batch_mean(v, m)),
 }
-
-
-def test_weights_of_another_shape_are_refused():
-    with pytest.raises(UserError, match=r"weights have the shape \[3\], and values \[2, 2\]"):
-        batch_mean(VALUES, weights=jnp.ones(3))
 
 
 def of_tokens(mean):
@@ -297,10 +290,3 @@ def test_a_loss_counts_the_examples_as_bootstrap_drew_them(ratio):
 
     expected = jax.tree.map(lambda p, g: p - 0.3 * g, params, jax.grad(by_hand)(params))
     assert_close(jax.tree.map(lambda leaf: leaf[1], jax.device_get(found.params)), expected)
-
-
-def test_bootstrap_of_a_loss_that_takes_no_counts_is_refused():
-    ensemble = ensemble_of(loss_fn, methods=[de.methods.bootstrap()])
-    data = {name: np.concatenate([b[name] for b in BATCHES]) for name in BATCHES[0]}
-    with pytest.raises(UserError, match="does not take the counts. Give it the argument counts"):
-        de.fit(ensemble, data, steps=1, batch_size=BATCH, progress=False)

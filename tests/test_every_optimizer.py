@@ -143,22 +143,14 @@ COMBINED = {
         learning_rate=optax.linear_schedule(1e-2, 1e-3, 4), weight_decay=0.1
     ),
     "MultiSteps": optax.MultiSteps(optax.adam(1e-2), every_k_schedule=2),
-    "MultiSteps as transformation": optax.MultiSteps(
-        optax.sgd(0.1), every_k_schedule=2
-    ).gradient_transformation(),
     "multi_transform": optax.multi_transform(
         {True: optax.adam(1e-2), False: contrib.muon(1e-2)}, is_bias
     ),
-    "named_chain": optax.named_chain(("clip", optax.clip(0.1)), ("sgd", optax.sgd(0.1))),
-    "partition": optax.partition({True: optax.set_to_zero(), False: optax.lion(1e-3)}, is_bias),
     "sam in opaque mode": contrib.sam(  # grad_fn
         optax.sgd(0.1), optax.chain(contrib.normalize(), optax.sgd(0.1)), opaque_mode=True
     ),
     "a backtracking line search": optax.chain(  # value, grad and value_fn
         optax.sgd(1.0), optax.scale_by_backtracking_linesearch(15)
-    ),
-    "reduce_on_plateau": optax.chain(  # value
-        optax.sgd(0.1), contrib.reduce_on_plateau(factor=0.5, patience=1, rtol=0.5)
     ),
     "schedule_free in a chain": optax.chain(
         optax.clip_by_global_norm(0.5), contrib.schedule_free(optax.sgd(0.1), 0.1)
@@ -346,12 +338,6 @@ EVALUATED = {
         COMBINED["schedule_free in a chain"],
         lambda state, params: averaged(state[1], params),
     ),
-    "beside frozen parameters": (
-        optax.multi_transform(
-            {True: optax.set_to_zero(), False: contrib.schedule_free_adamw(0.1)}, is_bias
-        ),
-        lambda state, params: averaged_part(of_label(state, False), params, ["w1", "w2"]),
-    ),
     "masked": (
         optax.chain(
             optax.masked(contrib.schedule_free_sgd(0.5), is_bias),
@@ -372,19 +358,6 @@ EVALUATED = {
             averaged_part(of_label(state, True), params, ["b1", "b2"]),
             ["w1", "w2"],
         ),
-    ),
-    "a mask in a group": (
-        optax.partition(
-            {
-                True: optax.sgd(0.1),
-                False: optax.masked(
-                    contrib.schedule_free_sgd(0.3),
-                    lambda params: {name: name == "w2" for name in params},
-                ),
-            },
-            is_bias,
-        ),
-        lambda state, params: averaged_part(of_label(state, False).inner_state, params, ["w2"]),
     ),
     # After five steps, sam is between two updates of the outer optimizer.
     "sam": (OPTIMIZERS["sam"], lambda state, params: state.cache),

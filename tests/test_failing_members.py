@@ -1,7 +1,6 @@
 """A member whose update fails, and the others, which do not notice."""
 
 import json
-import math
 import pathlib
 import signal
 import subprocess
@@ -28,12 +27,8 @@ from dist_ens.ensemble.failures import (
     _cause_of,
     no_failures,
 )
-from dist_ens.experiment import Experiment
-from dist_ens.experiment.train import train
 from dist_ens.ground.errors import ExitCode, RunError, UserError
 from dist_ens.layout import Waves
-from dist_ens.report.page import write_page
-from dist_ens.report.run_files import RunReport
 from dist_ens.training.finite_members import finite_members
 from failing import (
     FAILING,
@@ -115,11 +110,6 @@ def test_members_with_a_number_that_is_not_finite_are_found_in_every_wave(count)
     tree = put if count == 1 else Waves(layout, count).off_devices(put)
     assert finite_members(tree, made).tolist() == [False, True, False, True]
     assert finite_members({}, made).all()
-
-
-def test_a_failure_is_logged_where_nothing_is_printed(caplog):
-    trained(ensemble("freeze"), [2], steps=4)
-    assert "Member 3 failed at step 2" in caplog.text
 
 
 def test_the_policy_raise_ends_the_run_one_call_after_the_failure():
@@ -346,27 +336,6 @@ def test_without_a_policy_the_last_finite_state_of_all_members_is_kept(tmp_path)
     assert [member.first_step for member in result.failures] == [5] * MEMBERS
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 2])
-def test_a_run_goes_on_and_is_saved_if_its_optimizer_leaves_a_bad_batch_out(
-    steps_per_call, tmp_path
-):
-    made = linear(optax.apply_if_finite(optax.sgd(0.1), 5))
-    batches = [
-        {"x": np.full((1, 2), np.nan if step == 2 else 1, np.float32)} for step in range(1, 9)
-    ]
-    saved = de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=9)
-    result = de.fit(
-        made,
-        batches,
-        steps=8,
-        steps_per_call=steps_per_call,
-        checkpoints=saved,
-        progress=False,
-    )
-    assert (result.step, result.all_failed) == (8, False)
-    assert len([*(tmp_path / "checkpoints").iterdir()]) == 8 / steps_per_call
-
-
 @pytest.mark.parametrize("policy", ["freeze", "continue"])
 def test_a_state_without_a_finite_member_does_not_replace_the_last_good_one(policy, tmp_path):
     def overflow(info):  # A finite loss and gradient gave the state of step 3.
@@ -401,12 +370,6 @@ def test_without_a_policy_a_resumed_run_knows_the_failures_before_it(tmp_path):
     trained(ensemble(None), [3], checkpoints=saved, callbacks=[StopAt(4)])
     (member,) = trained(ensemble(None), steps=6, checkpoints=saved).failures
     assert member == FailedMember(FAILING, CAUSES[1], 4, first_step=3, last_step=6)
-
-
-def test_a_state_without_a_record_can_be_trained_with_a_policy():
-    plain = trained(ensemble(None), steps=4)
-    checked = trained(ensemble("skip"), steps=5, state=plain.state)
-    assert checked.state.failures.num_failures.tolist() == [0] * MEMBERS
 
 
 def test_the_policy_may_change_when_a_run_is_resumed(tmp_path):
@@ -522,41 +485,3 @@ def test_a_command_whose_members_all_fail_ends_with_43_and_keeps_the_last_good_s
     newest = de.load(tmp_path)
     assert newest.step == (1 if policy == "continue" else summary["steps"])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(parts(newest.state)))
-
-
-@pytest.mark.faults
-def test_a_run_from_a_config_says_in_its_files_which_members_failed(tmp_path):
-    # Updates with this rate make all parameters huge, until a loss overflows.
-    experiment = Experiment.from_dict(
-        {
-            "num_members": 2,
-            "steps": 40,
-            "steps_per_call": 4,
-            "execution": "vmap",
-            "data": {"global_batch_size": 32},
-            "model": {"name": "mlp", "hidden_sizes": (4,)},
-            "optimizer": {"name": "adam", "learning_rate": 1e30},
-            "failures": {"policy": "freeze"},
-            "logging": {"every_steps": 4},
-        }
-    )
-    ended = train(experiment, tmp_path)
-    told = json.loads((tmp_path / "summary.json").read_text())
-    assert told["failures"]["policy"] == "freeze"
-    failed = [member["first_step"] for member in told["failures"]["members"]]
-    # The last failure is read at the end of the call after its own. A call takes 4 steps.
-    assert (ended.all_failed, ended.step) == (True, 4 * math.ceil(max(failed) / 4) + 4)
-    assert told["failures"]["members"][1] == {
-        "member_id": 1,
-        "cause": "the loss is not finite",
-        "failed_updates": 1,
-        "first_step": failed[1],
-        "last_step": failed[1],
-        "is_frozen": True,
-    }
-    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-2])
-    assert (last["train/failed_updates"], last["train/is_frozen/member_01"]) == (2, 1)
-    run = RunReport("run", told, [], {}, [])
-    write_page(tmp_path / "report.html", [run])
-    page = (tmp_path / "report.html").read_text()
-    assert f"member 1: 1 failed update at step {failed[1]} (the loss is not finite), frozen" in page

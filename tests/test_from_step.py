@@ -345,14 +345,7 @@ def returning(change):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (
-            {"init": lambda key, batch: batch["x"]},
-            r"could not be initialised on float32\[16, 2\]: TypeError: .* It is given",
-        ),
-        (
-            {"init": lambda key, batch: {"f": len}},
-            r"Leaf \['f'\] of a member is .*Keep functions out of the state",
-        ),
+        ({"init": lambda key, batch: batch["x"]}, "could not be initialised on .* TypeError: "),
         (
             {"step": returning(lambda state, m: (state, {} if m["loss"] > 0 else m))},
             "The step cannot be compiled: TracerBoolConversionError",
@@ -362,51 +355,20 @@ def returning(change):
             r"The step returned a dict. It must be step\(",
         ),
         (
-            {"step": returning(lambda state, metrics: (state | {"d": []}, metrics))},
-            r"returned a state of .*, and it was given one of \['d'\]\[0\] float32\[2, 8\]",
-        ),
-        (
             {"step": returning(lambda state, m: (jax.tree.map(jnp.float16, state), m))},
-            r"returned a state of \['d'\]\[0\] float16\[2, 8\]",
-        ),
-        (
-            {"step": returning(lambda state, m: (state | {"more": None}, m))},
-            r"returned a state of .*Return the state with the structure",
-        ),
-        (
-            {"step": returning(lambda state, m: (state, m["loss"]))},
-            r"The step returned \(a dict, float32\[\]\). It must be step",
+            r"a state of \['d'\]\[0\] float16\[2, 8\].*, and it was given one of .* float32",
         ),
         (
             {"step": returning(lambda state, m: (state, {"all": jnp.zeros(3)}))},
             r"The metric 'all' of the step is float32\[3\], and it must be one real",
         ),
-        (
-            {
-                "failures": de.FailurePolicy(policy="skip", loss_threshold=3.0),
-                "step": returning(lambda state, _: (state, {})),
-            },
-            "has a loss_threshold, and the metrics of the step have no 'loss'",
-        ),
-        (
-            {"objective": de.losses.gaussian(standardize=True)},
-            r"\(standardize=True\) needs labels that fit standardises",
-        ),
-        ({"eval_loss": len, "objective": de.losses.gaussian()}, "Both objective and eval_loss are"),
-        (
-            {"step": returning(lambda state, m: (state, {"phase": jnp.complex64(1j)}))},
-            r"The metric 'phase' of the step is complex64\[\], and it must be one real",
-        ),
-        (
-            {"objective": de.losses.gaussian(), "apply": None},
-            "scores the outputs of apply, and the ensemble has none",
-        ),
     ],
-    ids=range(14),
+    ids=["init", "branch", "no metrics", "other state", "metric"],
 )
 def test_a_wrong_use_is_refused_in_one_sentence(parts, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as raised:
         wrong(**parts)
+    assert str(raised.value).endswith(".")
 
 
 def test_members_that_cannot_predict_or_be_scored_say_what_to_give():
@@ -414,7 +376,7 @@ def test_members_that_cannot_predict_or_be_scored_say_what_to_give():
         init=gan_init, step=gan_step, num_members=4, layout=layout_of("1x1")
     )
     state = ensemble.init(GAN.batches[0])
-    with pytest.raises(UserError, match=r"no apply. Give one to .* Ensemble.from_step\(..., apply"):
+    with pytest.raises(UserError, match="no apply. Give one to as_member or Ensemble.from_step"):
         ensemble.predict(state, GAN.inputs)
     with pytest.raises(UserError, match="a step of its own and nothing to score it by. Give from"):
         de.evaluate(ensemble, state, GAN.batches[0])

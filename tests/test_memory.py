@@ -110,16 +110,15 @@ def test_a_weighted_mean_in_microbatches_is_warned_of_unless_it_is_a_ratio():
     assert said_by_fit(with_loss(weighted(ratio=True))) == []
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_noise_that_each_part_draws_anew_is_no_reason_to_warn(seed):
     assert said_by_fit(with_loss(dropping, seed=seed)) == []
 
 
-@pytest.mark.parametrize("network", [networks.mlp, networks.transformer])
-@pytest.mark.parametrize("microbatches", [2, 4])
-def test_accumulated_gradients_are_those_of_the_large_batch(network, microbatches):
+@pytest.mark.parametrize(("network", "count"), [(networks.mlp, 4), (networks.transformer, 2)])
+def test_accumulated_gradients_are_those_of_the_large_batch(network, count):
     whole, metrics, _ = updated(network)
-    parts, other, _ = updated(network, microbatches=microbatches)
+    parts, other, _ = updated(network, microbatches=count)
     assert_close(whole.params, parts.params, rtol=1e-5, atol=1e-6)
     assert_close(metrics, other, rtol=1e-5, atol=1e-6)
 
@@ -148,7 +147,7 @@ def deep():
     return from_linen(Deep()), jax.ShapeDtypeStruct((networks.BATCH, 12), jnp.float32), ()
 
 
-@pytest.mark.parametrize("network", [deep, networks.convolutional, networks.dropout])
+@pytest.mark.parametrize("network", [deep, networks.dropout])
 def test_rematerialized_members_are_the_same(network):
     whole, _, _ = updated(network)
     again, _, _ = updated(network, change=rematerialized)
@@ -210,10 +209,11 @@ def test_in_bfloat16_every_product_of_a_network_is(name):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.params)} == {"float32"}
 
 
-@pytest.mark.parametrize("network", [networks.mlp, networks.convolutional])
-def test_in_bfloat16_state_stays_float32_and_learns_nearly_the_same(network):
-    whole, metrics, _ = updated(network)
-    state, other, _ = updated(network, change=lambda member: with_compute_dtype(member, "bfloat16"))
+def test_in_bfloat16_state_stays_float32_and_learns_nearly_the_same():
+    whole, metrics, _ = updated(networks.mlp)
+    state, other, _ = updated(
+        networks.mlp, change=lambda member: with_compute_dtype(member, "bfloat16")
+    )
     assert jax.tree.map(lambda x: x.dtype, state) == jax.tree.map(lambda x: x.dtype, whole)
     # bfloat16 has 8 bits: a part in 256 per operation, of losses around 2 nats.
     assert_close(metrics["loss"], other["loss"], rtol=0.05, atol=0)

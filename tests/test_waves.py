@@ -116,20 +116,6 @@ def test_members_in_waves_draw_batches_of_their_own():
     assert_same(params(1), params(2))
 
 
-def test_networks_trained_elsewhere_predict_in_waves_what_they_do_together():
-    member, inputs, _ = networks.mlp()
-    layout = Layout.make(4, devices=jax.devices()[:2])
-    params = [member.init(jax.random.key(i), np.zeros(inputs.shape))[0] for i in range(4)]
-    x = layout.put(networks.batches_for(inputs, (), 1)["inputs"][0])
-    logits = [
-        ensemble.outputs(ensemble.state_of(params), x)
-        for ensemble in (
-            networks.ensemble_of(member, optax.sgd(0.1), layout, waves=w) for w in (1, 2)
-        )
-    ]
-    assert_same(*jax.device_get(logits))
-
-
 def small(**changes):
     sgd = {"name": "sgd", "learning_rate": 0.1}  # Adam's first steps magnify rounding
     return experiment(num_members=16, optimizer=sgd, **changes)

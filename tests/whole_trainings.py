@@ -127,52 +127,6 @@ def ppo(key):
     return {"params": params, "metrics": metrics}
 
 
-def a2c(key):
-    key, of_policy, of_value, of_env = jax.random.split(key, 4)
-    params = {
-        "policy": mlp_init(of_policy, 4, HIDDEN, 2),
-        "value": mlp_init(of_value, 4, HIDDEN, 1),
-    }
-    optimizer = optax.rmsprop(1e-2, decay=0.9, eps=1e-3)
-
-    def loss(params, seen, actions, targets):
-        values = mlp(params["value"], seen)[..., 0]
-        log_probs = picked(jax.nn.log_softmax(mlp(params["policy"], seen)), actions)
-        advantages = jax.lax.stop_gradient(targets - values)
-        return 0.5 * jnp.square(targets - values).mean() - (log_probs * advantages).mean()
-
-    def update(carry, key):
-        params, state, states = carry
-        states, (seen, actions, rewards, done) = rollout(params["policy"], key, states, 6)
-        targets = returns(rewards, done, mlp(params["value"], states)[:, 0])
-        params, state, value = updated(optimizer, loss, params, state, seen, actions, targets)
-        return (params, state, states), {"loss": value, "reward": rewards.mean()}
-
-    carry = params, optimizer.init(params), first_states(of_env)
-    (params, *_), metrics = jax.lax.scan(update, carry, jax.random.split(key, 4))
-    return {"params": params, "metrics": metrics}
-
-
-def reinforce(key):
-    key, of_policy = jax.random.split(key)
-    policy, optimizer = mlp_init(of_policy, 4, HIDDEN, 2), optax.sgd(0.05, momentum=0.9)
-
-    def loss(policy, seen, actions, gains):
-        return -(picked(jax.nn.log_softmax(mlp(policy, seen)), actions) * gains).mean()
-
-    def update(carry, key):
-        of_env, of_rollout = jax.random.split(key)
-        _, (seen, actions, rewards, done) = rollout(carry[0], of_rollout, first_states(of_env), 8)
-        gains = returns(rewards, done, jnp.zeros(ENVIRONMENTS))
-        gains = (gains - gains.mean()) / (gains.std() + 1e-3)
-        *carry, value = updated(optimizer, loss, *carry, seen, actions, gains)
-        return tuple(carry), value
-
-    carry = policy, optimizer.init(policy)
-    (policy, _), losses = jax.lax.scan(update, carry, jax.random.split(key, 4))
-    return {"policy": policy, "losses": losses}
-
-
 def dqn(key):
     key, of_net, of_env = jax.random.split(key, 3)
     net, optimizer = mlp_init(of_net, 4, HIDDEN, 2), optax.adam(3e-3, eps=1e-4)
@@ -211,62 +165,6 @@ def dqn(key):
     inputs = jnp.arange(20), jax.random.split(key, 20)
     (net, target, _, buffer, _), losses = jax.lax.scan(step, carry, inputs)
     return {"net": net, "target": target, "losses": losses, "buffer": buffer}
-
-
-def soft_actor_critic(key):
-    """A point is pushed to the origin; two critics with targets that follow slowly."""
-    key, of_actor, *of_critics = jax.random.split(key, 4)
-    params = {
-        "actor": mlp_init(of_actor, 2, HIDDEN, 2),
-        "critics": [mlp_init(k, 3, HIDDEN, 1) for k in of_critics],
-    }
-    actors, critics = optax.sgd(0.05), optax.sgd(0.05, momentum=0.9)
-
-    def act(actor, key, seen):
-        mean, log_deviation = jnp.split(mlp(actor, seen), 2, axis=-1)
-        noise = jax.random.normal(key, mean.shape)
-        log_deviation = jnp.tanh(log_deviation)
-        raw = mean + jnp.exp(log_deviation) * noise
-        action = jnp.tanh(raw)
-        log_probs = -0.5 * jnp.square(noise) - log_deviation - jnp.log(1.01 - jnp.square(action))
-        return action, log_probs[..., 0]
-
-    def least(critics, seen, action):
-        both = jnp.concatenate([seen, action], axis=-1)
-        return jnp.minimum(*(mlp(critic, both)[..., 0] for critic in critics))
-
-    def critics_loss(critics, seen, action, wanted):
-        both = jnp.concatenate([seen, action], axis=-1)
-        return sum(jnp.square(mlp(critic, both)[..., 0] - wanted).mean() for critic in critics)
-
-    def actors_loss(actor, critics, key, seen):
-        action, log_probs = act(actor, key, seen)
-        return (0.1 * log_probs - least(critics, seen, action)).mean()
-
-    def step(carry, key):
-        params, targets, of_actor, of_critics, seen = carry
-        keys = jax.random.split(key, 3)
-        action, _ = act(params["actor"], keys[0], seen)
-        speed = 0.9 * seen[:, 1:] + 0.2 * action
-        new = jnp.concatenate([seen[:, :1] + 0.2 * speed, speed], axis=1)
-        reward = -jnp.square(new).sum(axis=1)
-        following, log_probs = act(params["actor"], keys[1], new)
-        wanted = reward + 0.9 * (least(targets, new, following) - 0.1 * log_probs)
-        held, of_critics, value = updated(
-            critics, critics_loss, params["critics"], of_critics, seen, action, wanted
-        )
-        actor, of_actor, _ = updated(
-            actors, actors_loss, params["actor"], of_actor, held, keys[2], seen
-        )
-        targets = optax.incremental_update(held, targets, 0.05)
-        return ({"actor": actor, "critics": held}, targets, of_actor, of_critics, new), value
-
-    of_actor, of_critics = actors.init(params["actor"]), critics.init(params["critics"])
-    key, of_env = jax.random.split(key)
-    seen = jax.random.normal(of_env, (ENVIRONMENTS, 2))
-    carry = params, params["critics"], of_actor, of_critics, seen
-    (params, targets, *_), losses = jax.lax.scan(step, carry, jax.random.split(key, 5))
-    return {"params": params, "targets": targets, "losses": losses}
 
 
 def q_learning(key):
@@ -363,53 +261,11 @@ def meta_learning(key):
     return {"net": net, "losses": losses}
 
 
-def thompson_sampling(key):
-    chances = jnp.array([0.2, 0.5, 0.8])
-
-    def pull(counts, key):
-        of_guess, of_reward = jax.random.split(key)
-        arm = jax.random.beta(of_guess, 1 + counts[0], 1 + counts[1]).argmax()
-        won = jax.random.bernoulli(of_reward, chances[arm])
-        return counts.at[1 - won.astype(jnp.int32), arm].add(1), won
-
-    counts, wins = jax.lax.scan(pull, jnp.zeros((2, 3)), jax.random.split(key, 30))
-    return {"counts": counts, "wins": wins}
-
-
-def classifier_with_dropout(key):
-    key, of_data, of_net = jax.random.split(key, 3)
-    x = jax.random.normal(of_data, (32, 4))
-    labels = (x[:, 0] * x[:, 1] > 0).astype(jnp.int32)
-    net, optimizer = mlp_init(of_net, 4, HIDDEN, 2), optax.adam(1e-2, eps=1e-4)
-
-    def loss(net, key, rows):
-        (first, bias), last = net
-        hidden = jnp.tanh(x[rows] @ first + bias[None])
-        hidden = hidden * jax.random.bernoulli(key, 0.8, hidden.shape) / 0.8
-        logits = mlp([last], hidden)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels[rows]).mean()
-
-    def step(carry, key):
-        of_rows, of_mask = jax.random.split(key)
-        rows = jax.random.choice(of_rows, 32, (8,), replace=False)
-        *carry, value = updated(optimizer, loss, *carry, of_mask, rows)
-        return tuple(carry), value
-
-    carry = net, optimizer.init(net)
-    (net, _), losses = jax.lax.scan(step, carry, jax.random.split(key, 8))
-    return {"net": net, "losses": losses, "accuracy": (mlp(net, x).argmax(axis=1) == labels).mean()}
-
-
 TRAININGS = [
     ppo,
-    a2c,
-    reinforce,
     dqn,
-    soft_actor_critic,
     q_learning,
     evolution_strategy,
     gan,
     meta_learning,
-    thompson_sampling,
-    classifier_with_dropout,
 ]

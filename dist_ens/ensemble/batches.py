@@ -28,12 +28,9 @@ from dist_ens.sampling import Order
 class Batches:
     """The batches of some steps, the same for all members.
 
-    Attributes:
-        examples: Pytree of arrays, leaves [steps, batch, ...]. With a data axis of 1, a step's
-            arrays may have any shape, leaves [steps, ...].
-        index: Positions of the examples in the training split, int32[steps, batch]. None if the
-            positions are unknown.
-        steps: Array [steps], needed only if the examples have no arrays.
+    `examples` has leaves [steps, batch, ...], or [steps, ...] of any shape with a data axis of 1.
+    `index` holds the examples' positions in the training split, int32[steps, batch]. `steps` is any
+    array [steps], needed only if the examples have no arrays.
     """
 
     examples: PyTree
@@ -42,13 +39,7 @@ class Batches:
 
     @classmethod
     def put(cls, layout: Layout, steps: Sequence[Batch], specs: Specs) -> "Batches":
-        """Returns the batches of some steps on a layout.
-
-        Args:
-            layout: Layout of the members and the data.
-            steps: This host's part of the batch of each step, arrays in the hosts' memory.
-            specs: Spec of each leaf of a batch, from `specs_of_batch`.
-        """
+        """Returns the batches of some steps on a layout, from this host's part of each batch."""
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
         of_call = jax.tree.map(
             lambda spec: BATCHES if spec == BATCH else spec, specs, is_leaf=is_spec
@@ -71,10 +62,7 @@ class Batches:
 class MemberBatches:
     """The batches of some steps, different for each member.
 
-    Attributes:
-        examples: Pytree of arrays, leaves [members, steps, batch, ...].
-        index: Positions of the examples in the training split, int32[members, steps, batch]. None
-            if the positions are unknown.
+    `examples` has leaves [members, steps, batch, ...], and `index` is int32[members, steps, batch].
     """
 
     examples: PyTree
@@ -86,10 +74,8 @@ class MemberBatches:
 class Drawn:
     """Batches that the update draws from a whole split, which is on every device.
 
-    Attributes:
-        split: Pytree of arrays, leaves [examples, ...].
-        cursor: Positions of the steps in the stream of examples, uint32[steps, 3].
-        order: Order in which members see the examples.
+    `split` has leaves [examples, ...]. `cursor` holds the positions of the steps in the stream of
+    examples, uint32[steps, 3].
     """
 
     split: PyTree
@@ -137,17 +123,10 @@ def one_step(batches: CallBatches, number: jax.Array) -> CallBatches:
 
 
 def located(batches: Drawn, member_ids: jax.Array, layout: Layout, column: jax.Array) -> jax.Array:
-    """Returns the positions of drawn examples in their split, for one device.
+    """Returns the positions of a device's drawn examples in their split, int32[steps, batch].
 
-    Args:
-        batches: Batches to draw.
-        member_ids: Ids of the device's members, int32[members].
-        layout: Layout of the mesh.
-        column: Column of the device in the mesh, int32[].
-
-    Returns:
-        Positions, int32[steps, batch]; int32[members, steps, batch] if each member has its own
-        order.
+    They are int32[members, steps, batch] if each member has its own order. `column` is that of the
+    device in the mesh.
     """
     size = batches.order.global_batch_size // layout.data_axis
     rows = column * size + np.arange(size)

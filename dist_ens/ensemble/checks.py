@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.ground.errors import UserError, call_error, counted, first_line, kind_of, name_of
-from dist_ens.ground.numbers import MOST_DROPOUT_SAMPLES, require_one_of, whole_number
+from dist_ens.ground.numbers import require_one_of, whole_number
 from dist_ens.ground.state import described, leaf_type, leaf_types
 from dist_ens.ground.types import Inputs, Metrics, ModelState, Outputs, Shapes
 from dist_ens.losses import Objective, Ratio
@@ -21,7 +21,7 @@ from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mi
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 
 
-def checked_ids(member_ids: Iterable[Any] | None, num_members: int) -> tuple[int, ...] | None:
+def checked_ids(member_ids: Iterable[object] | None, num_members: int) -> tuple[int, ...] | None:
     """Returns the members' ids, if given, as Python integers, each different and from 0 on."""
     if member_ids is None:
         return None
@@ -32,13 +32,6 @@ def checked_ids(member_ids: Iterable[Any] | None, num_members: int) -> tuple[int
             "different id."
         )
     return ids
-
-
-def checked_samples(count: int | None) -> int | None:
-    """Returns the number of dropout samples, if given, as a Python integer."""
-    if count is None:
-        return None
-    return whole_number("dropout_samples", count, least=1, most=MOST_DROPOUT_SAMPLES)
 
 
 def check_ids_of_groups(member_ids: Sequence[int], num_groups: int) -> None:
@@ -52,22 +45,17 @@ def check_ids_of_groups(member_ids: Sequence[int], num_groups: int) -> None:
         )
 
 
-def check_batch_specs(declared: object, microbatches: int) -> None:
+def check_batch_specs(declared: object) -> None:
     """Raises a `UserError` unless an ensemble can use its `batch_specs`."""
     names = jax.tree.leaves(declared)
-    if not isinstance(declared, str | Mapping) or not {"batch", "shared"}.issuperset(names):
+    if not {"batch", "shared"}.issuperset(names):
         raise UserError(
             f"batch_specs is {declared!r}. Give a dict from keys of the batch to 'shared', or "
             "'shared' for the whole batch."
         )
-    if microbatches > 1 and "shared" in names:
-        raise UserError(
-            f"microbatches={microbatches} divides every leaf of a batch into parts, and "
-            f"batch_specs={declared!r} names leaves without rows. Leave one of them out."
-        )
 
 
-def checked_methods(methods: Iterable[Any]) -> tuple[Method, ...]:
+def checked_methods(methods: Iterable[Method]) -> tuple[Method, ...]:
     """Returns the methods of an ensemble as a tuple, each a function from a loss to a loss."""
     listed = [methods] if callable(methods) else list(methods)
     for method in listed:
@@ -99,28 +87,20 @@ def check_loss(loss: Any) -> None:
     """Raises a `UserError` unless a loss is an objective, or can be called as a loss function."""
     if isinstance(loss, Objective):
         return
-    name, error = name_of(loss), loss_call_error(loss)
-    makes_objective = getattr(loss, "__annotations__", {}).get("return") is Objective
-    if isinstance(loss, type) or makes_objective:
-        raise UserError(f"The loss is {name}, which was not called. Give {name}(...).")
+    signature, error = "", call_error(loss, 4)
+    if callable(loss):
+        signature = f"{inspect.signature(loss)}"
+        named = {"counts"} & inspect.signature(loss).parameters.keys()
+        error = call_error(loss, 4, [*switch_arguments(loss, True, given=4), *named])
     if error is not None:
-        signature = inspect.signature(loss) if callable(loss) else ""
         raise UserError(
-            f"The loss {name}{signature} cannot be called with four arguments: {error}. Give an "
-            f"objective, such as dist_ens.losses.categorical(10), or a function {_SIGNATURE}."
+            f"The loss {name_of(loss)}{signature} cannot be called with four arguments: {error}. "
+            f"Give an objective, such as losses.categorical(10), or a function {_SIGNATURE}."
         )
 
 
-def loss_call_error(fn: Any) -> str | None:
-    """Returns why an object cannot be called as a loss function; None if it can."""
-    if not callable(fn):
-        return f"it is {kind_of(fn)}"
-    named = ["counts"] if "counts" in inspect.signature(fn).parameters else []
-    return call_error(fn, 4, [*switch_arguments(fn, True, given=4), *named])
-
-
-def check_loss_outputs(
-    results: Any, model_state: ModelState
+def loss_outputs(
+    results: object, model_state: ModelState
 ) -> tuple[jax.Array | Ratio, ModelState, Metrics]:
     """Returns the loss, the new model state and the metrics that a loss returned.
 
@@ -131,19 +111,13 @@ def check_loss_outputs(
             pass
         case _:
             raise UserError(f"The loss returned {parts_text(results)}. A loss is {_SIGNATURE}.")
-    if "loss" in aux:
-        raise UserError(
-            "The auxiliary output of the loss has a key 'loss', which is the name of the loss "
-            "itself. Rename it."
-        )
-    metrics = {"loss": loss, **aux}
+    metrics = {**aux, "loss": loss}
     for name, value in metrics.items():
         parts = value if isinstance(value, Ratio) else (value,)
         if any(jnp.shape(part) != () for part in parts):
-            what = "loss" if name == "loss" else f"auxiliary value {name!r} of the loss"
             raise UserError(
-                f"The {what} has the shape {list(jnp.shape(parts[0]))}, and it must be one number. "
-                "Average over the examples with dist_ens.losses.batch_mean."
+                f"The value {name!r} of the loss has the shape {list(jnp.shape(parts[0]))}, and it "
+                "must be one number. Average it with dist_ens.losses.batch_mean."
             )
     if leaf_types(new_state) != leaf_types(model_state):
         raise UserError(
@@ -155,7 +129,7 @@ def check_loss_outputs(
     return jax.tree.map(jnp.asarray, loss), new_state, in_float32
 
 
-def parts_text(value: Any) -> str:
+def parts_text(value: object) -> str:
     """Returns what a function returned, for messages: nested tuples, and the kind of each part."""
     if isinstance(value, tuple) and not isinstance(value, Ratio):
         return f"({', '.join(map(parts_text, value))})"
@@ -184,55 +158,32 @@ def explained_errors(what: str = "loss") -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def explained_inputs(inputs: Inputs) -> Iterator[None]:
-    """Turns what a network raises for inputs that it does not take into a `UserError`."""
-    try:
-        yield
-    except (UserError, RuntimeError):  # A device may be full, or an array deleted.
-        raise
-    except Exception as error:  # The network of a user may raise anything.
-        raise UserError(
-            f"The network does not take the inputs {described(inputs)}: {type(error).__name__}: "
-            f"{first_line(error)} Give inputs like those of the training data, [examples, ...]. A "
-            "single example is an array of length 1."
-        ) from error
-
-
 def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) -> Outputs:
     """Returns a member's outputs, which an objective takes if they have a row for each example."""
-    size: int = jax.tree.leaves(inputs)[0].shape[0] if objective is not None else 0
+    if objective is None:
+        return outputs
+    size: int = jax.tree.leaves(inputs)[0].shape[0]
     shape: tuple[int, ...] = getattr(outputs, "shape", ())
-    if objective is not None and (len(shape) < 2 or shape[0] != size):
-        raise ValueError(
-            f"The outputs are {described(outputs)}, and {objective.name} takes [{size}, ..., "
-            "outputs]."
-        )
+    if len(shape) < 2 or shape[0] != size:
+        takes = f"{objective.name} takes [{size}, ..., outputs]"
+        raise ValueError(f"The outputs are {described(outputs)}, and {takes}.")
     return outputs
 
 
 def check_microbatches(field: str, count: int, batch: Shapes | int) -> None:
-    """Raises a `UserError` that names a field unless a batch divides into `count` microbatches.
-
-    Instead of the batch, the number of its examples over all hosts may be given.
-    """
+    """Raises a `UserError` unless a batch, or its number of examples, divides into microbatches."""
     rows = batch if isinstance(batch, int) else rows_of(batch)
-    if rows is None:
+    if rows is None or rows % count:
+        given = described(batch) if rows is None else counted(rows, "example")
         raise UserError(
-            f"{field}={count} divides the rows of a batch into parts, and the leaves of this "
-            f"batch have no common number of rows: {described(batch)}. Leave it out."
-        )
-    if rows % count:
-        raise UserError(
-            f"{field}={count} must divide the batch, which has {counted(rows, 'example')}. Use a "
-            f"divisor of {rows}."
+            f"{field}={count} must divide the rows of a batch, which has {given}. Use a divisor."
         )
 
 
-def check_alive(step: Any) -> None:
+def check_alive(step: object) -> None:
     """Raises a `UserError` if a state, of which this is the step, was donated to an update."""
     if isinstance(step, jax.Array) and step.is_deleted():
         raise UserError(
-            "The state was given to an update before, which has freed its arrays. Go on with the "
-            "state that it returned: state, metrics = ensemble.update(state, batch)."
+            "The state was given to an update before, which has freed its arrays. Use the state "
+            "that it returned: state, metrics = ensemble.update(state, batch)."
         )

@@ -31,19 +31,12 @@ class Updated(NamedTuple):
 
 
 def apply_update(update: Callable[..., Tree], holds: jax.Array, old: Tree, *args: PyTree) -> Tree:
-    """Returns the new values of an update of one member, or the old ones.
+    """Returns a member's new values `update(old, *args)` if `holds`, bool[], or else the old ones.
 
     On an accelerator the update is always computed, and then the new or the old values are
     selected. XLA joins the selection with the update, which reads the old values anyway. A
     conditional would be slower, since the host of a GPU waits for its condition. On a CPU the
     update is conditional.
-
-    Args:
-        update: Function that returns the new values, `update(old, *args)`. Both have the same
-            structure and the same types.
-        holds: Whether the member takes the update, bool[].
-        old: Old values.
-        *args: Further arguments of `update`.
     """
 
     def selected(holds: jax.Array, old: Tree, *args: PyTree) -> Tree:
@@ -95,11 +88,7 @@ def _conditional(update: Callable[..., Tree]) -> Callable[..., Tree]:
 
 
 def _in_row_major_layout(leaf: jax.Array) -> jax.Array:
-    """Returns an array in the layout that a loop needs, so that it is copied once at most.
-
-    The gradient of weights may come from a product in another layout. XLA would copy it once for
-    each of its uses.
-    """
+    """Returns an array in the layout that a loop needs; XLA would copy it at each of its uses."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     return with_layout_constraint(leaf, Layout(major_to_minor=tuple(range(leaf.ndim))))

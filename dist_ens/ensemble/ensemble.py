@@ -1,10 +1,8 @@
 """`Ensemble`: the network, optimizer and loss of one member, lifted over the mesh."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -20,21 +18,19 @@ from dist_ens.ensemble.checks import (
     checked_dtype,
     checked_ids,
     checked_methods,
-    checked_samples,
-    explained_inputs,
 )
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.initial_state import network_for, state_from
 from dist_ens.ensemble.label_scale import begin_label_scale
 from dist_ens.ensemble.optimizer import check_optimizer
 from dist_ens.ensemble.own_step import OwnStep, loss_of_scoring
-from dist_ens.ensemble.padding import placed_inputs, unpadded
+from dist_ens.ensemble.padding import explained_inputs, placed_inputs, unpadded
 from dist_ens.ensemble.programs import Programs
 from dist_ens.ensemble.update_steps import Update
+from dist_ens.ensemble.variants import Variants
 from dist_ens.execution.spec import AUTO, Execution
 from dist_ens.ground.errors import UserError, counted
-from dist_ens.ground.numbers import MOST_SEED, whole_number
+from dist_ens.ground.numbers import MOST_DROPOUT_SAMPLES, MOST_SEED, whole_number
 from dist_ens.ground.state import State
 from dist_ens.ground.types import (
     Batch,
@@ -49,7 +45,7 @@ from dist_ens.ground.types import (
     PyTree,
     Specs,
 )
-from dist_ens.layout import MEMBERS, Layout, Waves, copied_like, settled, to_host
+from dist_ens.layout import Layout, Waves, settled
 from dist_ens.losses import Objective, Prediction
 from dist_ens.members import as_member
 from dist_ens.members.label_scale import has_label_scale
@@ -67,7 +63,7 @@ class AppliedCalibration(Protocol):
         """Returns the calibrated prediction."""
 
 
-class Ensemble:
+class Ensemble(Variants):
     """An ensemble of networks that share one architecture, optimizer and loss.
 
     Up to rounding, a member depends on the seed and its `member_id` alone. It does not depend on
@@ -112,13 +108,6 @@ class Ensemble:
             for a data axis above 1. Default: "batch", every leaf holds rows.
         ids: Ids of the members, int32[members].
         objective: Objective by which the members are scored; None if the loss is a function.
-        trained_objective: Objective that is trained; None for a loss function or a user's own step.
-        network: Member that is trained, with its compute type and the scale of its labels.
-        uses_positions: Whether a method uses the positions of the examples, as `bootstrap` does.
-        programs: Compiled programs.
-
-    Raises:
-        UserError: If an argument has a value that it cannot have.
 
     >>> import optax
     >>> from dist_ens.losses import categorical
@@ -169,11 +158,15 @@ class Ensemble:
         self.seed = whole_number("seed", seed, least=0, most=MOST_SEED)
         self.microbatches = whole_number("microbatches", microbatches, least=1)
         self.num_groups = whole_number("num_groups", num_groups, least=1)
-        self.dropout_samples = checked_samples(dropout_samples)
+        self.dropout_samples = dropout_samples
+        if dropout_samples is not None:
+            self.dropout_samples = whole_number(
+                "dropout_samples", dropout_samples, least=1, most=MOST_DROPOUT_SAMPLES
+            )
         self.execution, self.methods = execution, checked_methods(methods)
         self.compute_dtype = checked_dtype(compute_dtype)
         self.failures = FailurePolicy.of(failures)
-        check_batch_specs(batch_specs, self.microbatches)
+        check_batch_specs(batch_specs)
         self.batch_specs = batch_specs
         if layout is None:
             layout = Layout.make(self.num_members, devices=cluster.devices_for(self.num_members))
@@ -231,15 +224,9 @@ class Ensemble:
                 distribution. Default: none.
             eval_loss: Function of one member, `eval_loss(state, batch, key) -> (loss, metrics)`, by
                 which data is scored as by a loss function. Default: none.
-            num_members: See `Ensemble`, as for all further arguments.
-            seed: Seed.
-            layout: Layout.
-            execution: Execution.
-            member_ids: Ids of the members.
-            waves: Number of waves.
+            num_members: Number of members, as for `Ensemble`, which describes the other arguments.
             failures: Policy. A step fails if its metric "loss" is not finite, or if a finite number
                 of the state becomes infinite or NaN.
-            batch_specs: Parts of a batch without rows.
 
         >>> def init(key, batch):
         ...     return {"w": jax.random.normal(key, (3,)), "average": jax.numpy.zeros(3)}
@@ -268,20 +255,6 @@ class Ensemble:
             own_step=own_step,
             batch_specs=batch_specs,
         )
-
-    def replace(self, **changes: Any) -> "Ensemble":
-        """Returns the same ensemble with other arguments.
-
-        Args:
-            **changes: New values of arguments of `Ensemble`, by their names.
-
-        >>> network = (lambda key: jax.numpy.ones(3), lambda params, x: x @ params)
-        >>> ensemble = Ensemble(network, optax.sgd(0.1), lambda *args: None, num_members=2)
-        >>> ensemble.replace(seed=3).seed
-        3
-        """
-        names = inspect.signature(Ensemble).parameters
-        return Ensemble(**{name: getattr(self, name) for name in names} | changes)
 
     def init(self, batch: Batch) -> State:
         """Returns the state at step 0, each member created on the device that holds it.
@@ -360,12 +333,10 @@ class Ensemble:
 
     @property
     def update_steps(self) -> Update:
-        """The update of several steps in one call: `update_steps(state, batches)`.
+        """The update of several steps in one call, `update_steps(state, batches)`.
 
-        `batches` are `Batches`, `MemberBatches` or `Drawn`, or a bare pytree with leaves
-        [steps, batch, ...] on the layout. It returns the new state and metrics by name,
-        float32[steps, members]. It donates the given state, and is compiled once for each number
-        of steps.
+        A bare pytree of batches has leaves [steps, batch, ...] on the layout. The new state is
+        returned with metrics by name, float32[steps, members]. The given state is donated.
         """
         return self.programs.update_steps
 
@@ -408,10 +379,7 @@ class Ensemble:
 
         Args:
             state: State of the ensemble or of some members, on any layout.
-            inputs: Inputs; see `predict`.
-
-        Raises:
-            UserError: See `predict`.
+            inputs: Inputs; see `predict`, as for the errors.
         """
         here, needed, placed, size = placed_inputs(self, state, inputs)
         with explained_inputs(inputs):
@@ -419,83 +387,13 @@ class Ensemble:
 
     @property
     def outputs(self) -> Callable[[State, Inputs], Outputs]:
-        """The outputs of all members for inputs on the layout: `outputs(state, inputs)`.
+        """The outputs of all members for inputs on the layout, `outputs(state, inputs)`.
 
-        `inputs` has leaves [batch, ...] with the spec "batch". With several groups of members, it
-        has leaves [groups, batch, ...], and each member takes the inputs of its group. The outputs
-        have leaves [members, batch, ...], or [members, batch, samples, ...] with `dropout_samples`.
+        The inputs of several groups of members have leaves [groups, batch, ...]. The outputs have
+        leaves [members, batch, ...], or [members, batch, samples, ...] with `dropout_samples`.
         """
         return self.programs.outputs
 
     def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
-        """Returns the traced update of one member after another, without lowerings.
-
-        The state and the batches of a call may be given as shapes and types.
-        """
+        """Returns the traced update of one member after another, without lowerings."""
         return self.programs.traced_update(state, batches)
-
-    @cached_property
-    def of_wave(self) -> "Ensemble":
-        """The ensemble of the members of one wave, on the devices."""
-        of_one = Waves(self.layout, self.waves).layout_of_one
-        return self._variant(
-            layout=of_one, num_members=of_one.num_members, member_ids=None, waves=1
-        )
-
-    def on(self, layout: Layout, execution: str | None = None) -> "Ensemble":
-        """Returns the same ensemble on another layout and, if given, with another execution.
-
-        The same arguments return the same object, whose programs are compiled once.
-        """
-        execution = execution or self.execution
-        key, variants = (layout, layout.is_fixed, execution), self.programs.variants
-        if key not in variants:
-            variants[key] = self._variant(layout=layout, execution=execution)
-            variants[key].programs.variants = variants
-        return variants[key]
-
-    def with_members(self, member_ids: Sequence[int]) -> "Ensemble":
-        """Returns the same ensemble with the members of some ids, on a new layout."""
-        count = len(member_ids)
-        layout = Layout.make(count, devices=cluster.devices_for(count))
-        return self._variant(
-            layout=layout, num_members=count, member_ids=tuple(member_ids), waves=1
-        )
-
-    def _variant(self, **changes: Any) -> "Ensemble":
-        """Returns an ensemble of other members or another layout, which gets the traced step."""
-        other = self.replace(**changes)
-        other.programs.step = self.programs.step
-        return other
-
-    def with_record(self, state: State) -> State:
-        """Returns a state with a record of failed updates if this ensemble checks updates.
-
-        A record in the state is kept. An ensemble that checks nothing removes it.
-        """
-        if not self.failures.is_checked:
-            return state if state.failures == () else state._replace(failures=())
-        if isinstance(state.failures, FailureRecord):
-            return state
-        record = no_failures(state.step.shape)
-        like = jax.tree.map(lambda _: state.step, record)
-        return state._replace(failures=copied_like(record, like))
-
-    def at(self, state: State) -> tuple["Ensemble", State]:
-        """Returns this ensemble and a state on one layout, the state's own layout if possible.
-
-        If the state has another number of members, as after `select_members`, the ensemble of those
-        members is returned.
-        """
-        elsewhere = self.programs.elsewhere
-        if state.step.shape[0] != self.num_members:
-            ids = tuple(to_host(state.member_id).tolist())
-            if ids not in elsewhere:
-                elsewhere[ids] = self.with_members(ids)
-            return elsewhere[ids], elsewhere[ids].layout.moved(state, MEMBERS)
-        mesh = getattr(state.step.sharding, "mesh", None)
-        if mesh is None or mesh is self.layout.mesh or mesh == self.layout.mesh:
-            return self, state
-        if mesh not in elsewhere:
-            elsewhere[mesh] = self.on(Layout(mesh, self.num_members))
-        return elsewhere[mesh], state

@@ -53,14 +53,7 @@ class FailurePolicy:
 
     @classmethod
     def of(cls, given: "FailurePolicy | str | None") -> "FailurePolicy":
-        """Returns a policy from the forms in which a user may give it.
-
-        Args:
-            given: Policy, its name, or None for the default.
-
-        >>> FailurePolicy.of("skip")
-        FailurePolicy(policy='skip', loss_threshold=None)
-        """
+        """Returns a policy from a policy, its name, or None for the default."""
         if isinstance(given, FailurePolicy):
             return given
         return cls() if given is None else cls(policy=given)

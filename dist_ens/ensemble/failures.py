@@ -10,7 +10,6 @@ import numpy as np
 
 from dist_ens.ensemble.conditional_update import Updated, apply_update
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.ground.errors import UserError
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Gradients, Metrics, PyTree
 from dist_ens.layout import to_host
@@ -86,14 +85,7 @@ class FailedMember(NamedTuple):
 
 
 def no_failures(shape: tuple[int, ...] = ()) -> FailureRecord:
-    """Returns the record of members without a failed update.
-
-    Args:
-        shape: Shape of every leaf: `()` for one member, or `(members,)`.
-
-    >>> no_failures((2,)).num_failures
-    Array([0, 0], dtype=int32)
-    """
+    """Returns the record of members without a failed update, leaves of the given shape."""
     types = {"is_frozen": jnp.bool_, "loss_mean": jnp.float32, "loss_variance": jnp.float32}
     return FailureRecord(
         *(jnp.zeros(shape, types.get(name, jnp.int32)) for name in FailureRecord._fields)
@@ -103,11 +95,7 @@ def no_failures(shape: tuple[int, ...] = ()) -> FailureRecord:
 def saved_structures(abstract: State) -> tuple[State, State]:
     """Returns the structures that a saved state may have: its own, and one for another policy.
 
-    The policy for failures may change when a run is resumed. So a saved state may lack the record
-    of failed updates, or have one that is no longer needed.
-
-    Args:
-        abstract: Structure of the state of an ensemble, with shapes, types and shardings.
+    The policy may change when a run is resumed, and with it the record of failed updates.
     """
     if isinstance(abstract.failures, FailureRecord):
         return abstract, abstract._replace(failures=())
@@ -125,30 +113,12 @@ def taken_unless_failed(
     cause_otherwise: int,
     *args: PyTree,
 ) -> tuple[State, Metrics]:
-    """Returns the state after an update that is taken only if it has not failed.
+    """Returns the state of one member after an update, and the metrics with those of failures.
 
-    Args:
-        policy: Policy that checks updates.
-        update: Function that makes an update, given what it changes and `args`.
-        state: State of one member before the update.
-        metrics: Metrics of the update by name, float32[]. Their "loss" is checked, if there is one.
-        is_finite: Whether the numbers of the update are finite, bool[].
-        cause_otherwise: Index in `CAUSES` of an update that is not.
-        *args: Further arguments of `update`.
-
-    Returns:
-        The state of the same step, and the metrics with `failed_updates` and `is_frozen`. If the
-        update failed or the member is frozen, only the record of the state changes.
-
-    Raises:
-        UserError: If a metric has the name of one of these.
+    If the update failed or the member is frozen, only its record changes. The step stays. An
+    update whose numbers are not finite fails with `cause_otherwise`, an index of
+    `CAUSES`. An update fails too if its metric "loss" is not finite.
     """
-    for name in (FAILED_UPDATES, IS_FROZEN):
-        if name in metrics:
-            raise UserError(
-                f"A metric of the loss or the step has the name {name!r}, which is that of a "
-                "metric of ensembles whose updates are checked. Rename it."
-            )
     record, loss = state.failures, metrics.get("loss", jnp.float32(0))
     cause = _cause_of(policy, record, loss, jnp.where(is_finite, 0, cause_otherwise))
     takes = (cause == 0) & ~record.is_frozen
@@ -193,10 +163,9 @@ def are_finite(grads: Gradients) -> jax.Array:
 
 
 def _are_sums_finite(leaves: list[jax.Array]) -> jax.Array:
-    """Returns whether all numbers are finite, bool[], by sums.
+    """Returns whether all numbers are finite, bool[], by sums, which are finite up to an overflow.
 
-    A sum is finite if all its terms are, up to an overflow. Sums over all axes but the last are
-    read from memory once and in vectors, by any compiler. A test of every number is slower.
+    Sums over all axes but the last are read once and in vectors, by any compiler.
     """
     sums = [
         leaf.sum(axis=tuple(range(leaf.ndim - 1)), dtype=jnp.promote_types(leaf.dtype, "float32"))
@@ -208,8 +177,7 @@ def _are_sums_finite(leaves: list[jax.Array]) -> jax.Array:
 def _are_finite_in_one(leaves: list[jax.Array]) -> jax.Array:
     """Returns whether all numbers are finite, bool[], by a test of all leaves of a type together.
 
-    A kernel for each leaf takes longer to start than to run. XLA joins the concatenation with the
-    test, so the numbers are read once and not copied.
+    A kernel for each leaf takes longer to start than to run.
     """
     of_types: dict[jnp.dtype, list[jax.Array]] = {}
     for leaf in leaves:
@@ -238,14 +206,11 @@ def _recorded(
 
 
 def _with_loss(record: FailureRecord, loss: jax.Array, takes: jax.Array) -> FailureRecord:
-    """Returns a record whose running mean and variance include the loss of an update.
+    """Returns a record whose running mean and variance include the loss of an update, if taken.
 
     The n-th loss has the weight `a = max(1 / n, 1 / HISTORY)`:
 
         mean' = mean + a (loss - mean),   variance' = (1 - a) (variance + a (loss - mean)^2)
-
-    So the first losses are weighted equally, and the weight of older losses decays. The loss of an
-    update that was not taken is not included.
     """
     count = jnp.minimum(record.num_losses, HISTORY - 1) + 1  # Without end it would overflow.
     share = jnp.maximum(1 / count.astype(jnp.float32), 1 / HISTORY)
@@ -260,11 +225,7 @@ def _with_loss(record: FailureRecord, loss: jax.Array, takes: jax.Array) -> Fail
 
 
 def step_of(recorded: np.integer | jax.Array) -> int:
-    """Returns the step that a record holds. The arrays count modulo 2^32, in signed numbers.
-
-    >>> step_of(np.int32(-(2**31)))
-    2147483648
-    """
+    """Returns the step that a record holds. The arrays count modulo 2^32, in signed numbers."""
     return int(recorded) % 2**32
 
 

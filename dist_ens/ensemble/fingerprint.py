@@ -26,10 +26,9 @@ _TRACING = ("jax", "flax", "optax", "equinox", "haiku")
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python, the packages that trace a step, and the platform, by name.
+    """Returns the versions of Python and the packages that trace a step, and the platform, by name.
 
-    The platform is included because a network may choose its operations by it, as attention does on
-    accelerators.
+    A network may choose its operations by the platform, as attention does on accelerators.
     """
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     loaded = {name: sys.modules[name].__version__ for name in _TRACING if name in sys.modules}
@@ -39,15 +38,11 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint_of_step(ensemble: Ensemble, batch: Shapes) -> str:
-    """Returns a fingerprint of the step of one member on a whole global batch.
+    """Returns a fingerprint of the step of one member on a global batch of some shapes.
 
     It depends on the operations of network, loss, methods and optimizer, and on the arrays that
     they capture. It does not depend on the mesh, the execution, the number of members or
     the precision that JAX is configured to use.
-
-    Args:
-        ensemble: Ensemble of any layout.
-        batch: Shapes and types of a global batch, leaves [batch, ...].
     """
     member = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import jax
 import optax
 
-from dist_ens.ensemble.checks import check_loss_outputs, explained_errors
+from dist_ens.ensemble.checks import explained_errors, loss_outputs
 from dist_ens.ensemble.conditional_update import Updated
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import GRADIENT, are_finite, taken_unless_failed
@@ -36,16 +36,7 @@ Again: TypeAlias = tuple[State, PyTree, Key]
 
 @dataclasses.dataclass(frozen=True)
 class GradientStep:
-    """A step of one member on the whole batch: a gradient of the loss, and the optimizer's update.
-
-    Attributes:
-        loss: Loss of the member.
-        optimizer: Optimizer of the member.
-        objective: Objective of the ensemble; None if its loss is a function.
-        microbatches: Number of equal parts of the batch that are taken one after another, with
-            their gradients averaged.
-        failures: Policy for failed updates.
-    """
+    """A step of one member on the whole batch: a gradient of the loss, and an update."""
 
     loss: MemberLoss
     optimizer: Optimizer
@@ -59,11 +50,7 @@ class GradientStep:
     ) -> tuple[State, Metrics]:
         """Returns the state after one step, and the metrics before it.
 
-        Args:
-            state: State of the member.
-            batch: Batch, leaves [batch, ...].
-            index: Positions of the batch's examples in the training split, int32[batch]. Default:
-                the positions are unknown.
+        `index` holds the examples' positions in the training split, int32[batch], if known.
         """
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         of_step = jax.random.fold_in(jax.random.fold_in(state.key, OPTIMIZER), state.step)
@@ -94,10 +81,7 @@ class GradientStep:
         return without_weak_types(state._replace(step=state.step + 1)), metrics
 
     def loss_of(self, state: State) -> Loss:
-        """Returns the loss of a member with a key and an id.
-
-        It is `loss(params, model_state, (batch, index), key)`.
-        """
+        """Returns the loss of one member, `loss(params, model_state, (batch, index), key)`."""
 
         def loss(
             params: Params, model_state: ModelState, examples: PyTree, key: Key
@@ -106,7 +90,7 @@ class GradientStep:
             info = LossInfo(key, state.key, state.member_id, index, self.objective)
             with explained_errors():
                 results = self.loss(params, model_state, batch, info)
-                value, new_state, metrics = check_loss_outputs(results, model_state)
+                value, new_state, metrics = loss_outputs(results, model_state)
             return value, (new_state, metrics)
 
         return loss

@@ -1,7 +1,6 @@
 """The state of an ensemble before its first step, created on the devices that hold it."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -12,12 +11,11 @@ import numpy as np
 
 from dist_ens.ensemble.failures import no_failures
 from dist_ens.ensemble.optimizer import optimizer_state
-from dist_ens.ground.errors import UserError, counted, first_line, kind_of
+from dist_ens.ground.errors import UserError, counted, kind_of
 from dist_ens.ground.host_keys import dtype_in_jax
 from dist_ens.ground.randomness import INIT, member_key, pinned_generator
 from dist_ens.ground.state import (
     State,
-    described,
     stack_members,
     without_weak_types,
 )
@@ -35,7 +33,7 @@ from dist_ens.layout import MEMBERS, Layout, Waves
 from dist_ens.losses import Objective
 from dist_ens.members import Member, with_compute_dtype
 from dist_ens.members.label_scale import with_label_scale
-from dist_ens.members.member import INPUTS_RULE
+from dist_ens.members.member import INPUTS_RULE, explained_network
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
@@ -54,15 +52,15 @@ def state_of_one(
 ) -> Callable[..., State]:
     """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
 
-    `shapes` are those of the inputs of the network's `init`. The state has a record of failed
-    updates if `is_checked`.
+    `shapes` are those of the inputs of the network's `init`.
     """
 
     @pinned_generator()
     def make(member_id: jax.Array, seed: jax.Array) -> State:
         key = member_key(seed, member_id)
         inputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        with _explained(member, shapes):
+        what = f"The network ({member.name}) could not be initialised on"
+        with explained_network(what, shapes, f"It is given {INPUTS_RULE}."):
             params, model_state = member.init(jax.random.fold_in(key, INIT), inputs)
         params = without_weak_types(params)
         return without_weak_types(
@@ -80,29 +78,10 @@ def state_of_one(
     return make
 
 
-@contextlib.contextmanager
-def _explained(member: Member, shapes: Shapes) -> Iterator[None]:
-    """Turns any error that a network raises when it is initialised into a `UserError`."""
-    try:
-        yield
-    except (UserError, RuntimeError):  # A device may be full.
-        raise
-    except Exception as error:
-        raise UserError(
-            f"The network ({member.name}) could not be initialised on {described(shapes)}: "
-            f"{type(error).__name__}: {first_line(error)} It is given {INPUTS_RULE}. Correct "
-            "the network or the data, or take the inputs out of the batch in two functions: "
-            "as_member(init=..., apply=...)."
-        ) from error
-
-
 class Initializer:
     """The program that makes the state of all members, each on the device that will hold it.
 
-    Args:
-        make: Function that makes one member's state.
-        layout: Layout of the members.
-        waves: Number of waves. If it is above 1, the state is in the hosts' memory.
+    The state of several waves is in the hosts' memory.
     """
 
     def __init__(self, make: Callable[..., State], layout: Layout, waves: int) -> None:
@@ -162,20 +141,14 @@ def state_from(
     model_states: Sequence[ModelState] | None,
     member: Member,
 ) -> State:
-    """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`.
-
-    `member` is the network of one member, with or without the scale of the labels.
-    """
-    if not isinstance(params, list | tuple):
-        raise UserError(
-            f"params is {kind_of(params)}, not a list. Give a list with one pytree of "
-            "parameters for each member. unstack_members makes the list from stacked parameters."
-        )
+    """Returns the state of networks that were trained elsewhere; see `Ensemble.state_of`."""
     for name, given in (("params", params), ("model_states", model_states or params)):
-        if len(given) != ensemble.num_members:
+        count = len(given) if isinstance(given, list | tuple) else 0
+        if count != ensemble.num_members:
             raise UserError(
-                f"{name} has {counted(len(given), 'member')}, and the ensemble has "
-                f"{ensemble.num_members}. Make the ensemble with num_members={len(given)}."
+                f"{name} has {counted(count, 'member')}, and the ensemble has "
+                f"{ensemble.num_members}. Give a list with one pytree for each member. "
+                "unstack_members makes the list from stacked parameters."
             )
     parts = list(map(member.parts_of, params, model_states or [None] * len(params)))
     stacked, model_state = without_weak_types(
@@ -205,9 +178,6 @@ def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:
 
     With a loss function, a batch that is no dict with this key is the inputs itself. With a step of
     the user's own, it is the batch.
-
-    Raises:
-        UserError: If the batch has no inputs under the objective's key.
     """
     if ensemble.own_step is not None:
         return batch
@@ -217,7 +187,7 @@ def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:
         return batch[key]
     if objective is None:
         return batch
-    keys = ", ".join(map(repr, batch)) if isinstance(batch, dict) else type(batch).__name__
+    keys = ", ".join(map(repr, batch)) if isinstance(batch, dict) else kind_of(batch)
     raise UserError(
         f"The objective {objective.name} takes batches with the key {key!r}: got {keys}. Give a "
         f"dict with {key!r} and {objective.LABELS!r}, or use a loss function for other batches."
@@ -225,10 +195,7 @@ def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:
 
 
 def shapes_of(tree: PyTree) -> Shapes:
-    """Returns the shapes and types that a pytree has in JAX, which holds numbers in 32 bits.
-
-    Its leaves are arrays, numbers, or shapes and types (`jax.ShapeDtypeStruct`).
-    """
+    """Returns the shapes and types that arrays and numbers have in JAX, which uses 32 bits."""
 
     def shape_of(leaf: Leaf) -> jax.ShapeDtypeStruct:
         if isinstance(leaf, jax.ShapeDtypeStruct | jax.Array):

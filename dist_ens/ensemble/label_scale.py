@@ -17,13 +17,7 @@ def begin_label_scale(layout: Layout, state: State) -> State:
 
 
 def set_label_scale(layout: Layout, state: State, labels: np.ndarray) -> State:
-    """Returns a state that standardises labels by the statistics of the training labels.
-
-    Args:
-        layout: Layout of the state.
-        state: State of the ensemble.
-        labels: All training labels, float[examples, ...], not all equal.
-    """
+    """Returns a state that standardises labels by the statistics of all training labels."""
     values = np.asarray(labels, np.float64)
     held = _held(layout, float(values.mean()), float(values.std()))
     return state._replace(model_state={**state.model_state, **held})

@@ -19,11 +19,7 @@ _ASKED = re.compile(r"allocat\w* (\d+) bytes|(?:Used|Needs?) ([\d.]+ ?[KMGT]i?B?
 
 @contextlib.contextmanager
 def explained_memory(ensemble: "Ensemble") -> Iterator[None]:
-    """Turns an error of XLA about memory into a `RunError` that says what lowers the need.
-
-    Args:
-        ensemble: Ensemble that is initialised or updated.
-    """
+    """Turns an error of XLA about memory into a `RunError` that says what lowers the need."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

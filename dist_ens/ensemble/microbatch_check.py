@@ -31,16 +31,10 @@ _ROUNDING, _NOISE = 1e-3, 8.0
 def microbatch_warning(
     ensemble: "Ensemble", state: State, batches: CallBatches | PyTree
 ) -> str | None:
-    """Returns a warning if the loss of a batch is not the mean over its microbatches.
+    """Returns a warning if the loss of the first batch is not the mean over its microbatches.
 
-    Args:
-        ensemble: Ensemble of any number of waves and microbatches.
-        state: State of the ensemble. It is not donated.
-        batches: Batches of a call on the layout, of which the first is compared.
-
-    Returns:
-        The warning. None if both losses are equal up to rounding and noise, or if the whole batch
-        would need more than half of the free memory of a device.
+    It is None if both are equal up to rounding and noise, or if the whole batch would need more
+    than half of the free memory of a device.
     """
     step, count, layout = ensemble.programs.gradient_step, ensemble.microbatches, ensemble.layout
     if count == 1 or isinstance(step, OwnStep):

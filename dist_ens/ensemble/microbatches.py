@@ -24,9 +24,9 @@ def gradients_in_parts(
 ) -> tuple[Gradients, ModelState, Metrics]:
     """Returns the gradients, the new model state and the metrics of a batch.
 
-    Numbers and gradients are means over the parts. Totals and weights of a `Ratio` are summed over
-    the parts. So a mean over the examples and a `Ratio` are those of the whole batch. Any other
-    value, and batch statistics, are those of each part. The model state passes from part to part.
+    Numbers and gradients are means over the parts, and totals and weights of a `Ratio` are sums. So
+    a mean over the examples and a `Ratio` are those of the whole batch. Batch statistics are those
+    of each part. The model state passes from part to part.
 
     The differentiated value is a part's share of the value of the batch. So a backward pass that
     changes the gradient of each example, for example to clip it, is given that of the batch.

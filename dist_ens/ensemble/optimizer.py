@@ -42,11 +42,7 @@ def check_optimizer(optimizer: object) -> None:
 def update_of(
     optimizer: Optimizer, grads: Gradients, state: OptState, params: Params, **extra: PyTree
 ) -> tuple[Gradients, OptState]:
-    """Returns an optimizer's updates and its new state.
-
-    The optimizer is any object with `init` and `update`. It is given those of the extra arguments
-    that it accepts.
-    """
+    """Returns an optimizer's updates and its new state. It is given the arguments it accepts."""
     with_extra = isinstance(optimizer, optax.GradientTransformationExtraArgs)
     if isinstance(optimizer, optax.GradientTransformation) and not with_extra:
         extra = {}
@@ -59,10 +55,8 @@ def loss_functions(
     """Returns the functions with which an optimizer computes the loss again, by their names.
 
     They are `value_fn` of line searches, `obj_fn` of `optax.contrib.sophia`, and `grad_fn` of
-    `optax.contrib.sam`.
-
-    They are made of a function of parameters that returns the gradients of the batch's loss, the
-    new model state, and metrics with the `loss`, float32[].
+    `optax.contrib.sam`. `gradients` returns the gradients of the batch's loss, the new model state,
+    and metrics with the `loss`.
     """
 
     def value_and_grad(params: Params) -> tuple[jax.Array, Gradients]:
@@ -111,12 +105,9 @@ def calls_loss(
 def evaluation_params(params: Params, opt_state: OptState) -> Params:
     """Returns the parameters with which a member is evaluated.
 
-    They are the trained parameters, except for those of two kinds of optimizers. Such an optimizer
-    may train all parameters, or groups of them (`optax.masked`, `optax.partition`).
-
-    - A schedule-free optimizer evaluates averages, which are computed from its state.
-    - `optax.contrib.sam` trains perturbed parameters between two updates of its outer optimizer.
-      Its state holds the outer parameters.
+    A schedule-free optimizer evaluates averages, which are computed from its state. The state of
+    `optax.contrib.sam` holds the outer parameters, of which it trains perturbations. Either may
+    train a group of the parameters only (`optax.masked`, `optax.partition`).
 
     Source: Defazio et al. (2024), https://arxiv.org/abs/2405.15682. Foret et al. (2021),
     https://arxiv.org/abs/2010.01412.
@@ -162,12 +153,8 @@ def optimizer_state(optimizer: Optimizer, params: Params, member_key: Key) -> Op
     """Returns the initial state of a member's optimizer.
 
     An optimizer that draws random numbers, such as `optax.noisy_sgd`, is made with one seed for all
-    members. Each key in its state is replaced by a key that also depends on the member. A key is a
-    typed key, or a plain `uint32[..., 2]` from which the update draws.
-
-    Raises:
-        UserError: If the update draws random numbers from a key that is neither its argument `key`
-            nor in the state. All members would draw the same numbers.
+    members. Each key in its state, typed or a plain `uint32[..., 2]` from which the update draws,
+    is replaced by a key that also depends on the member.
     """
     state = optimizer.init(params)
     evaluation_params(params, state)  # An error in it should not come after training.

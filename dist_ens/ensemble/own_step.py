@@ -37,12 +37,6 @@ class OwnStep:
 
     It is called as a `GradientStep` is. The state of the user is the `params` of a `State`, whose
     `model_state` and `opt_state` are empty.
-
-    Attributes:
-        init: Initialiser, `init(key, batch) -> state`.
-        step: Step, `step(state, batch, key) -> (state, metrics)`.
-        apply: Forward pass, `apply(state, inputs) -> outputs`. None for none.
-        failures: Policy for failed steps.
     """
 
     init: Callable[[Key, Batch], PyTree]
@@ -70,20 +64,12 @@ class OwnStep:
     def __call__(
         self, state: State, batch: Batch, index: jax.Array | None = None
     ) -> tuple[State, Metrics]:
-        """Returns the state after one step, and the metrics of the step by name, float32[].
-
-        The step is given any pytree as a batch, and not the positions of its examples.
-        """
+        """Returns the state after one step, and the metrics of the step by name, float32[]."""
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         with explained_errors("step"):
-            new, metrics = _checked_results(self.step(state.params, batch, key), state.params)
+            new, metrics = _results(self.step(state.params, batch, key), state.params)
         if not self.failures.is_checked:
             state = state._replace(params=new)
-        elif self.failures.loss_threshold is not None and "loss" not in metrics:
-            raise UserError(
-                "The policy for failures has a loss_threshold, and the metrics of the step have no "
-                "'loss'. Return the loss under this name, or leave loss_threshold out."
-            )
         else:
             state, metrics = taken_unless_failed(
                 self.failures,
@@ -100,25 +86,14 @@ class OwnStep:
 def loss_of_scoring(
     objective: Objective | None, eval_loss: Callable[..., PyTree] | None, *, has_apply: bool
 ) -> Objective | LossFunction | None:
-    """Returns the loss by which a user's own step is scored; None without one.
-
-    An objective reads the outputs of `apply`; `eval_loss(state, batch, key) -> (loss, metrics)`
-    replaces it.
-    """
+    """Returns the loss by which a user's own step is scored; None without one."""
+    if objective is not None and (objective.standardize or eval_loss or not has_apply):
+        raise UserError(
+            f"The objective {objective.name} scores the outputs of apply for labels as they are. "
+            "Give from_step a function apply, and leave standardize and eval_loss out."
+        )
     if eval_loss is None:
-        if objective is not None and objective.standardize:
-            raise UserError(
-                f"{objective.name}(standardize=True) needs labels that fit standardises, and a "
-                "step of your own sees them as they are. Leave standardize out."
-            )
-        if objective is not None and not has_apply:
-            raise UserError(
-                f"The objective {objective.name} scores the outputs of apply, and the ensemble has "
-                "none. Give from_step a function apply(state, inputs) -> outputs, or use eval_loss."
-            )
         return objective
-    if objective is not None:
-        raise UserError("Both objective and eval_loss are given. Leave one of them out.")
 
     # The argument `train` says that the function knows that it is called in evaluation.
     def loss(
@@ -130,7 +105,7 @@ def loss_of_scoring(
     return loss
 
 
-def _checked_results(results: object, old: PyTree) -> tuple[PyTree, Metrics]:
+def _results(results: object, old: PyTree) -> tuple[PyTree, Metrics]:
     """Returns the new state of a step, and its metrics, float32[]."""
     match results:
         case (new, Mapping() as metrics):
@@ -141,8 +116,7 @@ def _checked_results(results: object, old: PyTree) -> tuple[PyTree, Metrics]:
     if leaf_types(new) != leaf_types(old) or structures[0] != structures[1]:
         raise UserError(
             f"The step returned a state of {described(new)}, and it was given one of "
-            f"{described(old)}. Return the state with the structure, shapes and types that it has "
-            "after init."
+            f"{described(old)}. Return the structure, shapes and types that it has after init."
         )
     for name, value in metrics.items():
         if jnp.shape(value) != () or jnp.iscomplexobj(value):
@@ -155,10 +129,7 @@ def _checked_results(results: object, old: PyTree) -> tuple[PyTree, Metrics]:
 
 
 def _stays_finite(old: PyTree, new: PyTree) -> jax.Array:
-    """Returns whether every finite number of a state is finite in the new one, bool[].
-
-    A number that is infinite already may stay so, such as a mask or the best loss so far.
-    """
+    """Returns whether every finite number of a state, so no mask of -inf, stays finite, bool[]."""
     stay = [
         jnp.all(jnp.isfinite(after) | ~jnp.isfinite(before))
         for before, after in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)

@@ -1,5 +1,6 @@
 """Inputs of predictions, padded to a few batch sizes so that few programs are compiled."""
 
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from dist_ens.ground.finite import check_finite_inputs
 from dist_ens.ground.state import State, described, refuse_lists
 from dist_ens.ground.types import Array, Inputs, Leaf, Outputs
 from dist_ens.layout import BATCH, REPLICATED, Layout
+from dist_ens.members.member import explained_network
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
@@ -28,9 +30,8 @@ def placed_inputs(
     """
     if not ensemble.member.has_apply:
         raise UserError(
-            "This ensemble cannot predict: its member has no apply. Give one to "
-            "as_member(init=..., apply=...) or Ensemble.from_step(..., apply=...), or call the "
-            "network yourself with state.params."
+            "This ensemble cannot predict: its member has no apply. Give one to as_member or "
+            "Ensemble.from_step, or call the network yourself with state.params."
         )
     if not isinstance(state, State):
         raise UserError(f"The state is {kind_of(state)}. Give a State, such as result.state.")
@@ -49,10 +50,9 @@ def placed_inputs(
 
 
 def padded_inputs(layout: Layout, inputs: Inputs) -> tuple[Inputs, int]:
-    """Puts inputs on the layout, padded to the next power of two times the data axis.
+    """Returns inputs padded to a power of two times the data axis, and the number of examples.
 
-    They are padded with copies of the last example. The number of examples before padding is
-    returned too.
+    The padding is copies of the last example.
     """
     # A call for one example takes as long as 30 calls of Python here, so the usual case is short.
     if layout.holds(inputs) and inputs.ndim and _is_whole(inputs.shape[0], layout):
@@ -82,6 +82,12 @@ def _filled_up(leaf: Leaf, size: int) -> Array:
     xp: ModuleType = jnp if isinstance(leaf, jax.Array) else np
     leaf = xp.asarray(leaf)
     return xp.concatenate([leaf, xp.repeat(leaf[-1:], size - len(leaf), axis=0)])
+
+
+def explained_inputs(inputs: Inputs) -> AbstractContextManager[None]:
+    """Returns a context that turns what a network raises for inputs into a `UserError`."""
+    advice = "Give inputs like those of the training data, a single example as [1, ...]."
+    return explained_network("The network does not take the inputs", inputs, advice)
 
 
 def unpadded(outputs: Outputs, size: int | None) -> Outputs:

@@ -10,7 +10,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from dist_ens.ensemble.batches import Batches, CallBatches
-from dist_ens.ensemble.checks import check_microbatches, explained_errors, require_rows
+from dist_ens.ensemble.checks import explained_errors, require_rows
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.initial_state import Initializer, inputs_of, shapes_of, state_of_one
 from dist_ens.ensemble.memory import explained_memory
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
 class Programs:
     """The programs of an ensemble, which are compiled once and found again by later calls.
 
-    Args:
-        ensemble: Ensemble.
-
     Attributes:
         variants: Ensembles of the same members on another layout or with another execution.
         elsewhere: Ensembles of some of the members, or on the layouts of given states.
@@ -60,7 +57,10 @@ class Programs:
 
     def __init__(self, ensemble: "Ensemble") -> None:
         self._ensemble = ensemble
-        self._of_shapes: dict[Hashable, Any] = {}
+        self._initializers: dict[Hashable, Initializer] = {}
+        self._steps: dict[Hashable, Lifted] = {}
+        self._is_compared = False
+        self._evaluates_others: bool | None = None
         self.variants: dict[Hashable, Ensemble] = {}
         self.elsewhere: dict[Hashable, Ensemble] = {}
         self.evaluation: dict[Hashable, Any] = {}
@@ -75,8 +75,7 @@ class Programs:
         if loss is None:
             raise UserError(
                 "This ensemble has a step of its own and nothing to score it by. Give from_step or "
-                "evaluate objective=..., or eval_loss=eval_loss(state, batch, key) -> (loss, "
-                "metrics)."
+                "evaluate an objective, or eval_loss(state, batch, key) -> (loss, metrics)."
             )
         return ensemble.member.adapt_loss(loss_of_function(loss, ensemble.compute_dtype))
 
@@ -104,15 +103,15 @@ class Programs:
         ensemble = self._ensemble
         shapes = shapes_of(inputs_of(ensemble, batch))
         key = (jax.tree.structure(shapes), *jax.tree.leaves(shapes))
-        if key not in self._of_shapes:
+        if key not in self._initializers:
             make = state_of_one(
                 ensemble.network,
                 ensemble.optimizer,
                 shapes,
                 is_checked=ensemble.failures.is_checked,
             )
-            self._of_shapes[key] = Initializer(make, ensemble.layout, ensemble.waves)
-        return self._of_shapes[key]
+            self._initializers[key] = Initializer(make, ensemble.layout, ensemble.waves)
+        return self._initializers[key]
 
     def update(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """Updates every member on one batch; see `Ensemble.update`."""
@@ -120,12 +119,11 @@ class Programs:
         if ensemble.waves > 1:
             return self._update_in_waves(state, batch)
         # A dict of specs names the leaves of one structure of batches.
-        names_leaves = not isinstance(ensemble.batch_specs, str)
-        key = ("step", jax.tree.structure(batch)) if names_leaves else "step"
-        if key not in self._of_shapes:
-            self._of_shapes[key] = self._lifted_step(state, batch)
+        key = None if isinstance(ensemble.batch_specs, str) else jax.tree.structure(batch)
+        if key not in self._steps:
+            self._steps[key] = self._lifted_step(state, batch)
         with explained_errors(), explained_memory(ensemble):
-            return self._of_shapes[key](state, batch)
+            return self._steps[key](state, batch)
 
     def _lifted_step(self, state: State, batch: Batch) -> Lifted:
         """Returns the program of one step for batches like the given one."""
@@ -134,7 +132,6 @@ class Programs:
         specs = specs_of_batch(ensemble.batch_specs, batch)
         placed = layout.placed(batch, specs, "The batch")
         if ensemble.microbatches > 1:
-            check_microbatches("microbatches", ensemble.microbatches, placed)
             self._warn_of_microbatches(state, Batches(jax.tree.map(lambda x: x[None], placed)))
         if execution == AUTO:  # The rule chooses.
             traced = self.traced_update(state, Batches.shapes_of_step(placed))
@@ -154,8 +151,8 @@ class Programs:
         of_step = jax.tree.map(host_array, batch)
         specs = specs_of_batch(self._ensemble.batch_specs, batch)
         placed = Batches.put(self._ensemble.layout, [of_step], specs)
-        if "compared" not in self._of_shapes:
-            self._of_shapes["compared"] = True
+        if not self._is_compared:
+            self._is_compared = True
             self._warn_of_microbatches(state, placed)
         state, metrics = self.update_steps(state, placed)
         return state, {name: values[0] for name, values in metrics.items()}
@@ -181,10 +178,7 @@ class Programs:
         return Execution.parse("vmap" if execution == AUTO else execution)
 
     def trace_update(self, state: State, batches: CallBatches | PyTree) -> None:
-        """Traces `update_steps` in the ensemble's own execution, and computes nothing.
-
-        It raises any error that the network, or a lowering of one of its operations, raises.
-        """
+        """Traces `update_steps` in the ensemble's own execution, to raise any error of tracing."""
         update = steps_of_all(self.step, self._ensemble.layout, self._execution)
         jax.eval_shape(update, state, batches)
 
@@ -261,21 +255,14 @@ class Programs:
         return jax.jit(lambda state, inputs: pooled(self._outputs(state, inputs), state))
 
     def needed(self, state: State) -> State:
-        """Returns a state without the optimizer's state, unless predictions depend on it.
-
-        To pass more arrays to a program takes time.
-        """
-        if "evaluates_others" not in self._of_shapes:
-            self._of_shapes["evaluates_others"] = evaluates_others(state.opt_state)
-        if self._of_shapes["evaluates_others"] or self._ensemble.waves > 1:
+        """Returns a state without the parts on which no prediction depends."""
+        if self._evaluates_others is None:
+            self._evaluates_others = evaluates_others(state.opt_state)
+        if self._evaluates_others or self._ensemble.waves > 1:
             return state._replace(class_names=())
         return state._replace(opt_state=(), failures=(), class_names=())
 
 
 def step_of_one(ensemble: "Ensemble") -> Callable[..., tuple[State, Metrics]]:
-    """Returns the step of one member without mesh or lowerings: `step(state, batch, index=None)`.
-
-    The leaves of `state` are those of one member, and `batch` is the whole batch. The speed of
-    executions is measured against this step.
-    """
+    """Returns the step of one member without a mesh, `step(state, batch, index=None)`."""
     return without_axes(ensemble.programs.gradient_step)

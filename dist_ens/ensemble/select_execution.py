@@ -27,12 +27,8 @@ from dist_ens.processes import cluster
 class Choice:
     """An execution, and the reason why it was chosen.
 
-    Attributes:
-        option: Name of the execution, followed by ` on one device` if it uses only one.
-        why: Reason for the choice, as text.
-        step_secs: Seconds per step of each execution that was timed, by its name.
-        num_turns: Number of rounds of each candidate that was timed again, by its name.
-        failed: Error of each candidate that raised one, by its name.
+    `option` ends with ` on one device` if it uses only one. Seconds per step, rounds of timing and
+    errors are those of each candidate, by its name.
     """
 
     option: str
@@ -64,24 +60,11 @@ def choose(
     workdir: pathlib.Path | None = None,
     may_move: bool = True,
 ) -> tuple[Ensemble, Choice]:
-    """Returns the ensemble with the fastest execution found within the time budget.
+    """Returns the ensemble with the fastest execution found within the time budget, and the choice.
 
-    An earlier choice for the same program on the same kind of device is used again. Several hosts
-    time together, and process 0 decides. If the devices are the cores of one CPU, the fastest
-    execution is also tried on one device.
-
-    Args:
-        ensemble: Ensemble with any execution.
-        state: State of the ensemble. It is copied, not donated.
-        batches: Batches of the first call, from `Layout.put`.
-        num_steps: Number of steps of the run.
-        workdir: Folder of the run, where the choice is kept beside the user's cache. A run that
-            ends before its first checkpoint may start again on a machine without this cache. None
-            keeps it in the cache only.
-        may_move: Whether the ensemble may move to one device.
-
-    Returns:
-        The ensemble with the chosen execution, on its layout or on one device, and the choice.
+    An earlier choice for the same program on the same kind of device is used again, from `workdir`
+    or the user's cache. Several hosts time together, and process 0 decides. If the devices are the
+    cores of one CPU, the fastest execution is also tried on one device, unless `may_move` is False.
     """
     if ensemble.waves > 1:  # All waves run the same program, so one of them is timed.
         waves = Waves(ensemble.layout, ensemble.waves)
@@ -169,10 +152,7 @@ def _timed(
 def _first_that_traces(
     known: Mapping[str, Ensemble], names: Sequence[str], state: State, batches: CallBatches | PyTree
 ) -> tuple[str, dict[str, str]]:
-    """Returns the first execution whose update can be traced, and the errors of earlier ones.
-
-    If none can be traced, the error of the last one is raised.
-    """
+    """Returns the first execution whose update can be traced, and the errors of earlier ones."""
     failed: dict[str, str] = {}
     for name in names:
         try:

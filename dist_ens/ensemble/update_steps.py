@@ -44,10 +44,7 @@ Update = Callable[[State, CallBatches | PyTree], tuple[State, Metrics]]
 
 
 def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Update:
-    """Returns the update of several steps, not yet jitted: `update(state, batches)`.
-
-    It returns the new state and metrics by name, float32[steps, members].
-    """
+    """Returns the update of several steps, not yet jitted. Metrics are float32[steps, members]."""
 
     def update(state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
         batches = as_batches(batches)
@@ -103,7 +100,7 @@ def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Update:
 
 
 def dispatched(step: Step, layout: Layout, execution: Execution) -> Update:
-    """Returns the update of several steps, `update(state, batches)`, which donates the state.
+    """Returns the update of several steps, which donates the state.
 
     For most executions it is one jitted program. `loop` dispatches one program for each member,
     and `single` dispatches one program for each step.

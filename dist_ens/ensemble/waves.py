@@ -39,11 +39,7 @@ def update_in_waves(waves: Waves, update: Update) -> Update:
 def results_in_waves(
     waves: Waves, fn: Callable[[State, Inputs], Tree], spec: Specs
 ) -> Callable[[State, Inputs], Tree]:
-    """Returns a function of members that wait in the hosts' memory, such as `Ensemble.outputs`.
-
-    `fn` takes the state of one wave's members, and inputs that all members share. Its results have
-    the spec `MEMBERS` or `MEMBER_BATCH`.
-    """
+    """Returns a function of members in the hosts' memory, from that of one wave's members."""
 
     def results_of_all(state: State, inputs: Inputs) -> Tree:
         of_waves = [fn(waves.take(state, number), inputs) for number in range(waves.count)]

@@ -12,7 +12,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.checks import check_loss_outputs, explained_errors
+from dist_ens.ensemble.checks import explained_errors, loss_outputs
 from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.ensemble.optimizer import evaluation_params
 from dist_ens.ensemble.waves import results_in_waves
@@ -198,7 +198,7 @@ def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
             info = LossInfo(key, state.key, state.member_id, None, None, train=False)
             with explained_errors():
                 results = loss(params, model_state, batch, info)
-                _, new_state, values = check_loss_outputs(results, model_state)
+                _, new_state, values = loss_outputs(results, model_state)
             return values, new_state
 
         params = evaluation_params(state.params, state.opt_state)

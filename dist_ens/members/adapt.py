@@ -4,7 +4,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -88,17 +87,13 @@ def _check_factory(network: Network) -> None:
     """Raises a `UserError` unless an object may be a function or class that makes a network."""
     name = type(network).__name__
     if isinstance(network, type) and _is_a(network, "flax.linen", "Module", issubclass):
-        raise UserError(
-            f"The network is the flax.linen class {network.__name__}, not an instance. Give an "
-            f"instance: as_member({network.__name__}(...))."
-        )
+        raise UserError(f"The network is a class. Give an instance: {network.__name__}(...).")
+    is_nnx = _is_a(network, "flax.nnx", "Module")
     is_function = isinstance(network, functools.partial) or jax.tree_util.all_leaves([network])
-    if _is_a(network, "flax.nnx", "Module") or (callable(network) and not is_function):
-        argument = "rngs" if _is_a(network, "flax.nnx", "Module") else "key"
+    if is_nnx or (callable(network) and not is_function):
         raise UserError(
-            f"The network is an instance of the class {name}, whose parameters exist already. Each "
-            "member makes its own. Give a function that makes an instance: "
-            f"as_member(lambda {argument}: {name}(...))."
+            f"The parameters of this {name} exist already, and each member makes its own. Give a "
+            f"function: as_member(lambda {'rngs' if is_nnx else 'key'}: {name}(...))."
         )
     if not callable(network):
         raise UserError(f"No network can be made from an object of type {name}. {_NETWORKS}")
@@ -110,7 +105,6 @@ def _from_factory(make: Callable[..., Network]) -> Member:
     of_argument = _of_one_argument(make, argument)
     is_named = argument.name in ("rngs", "key")
     network = _traced(of_argument, [argument.name] if is_named else ["key", "rngs"])
-    name = type(network).__name__
     if _is_a(network, "flax.nnx", "Module"):
         return from_nnx(of_argument)
     if _is_a(network, "equinox", "Module"):
@@ -121,16 +115,9 @@ def _from_factory(make: Callable[..., Network]) -> Member:
 
         stateful = any(map(is_index, jax.tree.leaves(network, is_leaf=is_index)))
         return from_equinox(of_argument, stateful=stateful)
-    if _is_a(network, "flax.linen", "Module"):
-        raise UserError(
-            f"{name_of(make)} makes a flax.linen module, which has no parameters yet. Give the "
-            f"module itself: as_member({name}(...))."
-        )
-    if not callable(network) or isinstance(network, type):
-        raise UserError(
-            f"{name_of(make)} makes an object of type {name}, which cannot be called with inputs. "
-            + _NETWORKS
-        )
+    if _is_a(network, "flax.linen", "Module") or not callable(network):
+        name = type(network).__name__
+        raise UserError(f"{name_of(make)} makes {name}, which is no network yet. {_NETWORKS}")
     require_parameters(network)
     return from_pytree(of_argument)
 
@@ -146,11 +133,10 @@ def _argument_of(make: Callable[..., Network]) -> inspect.Parameter:
     ]
     named = [parameter for parameter in parameters if parameter.name in ("rngs", "key")]
     candidates = named[:1] or required
-    others = [parameter.name for parameter in required if parameter not in candidates[:1]]
-    if not candidates or others:
+    if not candidates or any(parameter not in candidates[:1] for parameter in required):
+        given = ", ".join(parameter.name for parameter in required)
         raise UserError(
-            f"{name_of(make)} cannot be called with a key or with rngs alone"
-            f"{': it also needs ' + ', '.join(others) if others else ''}. {_NETWORKS}"
+            f"{name_of(make)}({given}) cannot be called with a key or rngs alone. {_NETWORKS}"
         )
     return candidates[0]
 
@@ -180,10 +166,7 @@ def _of_one_argument(
 
 
 def _traced(make: Callable[[object], Network], kinds: list[str]) -> Network:
-    """Returns the network that a function makes of a "key" or of "rngs", with traced arrays.
-
-    The kinds of argument are tried one after another.
-    """
+    """Returns the network that a function makes of the first of "key" and "rngs" that it takes."""
     made: list[Network] = []
     errors: dict[str, Exception] = {}
 
@@ -211,11 +194,8 @@ def _traced(make: Callable[[object], Network], kinds: list[str]) -> Network:
 
 
 def _is_a(
-    network: Network, library: str, name: str, check: Callable[[Any, type], bool] = isinstance
+    network: Network, library: str, name: str, check: Callable[..., bool] = isinstance
 ) -> bool:
-    """Returns whether an object belongs to a class of a library, without importing the library.
-
-    `check` is `isinstance` for an object, and `issubclass` for a class.
-    """
+    """Returns whether an object belongs to a class of a library, without importing the library."""
     module = sys.modules.get(library)
     return module is not None and check(network, getattr(module, name))

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -86,30 +86,22 @@ def from_example_functions(init: Callable[[Key], Params], apply: Callable[..., O
 def from_init_and_apply(
     init: Callable[..., object], apply: Callable[..., Outputs] | None = None
 ) -> Member:
-    """Returns a member made from two functions in the full or the short form.
+    """Returns a member made from two functions in the full or the short form; see `as_member`.
 
-    The full form is `init(key, inputs) -> (params, model_state)` and
-    `apply(params, model_state, inputs, key, train) -> (outputs, model_state)`. The short form is
-    that of `from_functions`. It is the full form if `init` can be called with two arguments.
-
-    Args:
-        init: Initialiser in either form.
-        apply: Forward pass for a batch, in the same form. Default: the member cannot predict.
-
-    Raises:
-        UserError: If a function has the wrong number of parameters.
+    The form is the full one if `init` can be called with two arguments.
     """
     is_full = not call_error(init, 2)
     make = _from_full_functions if is_full else from_functions
-    for name, fn, error in (
-        ("init", init, None if is_full else call_error(init, 1)),
-        ("apply", apply, apply and (call_error(apply, 5) if is_full else _short_error(apply))),
+    switches = [] if is_full or apply is None else [*switch_arguments(apply, True)]
+    for name, fn, count, named in (
+        ("init", init, 2 if is_full else 1, []),
+        ("apply", apply, 5 if is_full else 2, switches),
     ):
-        if error:
+        if fn is not None and call_error(fn, count, named):
+            given = ", ".join(inspect.signature(fn).parameters)
             raise UserError(
-                f"The function {name} has the parameters {_parameters(fn)}. The two functions must "
-                f"be {_FULL_INIT} with () for no model state, and {_FULL_APPLY}; or {_SHORT_INIT} "
-                f"and {_SHORT_APPLY}."
+                f"The function {name} has the parameters ({given}). The two functions must be "
+                f"{_FULL_INIT} and {_FULL_APPLY}, or {_SHORT_INIT} and {_SHORT_APPLY}."
             )
     if apply is None:
         return dataclasses.replace(make(init, _missing_apply), name=name_of(init), has_apply=False)
@@ -132,28 +124,14 @@ def _from_full_functions(init: Callable[..., object], apply: Callable[..., objec
 
 
 def _missing_apply(*_: object) -> NoReturn:
-    raise UserError(
-        "The network was given without apply, so it cannot compute outputs. Make predictions "
-        f"possible with as_member(init=..., apply=...), where apply is {_FULL_APPLY}."
-    )
+    raise UserError("The network was given without apply. Give as_member(init=..., apply=...).")
 
 
 def _two_of(returned: object, signature: str) -> tuple[PyTree, PyTree]:
     """Returns what a function of a signature returned, if it is a pair."""
     if not isinstance(returned, tuple) or len(returned) != 2:
-        count = f" of {len(returned)}" if isinstance(returned, tuple) else ""
         raise UserError(
-            f"{signature.partition('(')[0]} returned {kind_of(returned)}{count} instead of "
-            f"a tuple of two. It must be {signature}, with () for no model state."
+            f"A function of the network returned {kind_of(returned)}, not a tuple of two. It must "
+            f"be {signature}, with () for no model state."
         )
     return returned
-
-
-def _short_error(apply: Callable[..., object]) -> str | None:
-    """Returns why `apply` cannot be called in the short form; None if it can."""
-    return call_error(apply, 2, [*switch_arguments(apply, True)])
-
-
-def _parameters(fn: Any) -> str:
-    """Returns the names of a function's parameters, for messages."""
-    return f"({', '.join(inspect.signature(fn).parameters)})"

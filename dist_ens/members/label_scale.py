@@ -12,10 +12,7 @@ NETWORK, MEAN, STD = "network", "label_mean", "label_std"
 
 
 def with_label_scale(member: Member) -> Member:
-    """Returns a member whose model state also holds the labels' mean and standard deviation.
-
-    The mean is 0 and the standard deviation 1 until `dist_ens.ensemble.label_scale` sets them.
-    """
+    """Returns a member whose model state also holds the labels' scale, first mean 0 and std 1."""
 
     def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
         params, model_state = member.init(key, inputs)

@@ -8,7 +8,6 @@ import flax.linen as nn
 import jax
 
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.state import described
 from dist_ens.ground.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import input_arguments, switch_arguments, switches
@@ -65,7 +64,7 @@ class _Linen:
         ]
 
     def _applied(
-        self, method: str, train: bool, first: object, inputs: Inputs, **others: Any
+        self, method: str, train: bool, first: object, inputs: Inputs, **others: object
     ) -> Any:
         """Calls `init` or `apply` of the module with a first argument, its switches set."""
         values = switches(train)
@@ -120,15 +119,13 @@ class _Linen:
             if '"dropout"' not in str(error):
                 raise
             raise UserError(
-                'The network draws random numbers of the stream "dropout" without a key. There is '
-                "no key in evaluation. Switch dropout off with deterministic=not train or "
-                'deterministic=not self.has_rng("dropout").'
+                "The network draws dropout without a key, which evaluation does not have. Switch "
+                "it off with deterministic=not train."
             ) from error
         if _LOSSES in new_state:
             raise UserError(
-                f"The network sows losses ({described(new_state[_LOSSES])}), which an objective "
-                "does not add. Give a loss function that adds them: it calls the network with "
-                f"mutable={[*model_state, _LOSSES]}, and returns the loss and the model state."
+                "The network sows losses, which an objective does not add. Give a loss function "
+                f"that calls the network with mutable={[*model_state, _LOSSES]} and adds them."
             )
         return outputs, dict(new_state)
 

@@ -1,7 +1,8 @@
 """`Member`, the checks of a member against data, and its transformations."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -71,14 +72,8 @@ class Member:
     ) -> tuple[Outputs, ModelState]:
         """Returns the outputs and the model state in evaluation, without dropout.
 
-        Nothing is random, except in a network that cannot be called without a key, such as a
-        variational autoencoder. Such a network is given the key.
-
-        Args:
-            params: Parameters of the member.
-            model_state: Model state of the member.
-            inputs: Inputs, a pytree with leaves [batch, ...].
-            key: Key for a network that needs one, [].
+        The key is given only to a network that cannot be called without one, such as a variational
+        autoencoder.
         """
         try:
             return self.apply(params, model_state, inputs, None, False)
@@ -91,6 +86,18 @@ class Member:
                 raise error from None
 
 
+@contextlib.contextmanager
+def explained_network(what: str, inputs: Inputs, advice: str) -> Iterator[None]:
+    """Turns any error that a network raises for inputs into a `UserError` that says what to do."""
+    try:
+        yield
+    except (UserError, RuntimeError):  # A device may be full, or an array deleted.
+        raise
+    except Exception as error:  # The network of a user may raise anything.
+        told = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{what} {described(inputs)}: {told} {advice}") from error
+
+
 def require_parameters(params: Params) -> None:
     """Raises a `UserError` unless every leaf of `params` is a floating-point array."""
     if not jax.tree.leaves(params):
@@ -100,8 +107,7 @@ def require_parameters(params: Params) -> None:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise UserError(
                 f"Parameter {leaf_name(path)} has the type {jnp.result_type(leaf)}, which has no "
-                "gradient. Parameters must be floating-point arrays. Keep arrays of other types in "
-                "the model state, or in the static part of the network's class."
+                "gradient. Keep arrays that are not floating-point in the model state."
             )
 
 
@@ -109,55 +115,23 @@ def require_parameters(params: Params) -> None:
 def check_member(
     member: Member, inputs: Shapes, output_shape: Sequence[int] | None = None
 ) -> tuple[Shapes, Shapes]:
-    """Traces a member, and raises an error if it does not fit its data. Nothing is computed.
+    """Raises a `UserError` if a traced member does not fit its data; nothing is computed.
 
-    Args:
-        member: Network to check. Only `init` is traced if it has no forward pass.
-        inputs: Shapes and types of one batch of inputs, a pytree with leaves [batch, ...].
-        output_shape: Required shape of the outputs, such as (batch, classes). Default: the outputs
-            may be any pytree.
-
-    Returns:
-        Shapes and types of `(params, model_state)`.
-
-    Raises:
-        UserError: If the network does not accept the inputs, has no parameters, or its outputs have
-            another shape.
-
-    >>> from dist_ens.members import as_member
-    >>> member = as_member(
-    ...     init=lambda key: {"w": jnp.ones((3, 2))},
-    ...     apply=lambda params, inputs: inputs @ params["w"],
-    ... )
-    >>> params, _ = check_member(member, jax.ShapeDtypeStruct((5, 3), "float32"), (5, 2))
-    >>> params["w"].shape
-    (3, 2)
+    The outputs of a batch have `output_shape`, or are any pytree if it is None. Shapes and types of
+    `(params, model_state)` are returned.
     """
-
-    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
-        params, model_state = member.init(key, inputs)
-        require_parameters(params)  # JAX would not say how to register a class.
-        return params, model_state
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     outputs = None
-    try:
-        params, model_state = jax.eval_shape(init, key, inputs)
+    advice = "Choose another model or other data."
+    with explained_network("The network does not accept the data's inputs", inputs, advice):
+        params, model_state = jax.eval_shape(member.init, key, inputs)
         if member.has_apply:
             outputs, _ = jax.eval_shape(member.evaluate, params, model_state, inputs, key)
-    except UserError:
-        raise
-    except Exception as error:  # A network may raise anything when its inputs do not fit.
-        raise UserError(
-            f"The network does not accept the data's inputs. A batch {described(inputs)} raised "
-            f"{type(error).__name__}: {first_line(error)} Choose a model for inputs of this shape "
-            "and type, or another data source."
-        ) from error
     if output_shape is not None and getattr(outputs, "shape", None) != tuple(output_shape):
         raise UserError(
-            f"The network's outputs have the wrong shape: for a batch {described(inputs)} it "
-            f"returned {described(outputs)} instead of shape {list(output_shape)}. Change the "
-            "network's last layer, or data.num_classes."
+            f"The network's outputs have the wrong shape: {described(outputs)} instead of "
+            f"{list(output_shape)}. Change the network's last layer, or data.num_classes."
         )
     return params, model_state
 
@@ -213,24 +187,11 @@ def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
 
 
 def with_compute_dtype(member: Member, dtype: str) -> Member:
-    """Returns a member that computes in another floating-point type.
+    """Returns a member that computes in another floating-point type, such as `bfloat16`.
 
-    Parameters and floating-point inputs are converted to `dtype` before the call. Afterwards,
-    floating-point outputs are converted to float32, and the model state to its own types. So
-    parameters, gradients and statistics keep their types.
-
-    Args:
-        member: Network of one member.
-        dtype: Name of a floating-point type, such as `bfloat16`.
-
-    >>> from dist_ens.members import as_member
-    >>> member = as_member(
-    ...     init=lambda key: {"w": jnp.ones(())},
-    ...     apply=lambda params, inputs: inputs * params["w"],
-    ... )
-    >>> member = with_compute_dtype(member, "bfloat16")  # bfloat16 rounds 1.001 to 1
-    >>> member.apply({"w": jnp.ones(())}, (), jnp.array([1.001, 2.0]), None, False)[0]
-    Array([1., 2.], dtype=float32)
+    Parameters and floating-point inputs are converted before the call. Afterwards, floating-point
+    outputs are converted to float32, and the model state to its own types. So parameters, gradients
+    and statistics keep their types.
     """
     if dtype == "float32":
         return member
@@ -268,20 +229,7 @@ def floats_as(tree: Tree, dtype: str) -> Tree:
 
 
 def rematerialized(member: Member) -> Member:
-    """Returns a member that stores less of its forward pass for the backward pass.
-
-    The results of matrix products and convolutions are stored. The backward pass computes the rest
-    again.
-
-    >>> from dist_ens.members import as_member
-    >>> member = as_member(
-    ...     init=lambda key: {"w": jnp.ones(3)},
-    ...     apply=lambda params, inputs: inputs @ params["w"],
-    ... )
-    >>> inputs = jnp.array([[1.0, 2.0, 3.0]])
-    >>> rematerialized(member).apply({"w": jnp.ones(3)}, (), inputs, None, False)[0]
-    Array([6.], dtype=float32)
-    """
+    """Returns a member that stores only matrix products and convolutions for the backward pass."""
     kept = (jax.lax.dot_general_p, jax.lax.conv_general_dilated_p)
     return with_forward(
         member,

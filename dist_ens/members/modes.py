@@ -21,19 +21,10 @@ def switches(train: bool) -> dict[str, bool]:
 
 
 def switch_arguments(fn: Callable[..., object], train: bool, *, given: int = 2) -> dict[str, bool]:
-    """Returns values for the arguments of a function that switch between training and evaluation.
+    """Returns values, by name, for the arguments of a function that switch training and evaluation.
 
-    Args:
-        fn: Forward pass of a network, such as the class's `__call__`.
-        train: Whether the network is trained.
-        given: Number of leading arguments that are not switches, such as `self` and the inputs.
-
-    Returns:
-        Values by name, for the arguments in `TRAINING` and `EVALUATION_ARGUMENTS`. Arguments that
-        `functools.partial` has already set are left out.
-
-    >>> switch_arguments(lambda params, x, is_training, deterministic=None: x, train=True)
-    {'is_training': True, 'deterministic': False}
+    The first `given` arguments are not switches, such as `self` and the inputs. Arguments that
+    `functools.partial` has already set are left out.
     """
     values = dict.fromkeys(TRAINING, train) | dict.fromkeys(EVALUATION_ARGUMENTS, not train)
     is_set = fn.keywords if isinstance(fn, functools.partial) else {}
@@ -47,20 +38,8 @@ def input_arguments(
     """Returns the inputs of a network as the positional and the named arguments of its call.
 
     A network that needs several inputs takes a tuple of them. A network that can be given several
-    inputs takes a dict by their names. Otherwise the inputs are one argument.
-
-    Args:
-        fn: Forward pass of a network, such as the class's `__call__`.
-        inputs: Inputs, a pytree.
-        given: Number of leading arguments that are not inputs, such as `self`.
-        others: Names of other arguments that are not inputs, beside the switches.
-
-    >>> input_arguments(lambda t, y, train=False: t, (1, 2), given=0)
-    ((1, 2), {})
-    >>> input_arguments(lambda t, y=None: t, {"t": 1, "y": 2}, given=0)
-    ((), {'t': 1, 'y': 2})
-    >>> input_arguments(lambda pair: pair, (1, 2), given=0)
-    (((1, 2),), {})
+    inputs takes a dict by their names. Otherwise the inputs are one argument. The first `given`
+    arguments of the call, those named `others`, and the switches are not inputs.
     """
     no_inputs = {*TRAINING, *EVALUATION_ARGUMENTS, *others}
     taken = {
@@ -77,11 +56,7 @@ def input_arguments(
 
 
 def named_arguments(fn: Callable[..., object], **values: object) -> dict[str, object]:
-    """Returns those of some named arguments that a function takes.
-
-    >>> named_arguments(lambda x, key=None: x, key=3, state=4)
-    {'key': 3}
-    """
+    """Returns those of some named arguments that a function takes."""
     taken = inspect.signature(fn).parameters.values()
     if any(argument.kind is argument.VAR_KEYWORD for argument in taken):
         return values

@@ -114,10 +114,7 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
 
 
 def _streams_at(streams: Tree, key: Key) -> Tree:
-    """Returns the random streams of a module, each at count zero with a key derived from `key`.
-
-    A stream of stacked layers gets one key per layer.
-    """
+    """Returns the random streams of a module, each at count zero with a key derived from `key`."""
     leaves, structure = jax.tree.flatten(streams)
 
     def fresh(number: int, leaf: Leaf) -> jax.Array:

@@ -39,9 +39,6 @@ def lenet5(input_shape: tuple[int, ...], num_outputs: int) -> Member:
             have 12 rows and 12 columns or more.
         num_outputs: Number of outputs for each example, such as one logit per class.
 
-    Returns:
-        The member. Its `init` and `apply` raise a `ValueError` for images that are too small.
-
     >>> member = lenet5((28, 28), 10)
     >>> params, _ = jax.eval_shape(member.init, jax.random.key(0), jnp.zeros((1, 28, 28)))
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))  # 156 + 2416 + 48120 + 10164 + 850
@@ -96,8 +93,7 @@ def resnet8(input_shape: tuple[int, ...], num_outputs: int) -> Member:
         num_outputs: Number of outputs for each example, such as one logit per class.
 
     Returns:
-        The member. Its model state holds the running statistics of BatchNorm, which are those of
-        the global batch.
+        The member. Its model state holds the running statistics of BatchNorm.
 
     >>> member = resnet8((32, 32, 3), 10)
     >>> params, _ = jax.eval_shape(member.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
@@ -116,9 +112,5 @@ def _batch_norm(train: bool) -> nn.BatchNorm:
 
 def _with_channels(x: jax.Array) -> jax.Array:
     """Returns float[batch, rows, columns, channels]. Images without channels are given one."""
-    if x.ndim not in (3, 4):
-        raise ValueError(
-            f"a convolution needs images, [batch, rows, columns(, channels)]: got {[*x.shape]}"
-        )
     x = x if x.ndim == 4 else x[..., None]
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)

@@ -39,10 +39,6 @@ def mlp(
     Returns:
         The member. Its parameters are a list of `{"w": float32[in, out], "b": float32[out]}`.
 
-    Raises:
-        ValueError: If `init` is unknown, or a hidden size is not a whole number above 0. Also if
-            `init_stddev` is given without `init="normal"`, or missing with it.
-
     >>> member = mlp((2, 2), 3, hidden_sizes=(5,))
     >>> params, _ = jax.eval_shape(member.init, jax.random.key(0), jnp.zeros((1, 2, 2)))
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))  # (4 + 1) * 5 + (5 + 1) * 3
@@ -53,10 +49,8 @@ def mlp(
     if init not in ("he_normal", "fan_in_uniform", "normal"):
         raise ValueError(f"init must be he_normal, fan_in_uniform or normal: got {init!r}")
     if (init == "normal") != (init_stddev is not None):
-        raise ValueError(
-            "init_stddev must be given if and only if init='normal': got "
-            f"init={init!r}, init_stddev={init_stddev}"
-        )
+        given = f"init={init!r}, init_stddev={init_stddev}"
+        raise ValueError(f"init_stddev must be given if and only if init='normal': got {given}")
     sizes = [math.prod(input_shape), *_checked(hidden_sizes), num_outputs]
 
     def layer(key: Key, fan_in: int, fan_out: int) -> dict[str, jax.Array]:
@@ -126,10 +120,6 @@ def mlp_bn_dropout(
     Returns:
         The member. Its model state holds the running statistics of BatchNorm, which are those of
         the global batch.
-
-    Raises:
-        ValueError: If a hidden size is not a whole number above 0, or `dropout_rate` is outside
-            [0, 1).
 
     >>> member = mlp_bn_dropout((2, 2), 3, hidden_sizes=(5,))
     >>> params, _ = jax.eval_shape(member.init, jax.random.key(0), jnp.zeros((1, 2, 2)))

@@ -10,11 +10,7 @@ from dist_ens.members import Member, from_linen
 def _causal_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Computes causal attention without half of the scores that the mask hides.
-
-    The result is that of `nn.dot_product_attention`. The first half of the positions attends only
-    to itself, the second half to all positions.
-    """
+    """Computes `nn.dot_product_attention` without half of the scores that a causal mask hides."""
     half = (query.shape[-3] + 1) // 2
     first, second = (
         nn.dot_product_attention(

@@ -1,0 +1,95 @@
+"""The same ensemble with other arguments, and the ensemble that has the members of a state."""
+
+import inspect
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+
+from dist_ens.ensemble.failure_policy import FailurePolicy
+from dist_ens.ensemble.failures import FailureRecord, no_failures
+from dist_ens.ensemble.programs import Programs
+from dist_ens.ground.state import State
+from dist_ens.layout import MEMBERS, Layout, Waves, copied_like, to_host
+from dist_ens.processes import cluster
+
+if TYPE_CHECKING:
+    from dist_ens.ensemble.ensemble import Ensemble
+
+
+class Variants:
+    """The variants of an `Ensemble`, which is the only class of this kind."""
+
+    layout: Layout
+    num_members: int
+    execution: str
+    waves: int
+    failures: FailurePolicy
+    programs: Programs
+
+    def replace(self, **changes: Any) -> "Ensemble":
+        """Returns the same ensemble with new values of some arguments of `Ensemble`."""
+        kind = cast("type[Ensemble]", type(self))
+        arguments = {name: getattr(self, name) for name in inspect.signature(kind).parameters}
+        return kind(**arguments | changes)
+
+    def _variant(self, **changes: Any) -> "Ensemble":
+        """Returns an ensemble of other members or another layout, which gets the traced step."""
+        other = self.replace(**changes)
+        other.programs.step = self.programs.step
+        return other
+
+    @cached_property
+    def of_wave(self) -> "Ensemble":
+        """The ensemble of the members of one wave, on the devices."""
+        of_one = Waves(self.layout, self.waves).layout_of_one
+        return self._variant(
+            layout=of_one, num_members=of_one.num_members, member_ids=None, waves=1
+        )
+
+    def on(self, layout: Layout, execution: str | None = None) -> "Ensemble":
+        """Returns the same ensemble on another layout, the same object for the same arguments."""
+        execution = execution or self.execution
+        key, variants = (layout, layout.is_fixed, execution), self.programs.variants
+        if key not in variants:
+            variants[key] = self._variant(layout=layout, execution=execution)
+            variants[key].programs.variants = variants
+        return variants[key]
+
+    def with_members(self, member_ids: Sequence[int]) -> "Ensemble":
+        """Returns the same ensemble with the members of some ids, on a new layout."""
+        count = len(member_ids)
+        layout = Layout.make(count, devices=cluster.devices_for(count))
+        return self._variant(
+            layout=layout, num_members=count, member_ids=tuple(member_ids), waves=1
+        )
+
+    def with_record(self, state: State) -> State:
+        """Returns a state with a record of failed updates only if this ensemble checks them."""
+        if not self.failures.is_checked:
+            return state if state.failures == () else state._replace(failures=())
+        if isinstance(state.failures, FailureRecord):
+            return state
+        record = no_failures(state.step.shape)
+        like = jax.tree.map(lambda _: state.step, record)
+        return state._replace(failures=copied_like(record, like))
+
+    def at(self, state: State) -> tuple["Ensemble", State]:
+        """Returns this ensemble and a state on one layout, the state's own layout if possible.
+
+        If the state has another number of members, as after `select_members`, the ensemble of those
+        members is returned.
+        """
+        elsewhere = self.programs.elsewhere
+        if state.step.shape[0] != self.num_members:
+            ids = tuple(to_host(state.member_id).tolist())
+            if ids not in elsewhere:
+                elsewhere[ids] = self.with_members(ids)
+            return elsewhere[ids], elsewhere[ids].layout.moved(state, MEMBERS)
+        mesh = getattr(state.step.sharding, "mesh", None)
+        if mesh is None or mesh is self.layout.mesh or mesh == self.layout.mesh:
+            return cast("Ensemble", self), state
+        if mesh not in elsewhere:
+            elsewhere[mesh] = self.on(Layout(mesh, self.num_members))
+        return elsewhere[mesh], state
