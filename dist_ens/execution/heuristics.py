@@ -31,7 +31,7 @@ _LARGE_PRODUCT = 2**22
 
 
 def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]:
-    """Returns the executions worth trying for a program, the rule's choice first.
+    """Returns the names of executions worth trying for a traced update, the rule's choice first.
 
     On an accelerator, the rule chooses `vmap`. On a CPU it depends on the network:
 
@@ -42,14 +42,6 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
       sums of vectors. Otherwise `+flat` is added if a gradient of weights has many terms.
 
     Candidates of executions and lowerings that were registered come last.
-
-    Args:
-        layout: Layout of the ensemble.
-        traced: Traced update of the ensemble, from `Ensemble.traced_update`.
-        num_steps: Number of steps in one call.
-
-    Returns:
-        Names of executions, each once.
     """
     if contains(traced, CONVOLUTION):
         names = _with_convolutions(layout, traced, num_steps)

@@ -106,15 +106,7 @@ def sharded(
     out_specs: Specs,
     execution: Execution,
 ) -> Callable[..., Tree]:
-    """Returns the function of all members, not yet jitted; see `lift`.
-
-    Args:
-        fn: Function of one member.
-        layout: Layout of the members and the data.
-        in_specs: Partition specs of the arguments, a tuple of tree prefixes.
-        out_specs: Partition specs of the results, a tree prefix; each has the members axis.
-        execution: Execution of the members of a device.
-    """
+    """Returns the function of all members, not yet jitted; see `lift`."""
     of_device = over_members(fn, execution, members_axes(in_specs), members_axes(out_specs))
     return layout.map_rows(of_device, in_specs=in_specs, out_specs=out_specs)
 
@@ -180,10 +172,7 @@ class Lifted:
         return self._program.lower(*self._placed(args, self._place))
 
     def _as_arguments(self, tree: PyTree, specs: Specs, where: str) -> PyTree:
-        """Returns an argument of the program as `Layout.placed` does, or as arrays anywhere.
-
-        A program moves arrays to its only device itself, in a tenth of the time of `placed`.
-        """
+        """Returns an argument of the program as `Layout.placed` does, or as arrays anywhere."""
         if self._layout.mesh.size > 1:
             return self._layout.placed(tree, specs, where)
         # A NumPy array is copied, since it may share its memory with the array on a CPU.

@@ -30,9 +30,9 @@ class Collective:
     """One collective of a program.
 
     Attributes:
-        kind: Kind of the collective: `all-reduce`, `all-gather`, `reduce-scatter`, …
-        axis: Mesh axis that the collective crosses: `ensemble`, `data`, `both`, or `none` if it
-            joins no devices.
+        kind: `all-reduce`, `all-gather`, `reduce-scatter`, …
+        axis: Mesh axis that it crosses: `ensemble`, `data`, `both`, or `none` if it joins no
+            devices.
         bytes: Bytes of its result on each device.
     """
 
@@ -42,17 +42,10 @@ class Collective:
 
 
 def collectives(hlo: str, device_ids: np.ndarray) -> list[Collective]:
-    """Returns the collectives in a compiled program, in the order of its text.
+    """Returns the collectives in the text of a compiled program, in their order.
 
-    A collective in the body of a loop counts once. The start and the end of an asynchronous
-    collective count as one.
-
-    Args:
-        hlo: Text of the compiled module, for any platform.
-        device_ids: Ids of the devices of the mesh, int[ensemble_axis, data_axis].
-
-    Raises:
-        ValueError: If the devices of a collective are written in an unknown form.
+    One in the body of a loop counts once, and so does one with an asynchronous start and end.
+    `device_ids` are those of the mesh, int[ensemble_axis, data_axis].
     """
     found = []
     chains: set[str] = set()

@@ -38,10 +38,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def mesh_line(mesh: PlannedMesh) -> str:
-    """Returns a line on a mesh with its execution, training set and collectives.
-
-    If the compiler refused the program, its message stands in place of the collectives.
-    """
+    """Returns a line on a mesh with its execution, training set and collectives, or the refusal."""
     crossing = [(each.kind, each.axis) for each in mesh.collectives if each.axis != "none"]
     collectives = [
         f"{crossing.count((kind, axis))} {kind} over {axis}, "

@@ -48,10 +48,7 @@ def member_by_member(
 def sums_over_examples(
     *, dimension_numbers: lax.ConvDimensionNumbers, feature_group_count: int, **_: object
 ) -> bool:
-    """Returns whether a convolution sums over the first axis of both its operands.
-
-    Its channels are then the examples of a batch, as in the gradient of a kernel.
-    """
+    """Returns whether a convolution sums over the first axis of both operands, the examples."""
     channels = dimension_numbers.lhs_spec[1], dimension_numbers.rhs_spec[1]
     return channels == (0, 0) and feature_group_count == 1
 
@@ -64,10 +61,7 @@ def canonical(
     batch_group_count: int,
     **_: object,
 ) -> tuple[jax.Array, jax.Array, bool]:
-    """Returns input and kernel in canonical layout, and whether the batch is grouped.
-
-    The layouts are [batch, *space, channels] and [*kernel, channels, features].
-    """
+    """Returns [batch, *space, channels], [*kernel, channels, features], and if batch is grouped."""
     n, c, *space = dimension_numbers.lhs_spec
     o, i, *kernel = dimension_numbers.rhs_spec
     return lhs.transpose(n, *space, c), rhs.transpose(*kernel, i, o), batch_group_count > 1

@@ -27,15 +27,8 @@ def convolution_as_patches(
 ) -> jax.Array:
     """Computes a convolution as one matrix product with patches of its input.
 
-    The patches are made of one slice of the input for each position of the kernel. If the output
-    has fewer positions, as in the gradient of the weights, they are made of one slice for each
-    position of the output.
-
-    Args:
-        lhs: Input, in any layout of `jax.lax.conv_general_dilated`.
-        rhs: Kernel, in any layout.
-        columns: Number of columns of the mesh, over which the examples are divided.
-        **params: Parameters of `conv_general_dilated_p`: strides, padding, dilations, groups.
+    The patches are made of one slice of the input for each position of the kernel, or of the output
+    if that has fewer, as in the gradient of the weights.
     """
     if columns > 1 and sums_over_examples(**params):
         # The compiler would gather the examples, to put them beside the positions of the kernel.

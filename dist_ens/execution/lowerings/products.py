@@ -31,12 +31,6 @@ def product_in_whole_vectors(
       with few columns and more rows is transposed first.
     - Products with fewer columns than a vector has numbers, and products of other types than
       float32, are unchanged.
-
-    Args:
-        lhs: Left factor, as in `jax.lax.dot_general`.
-        rhs: Right factor.
-        columns: Number of columns of the mesh, over which the examples are divided.
-        **params: Parameters of `dot_general_p`.
     """
     if not _multiplies_matrices(lhs, rhs, **params):
         return PRODUCT.bind(lhs, rhs, **params)
@@ -68,17 +62,10 @@ def flat_gradient_of_weights(
     """Computes a gradient of weights as a product of matrices, [terms, height] and [terms, width].
 
     The sums are over all leading axes (examples, positions). XLA's CPU backend would fuse the
-    product with the operations before and after it. It then reads the factors against their order
-    in memory, at a third of the speed. Here the factors are matrices in memory, row by row, and the
-    narrower one comes first, which is up to twice as fast. Products with fewer terms than rows or
-    columns are unchanged, because the copies would cost more. So are products of other types than
-    float32.
-
-    Args:
-        lhs: Left factor, as in `jax.lax.dot_general`.
-        rhs: Right factor.
-        columns: Number of columns of the mesh, which makes no difference.
-        **params: Parameters of `dot_general_p`.
+    product with its neighbours, and read the factors against their order in memory, at a third of
+    the speed. Here the factors are matrices in memory, the narrower first, which is up to twice as
+    fast. With fewer terms than rows or columns, the copies would cost more, and the product is
+    unchanged.
     """
     if not becomes_flat(lhs, rhs, **params):
         return PRODUCT.bind(lhs, rhs, **params)
