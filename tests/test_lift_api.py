@@ -147,15 +147,6 @@ def test_what_lift_does_not_take_is_refused(options, message):
         de.lift(step, **({"layout": layout_of(1, 1), "in_specs": SPECS} | options))
 
 
-def test_an_argument_committed_to_other_devices_is_refused():
-    layout = layout_of(2, 1)
-    elsewhere = jax.device_put(BATCH_OF_ALL["x"], jax.devices()[7])
-    lifted = de.lift(step, layout=layout, in_specs=SPECS)
-    message = r"Argument 1 holds an array float32\[16, 3\] on .*7.*, outside the mesh 2 x 1"
-    with pytest.raises(UserError, match=message):
-        lifted(members_on(layout), BATCH_OF_ALL | {"x": elsewhere}, RATE)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["uncommitted", "committed", "NumPy", "float64", "another layout"])
 def test_arguments_are_put_where_they_belong(kind, expected):
@@ -165,7 +156,7 @@ def test_arguments_are_put_where_they_belong(kind, expected):
     if kind == "uncommitted":
         members, batch = jax.tree.map(jnp.asarray, (jax.device_get(members), batch))
     elif kind == "committed":
-        batch = jax.device_put(batch, jax.devices()[1])
+        batch = jax.device_put(batch, jax.devices()[7])
     elif kind == "NumPy":
         members = jax.device_get(members)
     elif kind == "float64":
@@ -313,5 +304,3 @@ def test_arguments_are_checked_at_every_call():
         lifted(w, {"x": x, "y": np.full(4, 2**40)})
     with pytest.raises(UserError, match="as in_specs has specs, 2: got 1"):
         lifted(w)
-    with pytest.raises(UserError, match="outside the mesh"):
-        lifted(w, {"x": x, "y": jax.device_put(x, jax.devices()[1])})

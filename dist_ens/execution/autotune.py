@@ -253,7 +253,6 @@ class _Contest:
         self._compiling_secs = max(self._compiling_secs, secs / self._num_copies(name))
 
     def _num_copies(self, name: str) -> int:
-        """Returns the number of copies of a step in an execution's program."""
         option = self._options[name]
         own, rule = (Execution.parse(e.execution) for e in (option, self._options[self._first]))
         members = option.layout.members_per_device if own.members == "unroll" else 1
@@ -281,7 +280,13 @@ class _Contest:
         call_secs: dict[str, list[float]] = {name: [] for name in names}
         for further_rounds in reversed(range(_ROUNDS)):
             began = cluster.clock()
-            self._take_turns(names, num_turns, call_secs)
+            ways = [self._tried[name] for name in names]
+            of_ways = timing.step_secs_of_short_turns(ways, num_turns)
+            for name, secs in zip(names, of_ways, strict=True):
+                call_secs[name] += secs
+                self._num_turns[name] = len(call_secs[name])
+                median = statistics.median(call_secs[name])
+                self.step_secs[name] = median / self._trial.steps_per_call
             secs_of_each = (cluster.clock() - began) / len(names)
             by_secs = sorted(names, key=self.step_secs.__getitem__)
             fastest = by_secs[0]
@@ -295,17 +300,6 @@ class _Contest:
             if len(names) < 2:
                 break
         return fastest
-
-    def _take_turns(
-        self, names: list[str], num_turns: int, call_secs: dict[str, list[float]]
-    ) -> None:
-        """Times candidates in rounds, and adds the seconds of their calls to earlier ones."""
-        ways = [self._tried[name] for name in names]
-        of_ways = timing.step_secs_of_short_turns(ways, num_turns)
-        for name, secs in zip(names, of_ways, strict=True):
-            call_secs[name] += secs
-            self._num_turns[name] = len(call_secs[name])
-            self.step_secs[name] = statistics.median(call_secs[name]) / self._trial.steps_per_call
 
     def _close(self) -> list[str]:
         """Returns the candidates close to the fastest and the rule's, the fastest first."""

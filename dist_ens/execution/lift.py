@@ -59,8 +59,8 @@ def lift(
 
     Raises:
         UserError: If a spec or the execution is unknown. The returned function raises it if an
-            argument is committed to devices outside the layout or has another number of members,
-            or if the length of a leaf of a batch is not a multiple of the data axis.
+            argument has another number of members, or if the length of a leaf of a batch is not a
+            multiple of the data axis.
 
     >>> import numpy as np
     >>> layout = Layout.make(4, devices=jax.devices()[:2])
@@ -157,12 +157,7 @@ class Lifted:
 
     def __call__(self, *args: PyTree) -> PyTree:
         """Returns the results of all members; see `lift`."""
-        arguments = self._placed(args, self._place)
-        try:
-            return self._program(*arguments)
-        except ValueError:
-            self._placed(args, self._layout.placed)  # It says which array is on another device.
-            raise
+        return self._program(*self._placed(args, self._place))
 
     def lower(self, *args: PyTree) -> jax.stages.Lowered:
         """Returns the lowered program, as `jax.jit(f).lower` does.
@@ -179,7 +174,6 @@ class Lifted:
         return jax.tree.map(copy_of_numpy, as_held(tree, where))
 
     def _placed(self, args: tuple[PyTree, ...], place: Callable[..., PyTree]) -> list[PyTree]:
-        """Returns the arguments as `_as_arguments` or `Layout.placed` returns them."""
         if len(args) != len(self._in_specs):
             raise UserError(
                 f"The lifted function takes as many arguments as in_specs has specs, "

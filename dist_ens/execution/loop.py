@@ -112,7 +112,6 @@ def _own(arg: Tree, specs: Specs, position: jax.Array) -> Tree:
 
 
 def _side_by_side(members: Sequence[Tree], specs: Specs) -> Tree:
-    """Returns the results of all members of a row, concatenated along the members axis."""
     if not jax.tree.leaves(members[0]):
         return members[0]
     axes = tuple(axis_of(spec, ENSEMBLE) or 0 for spec in broadcast(specs, members[0]))

@@ -5,11 +5,10 @@ adds a word of your own, in Python or in the file of a config, which can then na
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
-from dist_ens.ground.errors import UserError
+from dist_ens.ground.errors import UserError, did_you_mean
 
 AUTO = "auto"  # An execution of this name is chosen by measuring when the run begins.
 STEPS = {
@@ -143,7 +142,6 @@ class Execution:
 
 
 def _parsed_members(word: str, text: str) -> tuple[str, int | None]:
-    """Returns the name and the size in the first word of an execution `text`."""
     name, colon, size = word.partition(":")
     is_sized = size.isdecimal() and int(size) > 0
     if name not in MEMBER_EXECUTIONS or MEMBER_EXECUTIONS[name].takes_size != (
@@ -156,10 +154,8 @@ def _parsed_members(word: str, text: str) -> tuple[str, int | None]:
 
 
 def _unknown(word: str, text: str, known: Iterable[str]) -> UserError:
-    """Returns an error about an unknown word of the execution `text`."""
-    near = difflib.get_close_matches(word, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     within = "" if word == text else f" in {text!r}"
+    hint = did_you_mean(word, known)
     return UserError(
         f"The execution {word!r}{within} is unknown.{hint} Choose one of {', '.join(known)}, as in "
         f"vmap, chunk:4 or unroll+masks, or use {AUTO} alone."

@@ -182,10 +182,12 @@ def to_host(tree: PyTree) -> PyTree:
 def check_lengths(layout: "Layout", tree: PyTree, specs: Specs, where: str) -> None:
     """Raises a `UserError` unless arrays hold the members of a layout, and rows for its columns."""
 
-    def check(spec: PartitionSpec, branch: PyTree) -> None:
-        _check_members(layout, branch, spec, where, jax_arrays_are_whole=True)
-
-    jax.tree.map(check, specs, tree, is_leaf=is_spec)
+    jax.tree.map(
+        lambda spec, branch: _check_members(layout, branch, spec, where, jax_arrays_are_whole=True),
+        specs,
+        tree,
+        is_leaf=is_spec,
+    )
     check_rows(layout, tree, specs)
 
 
@@ -237,7 +239,6 @@ def _check_members(
 
 
 def _name_of(tree: PyTree, number: int) -> str:
-    """Returns the name of a leaf, such as `['w']`, from its number."""
     return jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(tree)[number][0])
 
 

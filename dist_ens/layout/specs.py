@@ -83,7 +83,6 @@ def specs_of_batch(declared: Specs, batch: PyTree) -> Specs:
 
 
 def _keys(path: KeyPath) -> tuple[str, ...]:
-    """Returns the keys, indices and fields of a path as texts."""
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 

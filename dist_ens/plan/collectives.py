@@ -80,7 +80,6 @@ def _result(shape: str, kind: str) -> str:
 
 
 def _plain(shape: str) -> str:
-    """Returns a shape without layouts and comments."""
     return re.sub(r"\{[^{}]*\}|/\*.*?\*/", "", shape).strip()
 
 
@@ -97,7 +96,6 @@ def _parts(shape: str) -> list[str]:
 
 
 def _bytes(shape: str) -> int:
-    """Returns the bytes of all arrays of a shape, without padding."""
     total = 0
     for dtype, lengths in _ARRAY.findall(_plain(shape)):
         digits = re.search(r"\d+", dtype)
@@ -145,7 +143,6 @@ def _groups_of_slices(line: str, device_ids: np.ndarray) -> list[list[int]]:
 
 
 def _axis(groups: list[list[int]], data_axis: int) -> str:
-    """Returns the mesh axis that groups of devices cross; see `Collective.axis`."""
     crosses_rows = any(len({i // data_axis for i in group}) > 1 for group in groups)
     crosses_columns = any(len({i % data_axis for i in group}) > 1 for group in groups)
     if crosses_rows:

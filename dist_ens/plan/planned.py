@@ -158,5 +158,4 @@ def best_first(meshes: list[PlannedMesh]) -> list[PlannedMesh]:
 
 
 def _gib(size: float) -> str:
-    """Returns bytes in GiB, with four digits."""
     return f"{size / 2**30:.4g}"

@@ -248,7 +248,6 @@ class Planner:
         return Layout.make(num_members, ensemble_axis=ensemble_axis, devices=devices)
 
     def _memory_bytes(self, ensemble_axis: int) -> float:
-        """Returns the bytes of memory of a device, for a mesh with a number of rows."""
         memory = memory_bytes(self.devices[0])
         return memory * len(self.devices) // ensemble_axis if self.are_cores else memory
 
@@ -329,7 +328,6 @@ class Planner:
             planned = self._plan_members(first, int(min(max(guess, fits + 1), too_many - 1)))
 
     def _plan_members(self, first: PlannedMesh, members_at_once: int) -> PlannedMesh:
-        """Returns a planned mesh of the same shape with another number of members on a device."""
         rows = first.ensemble_axis
         return self.plan_mesh(members_at_once * self.experiment.layout.waves * rows, rows)
 

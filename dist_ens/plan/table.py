@@ -51,7 +51,6 @@ def mesh_line(mesh: PlannedMesh) -> str:
 
 
 def _mib(size: float | None) -> str:
-    """Returns bytes in MiB; a question mark if they are not known."""
     return "?" if size is None else _short(size / 2**20)
 
 
@@ -60,5 +59,4 @@ def _shape(mesh: PlannedMesh) -> str:
 
 
 def _short(number: float) -> str:
-    """Returns a number with three digits, or without decimals from 1,000 on."""
     return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"

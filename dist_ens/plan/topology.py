@@ -140,7 +140,6 @@ class Topology:
         return list(description.devices)
 
     def _environment(self) -> dict[str, str]:
-        """Returns the environment variables of a process that has these devices."""
         variables = {_MARK: self.text, "JAX_PLATFORMS": "cpu"}
         if self.kind == "cpu":
             flag = f"--xla_force_host_platform_device_count={self.shape[0]}"

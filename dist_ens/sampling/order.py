@@ -59,8 +59,7 @@ class Order:
         if self.num_folds and not 2 <= self.num_folds <= self.num_examples:
             raise UserError(
                 f"data.num_folds={self.num_folds} does not lie between 2 and the "
-                f"{self.num_examples:,} training examples. Try --config.data.num_folds=5, or more "
-                "data."
+                f"{self.num_examples:,} training examples. Try --config.data.num_folds=5."
             )
         if self.global_batch_size > self.epoch_length:
             raise UserError(

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -54,9 +53,7 @@ def convolution_as_patches(
     batch = lhs.shape[1]
     if math.prod(kernel) <= math.prod(space):
         seen = slices(lhs, kernel, dilations, space, strides)  # [groups, batch, *space, channels]
-        patches = jnp.stack(seen, axis=-2).reshape(groups, batch * math.prod(space), -1)
-        out = _product(patches, rhs.reshape(groups, -1, features), params)
-        out = out.reshape(groups, batch, *space, features)
+        patches = jnp.stack(seen, axis=-2)
     else:
         # The product sums over channels and positions. Here the channels are the examples of the
         # batch. They come before the positions, so that the positions of an example are adjacent.
@@ -64,21 +61,16 @@ def convolution_as_patches(
         seen = slices(
             lhs, space, strides, kernel, dilations, first_axis=3
         )  # [groups, batch, channels, *kernel]
-        patches = jnp.stack(seen, axis=2).reshape(groups, batch * math.prod(space), -1)
-        out = _product(patches, rhs.reshape(groups, channels * math.prod(kernel), features), params)
-        out = out.reshape(groups, batch, *space, features)
-    out = jnp.moveaxis(out, 0, -2).reshape(batch, *space, groups * features)
-    return from_canonical(out, out_spec)
-
-
-def _product(patches: jax.Array, kernel: jax.Array, params: Mapping[str, Any]) -> jax.Array:
-    return lax.dot_general(
-        patches,
-        kernel,
+        patches = jnp.stack(seen, axis=2)
+    out = lax.dot_general(
+        patches.reshape(groups, batch * math.prod(space), -1),
+        rhs.reshape(groups, channels * math.prod(kernel), features),
         (((2,), (1,)), ((0,), (0,))),
         precision=params["precision"],
         preferred_element_type=params["preferred_element_type"],
     )
+    out = jnp.moveaxis(out.reshape(groups, batch, *space, features), 0, -2)
+    return from_canonical(out.reshape(batch, *space, groups * features), out_spec)
 
 
 register(Lowering("patches", CONVOLUTION, convolution_as_patches))

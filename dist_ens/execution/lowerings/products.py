@@ -123,6 +123,5 @@ def _multiplies_matrices(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
 def _sizes(
     lhs: Leaf, rhs: Leaf, *, dimension_numbers: jax.lax.DotDimensionNumbers, **others: object
 ) -> tuple[int, int, int]:
-    """Returns the numbers of rows, of terms in each sum, and of columns of a matrix product."""
     ((i,), (j,)), _ = dimension_numbers
     return lhs.shape[1 - i], lhs.shape[i], rhs.shape[1 - j]
