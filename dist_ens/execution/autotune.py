@@ -174,27 +174,30 @@ class _Contest:
         """
         errors: list[Exception] = []
         for name in dict.fromkeys([*names, REFERENCE]):
-            started = _clock()
-
-            def time(name: str = name, started: float = started) -> None:
-                self._time(name, _Candidate(self._options[name].update_steps, self._trial), started)
-
-            error = self._error_of(name, time)
+            error = self._error_of(name, self._trial, must_fit=False)
             if error is None:
                 return name
             errors.append(error)
         raise errors[0]
 
-    def _error_of(self, name: str, time: Callable[[], None]) -> Exception | None:
+    def _error_of(self, name: str, trial: _Trial, *, must_fit: bool) -> Exception | None:
         """Times a candidate, and returns the error that it raises; None if it raises none.
 
         All hosts trace the same program, so they leave out the same candidates. If one of several
         hosts raises an error later, the run ends, because the other hosts are inside a call.
         """
-        several = jax.process_count() > 1
+        started, option, several = _clock(), self._options[name], jax.process_count() > 1
+
+        def time() -> None:
+            update = _update_that_fits(option, trial) if must_fit else option.update_steps
+            if update is None:
+                self._count_compiling(name, started)
+            else:
+                self._time(name, _Candidate(update, trial), started)
+
         try:
             if several:
-                self._options[name].programs.trace_update(self._call.state, self._call.batches)
+                option.programs.trace_update(self._call.state, self._call.batches)
             else:
                 time()
         except Exception as error:
@@ -218,25 +221,15 @@ class _Contest:
         if expected_secs + for_turns > self._left_secs():
             self._skipped = True
             return
-        started = _clock()
-        option, trial = self._options[name], self._trial
-        if option.layout is not self._layout:
-            moved = option.layout.moved
-            call = self._call
+        layout, trial = self._options[name].layout, self._trial
+        if layout is not self._layout:
+            moved, call = layout.moved, self._call
             trial = _Trial(
                 call._replace(
                     state=moved(call.state, MEMBERS), batches=moved(call.batches, call.batch_specs)
                 )
             )
-
-        def time() -> None:
-            update = _update_that_fits(option, trial)
-            if update is None:
-                self._count_compiling(name, started)
-            else:
-                self._time(name, _Candidate(update, trial), started)
-
-        self._error_of(name, time)
+        self._error_of(name, trial, must_fit=True)
 
     def _time(self, name: str, candidate: _Candidate, started: float) -> None:
         """Times a candidate, and records its compilation time since `started`."""

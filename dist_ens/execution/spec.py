@@ -20,10 +20,6 @@ STEPS = {
 Candidates = Callable[[Any, Any, int], Sequence[str]]
 
 
-def _no_candidates(layout: object, traced: object, num_steps: int) -> Sequence[str]:
-    return ()
-
-
 @dataclasses.dataclass(frozen=True)
 class MemberExecution:
     """An execution of the members of a device: the first word of a name.
@@ -42,7 +38,7 @@ class MemberExecution:
     name: str
     over_members: Callable[..., Callable[..., Any]]
     takes_size: bool = False
-    candidates: Candidates = _no_candidates
+    candidates: Candidates = lambda layout, traced, num_steps: ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +56,7 @@ class Lowering:
     name: str
     primitive: Any
     rule: Callable[..., Any]
-    candidates: Candidates = _no_candidates
+    candidates: Candidates = lambda layout, traced, num_steps: ()
 
 
 MEMBER_EXECUTIONS: dict[str, MemberExecution] = {}
@@ -75,11 +71,6 @@ def register(word: MemberExecution | Lowering) -> None:
     """
     known: dict[str, Any] = MEMBER_EXECUTIONS if isinstance(word, MemberExecution) else LOWERINGS
     known[word.name] = word
-
-
-def registered() -> list[MemberExecution | Lowering]:
-    """Returns all words but those of `STEPS`, in the order in which they were added."""
-    return [*MEMBER_EXECUTIONS.values(), *LOWERINGS.values()]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
