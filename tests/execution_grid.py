@@ -49,12 +49,7 @@ def executions_of(config):
 
 
 class Grid:
-    """The members of a shipped config, each the same in every ensemble when it is born.
-
-    Args:
-        config: Name of the config.
-        most: Largest number of members.
-    """
+    """At most `most` members of a shipped config, each born the same in every ensemble."""
 
     def __init__(self, config, most=16):
         import jax
@@ -75,11 +70,7 @@ class Grid:
         self.born = build_ensemble(self.run, layout).init(self.run.batch(BATCH))
 
     def trained(self, execution, num_members, num_devices):
-        """The member after the calls.
-
-        Returns:
-            The bytes of each array of its state and of its losses, and its loss in each call.
-        """
+        """The bytes of each array of the member and its losses, and its loss in each call."""
         import jax
 
         ensemble, state, batches, position = self._put(execution, num_members, num_devices)
@@ -148,18 +139,10 @@ def relative_difference(value, reference):
 
 
 def compared(grid, execution, loss, gradient):
-    """The bits of the member, and how far its first step is from the reference's.
+    """The bits of the member, and how far its first step is from the given loss and gradient.
 
-    Args:
-        grid: Members of a config.
-        execution: Name of the execution.
-        loss: Loss of the member's first step by the execution `loop`.
-        gradient: Its smooth gradient by the execution `loop`.
-
-    Returns:
-        A dict with `bits`, a list of `[num_members, num_devices, hash, difference of the loss]`,
-        and `gradient`, the relative difference of the gradient on the first mesh with several
-        members.
+    `bits` lists [num_members, num_devices, hash, difference of the loss]. `gradient` is the
+    relative difference of the smooth gradient on the first mesh with several members.
     """
     meshes, bits = MESHES.get(execution, [PAIR]), []
     for num_members, num_devices in meshes:

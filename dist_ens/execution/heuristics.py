@@ -13,7 +13,7 @@ from dist_ens.execution.lowerings import (
     becomes_sums,
 )
 from dist_ens.execution.rewrite import contains
-from dist_ens.execution.spec import LOWERINGS, MEMBER_EXECUTIONS
+from dist_ens.execution.spec import LOWERINGS, MEMBER_EXECUTIONS, Lowering, MemberExecution
 from dist_ens.ground.types import Leaf
 from dist_ens.layout import Layout
 
@@ -47,7 +47,8 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
         names = _with_convolutions(layout, traced, num_steps)
     else:
         names = _without_convolutions(layout, traced, num_steps)
-    for word in [*MEMBER_EXECUTIONS.values(), *LOWERINGS.values()]:
+    words: list[MemberExecution | Lowering] = [*MEMBER_EXECUTIONS.values(), *LOWERINGS.values()]
+    for word in words:
         names += word.candidates(layout, traced, num_steps)
     return list(dict.fromkeys(names))
 

@@ -5,7 +5,6 @@ pass is then a list of equations like the forward pass, so they work for any net
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun
@@ -94,7 +93,7 @@ def _apply(eqn: JaxprEqn, inputs: list[Leaf], rules: Mapping[Primitive, Rule]) -
     return results if eqn.primitive.multiple_results else [results]
 
 
-def _with_rules(param: Any, rules: Mapping[Primitive, Rule]) -> Any:
+def _with_rules(param: PyTree, rules: Mapping[Primitive, Rule]) -> PyTree:
     """Returns a parameter of an operation with the rules applied to every traced function in it.
 
     A parameter without such an operation is returned unchanged, because some operations accept only

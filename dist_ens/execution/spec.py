@@ -6,9 +6,13 @@ adds a word of your own, in Python or in the file of a config, which can then na
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import Self
+
+from jax.extend.core import ClosedJaxpr, Primitive
 
 from dist_ens.ground.errors import UserError, did_you_mean
+from dist_ens.ground.types import PyTree
+from dist_ens.layout import Layout
 
 AUTO = "auto"  # An execution of this name is chosen by measuring when the run begins.
 STEPS = {
@@ -17,7 +21,7 @@ STEPS = {
     "single": "a program of one step, dispatched step after step",
 }
 # candidates(layout, traced, num_steps) -> names of executions to time for a program.
-Candidates = Callable[[Any, Any, int], Sequence[str]]
+Candidates = Callable[[Layout, ClosedJaxpr, int], Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +40,7 @@ class MemberExecution:
     """
 
     name: str
-    over_members: Callable[..., Callable[..., Any]]
+    over_members: Callable[..., Callable[..., PyTree]]
     takes_size: bool = False
     candidates: Candidates = lambda layout, traced, num_steps: ()
 
@@ -54,8 +58,8 @@ class Lowering:
     """
 
     name: str
-    primitive: Any
-    rule: Callable[..., Any]
+    primitive: Primitive
+    rule: Callable[..., PyTree]
     candidates: Candidates = lambda layout, traced, num_steps: ()
 
 
@@ -69,8 +73,10 @@ def register(word: MemberExecution | Lowering) -> None:
     Args:
         word: Execution of members or lowering, which replaces another of the same name.
     """
-    known: dict[str, Any] = MEMBER_EXECUTIONS if isinstance(word, MemberExecution) else LOWERINGS
-    known[word.name] = word
+    if isinstance(word, MemberExecution):
+        MEMBER_EXECUTIONS[word.name] = word
+    else:
+        LOWERINGS[word.name] = word
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +113,7 @@ class Execution:
         """
         first, *words = text.split("+")
         name, size = _parsed_members(first, text)
-        kinds: dict[Any, str] = {}
+        kinds: dict[object, str] = {}
         for word in words:
             if word not in LOWERINGS and word not in STEPS:
                 raise _unknown(word, text, [*LOWERINGS, *STEPS])

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax
 import psutil
@@ -122,7 +122,7 @@ class Topology:
         """Returns the devices, in the order of a run."""
         if self.kind not in CHIPS:
             return jax.devices()
-        options: dict[str, Any] = {"num_slices": self.num_slices} if self.num_slices > 1 else {}
+        options: dict[str, object] = {"num_slices": self.num_slices} if self.num_slices > 1 else {}
         if self.kind == "v4":
             options |= {"chip_config_name": "megacore"}  # On Cloud TPU, a device is a chip.
         if math.prod(self.shape) == 1:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from fractions import Fraction
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +119,7 @@ class Order:
         if self.per_member:
             keys = [fold_in(key, member_id) for key in keys]
         words = [xp.where(in_next, keys[1][:, i, None], keys[0][:, i, None]) for i in (0, 1)]
-        index: Any = shuffled(position, words, self.epoch_length, xp)
+        index: Leaf = shuffled(position, words, self.epoch_length, xp)
         if self.num_folds:
             fold = kfold.fold_of_member(member_id, self.num_folds, self.num_groups)
             place = kfold.kept(index, fold, words, self.num_examples, self.num_folds)

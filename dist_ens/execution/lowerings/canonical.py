@@ -4,7 +4,6 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from dist_ens.execution.lowerings.convolutions import (
     sums_over_examples,
 )
 from dist_ens.execution.lowerings.patches import convolution_as_patches
-from dist_ens.execution.lowerings.shapes import VECTOR, is_float32, slices
+from dist_ens.execution.lowerings.shapes import VECTOR, Param, is_float32, slices
 from dist_ens.execution.spec import Lowering, register
 from dist_ens.layout import sum_over_columns
 
@@ -35,7 +34,7 @@ _PRODUCTS_OF_SHIFTS = 1.5
 
 
 def convolution_in_canonical_layout(
-    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Param
 ) -> jax.Array:
     """Computes a convolution in the layout NHWC x HWIO, and many members' one after another.
 
@@ -72,7 +71,7 @@ def convolution_in_canonical_layout(
 
 
 def _is_gradient_of_kernel(
-    rhs: Sequence[int], out: Sequence[int], params: Mapping[str, Any]
+    rhs: Sequence[int], out: Sequence[int], params: Mapping[str, Param]
 ) -> bool:
     """Returns whether a convolution of one group has a kernel larger than its output."""
     spec = params["dimension_numbers"]
@@ -84,7 +83,7 @@ def _is_gradient_of_kernel(
 
 
 def _by_examples(
-    lhs: jax.Array, rhs: jax.Array, *, out: jax.ShapeDtypeStruct, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, out: jax.ShapeDtypeStruct, **params: Param
 ) -> jax.Array:
     """Computes a convolution of one group as a sum over its channels, a few at a time."""
     spec = params["dimension_numbers"]
@@ -109,7 +108,7 @@ def _by_examples(
 
 
 def _shifts_are_faster(
-    lhs: Sequence[int], rhs: Sequence[int], space: Sequence[int], params: Mapping[str, Any]
+    lhs: Sequence[int], rhs: Sequence[int], space: Sequence[int], params: Mapping[str, Param]
 ) -> bool:
     """Returns whether `_as_shifts_of_both` supports a convolution and should beat patches."""
     spec = params["dimension_numbers"]
@@ -128,7 +127,7 @@ def _shifts_are_faster(
 
 
 def _as_shifts_of_both(
-    lhs: jax.Array, rhs: jax.Array, *, space: Sequence[int], **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, space: Sequence[int], **params: Param
 ) -> jax.Array:
     """Computes a convolution from shifts of the input by rows and of the kernel by columns.
 
@@ -169,7 +168,7 @@ def _as_shifts_of_both(
     return from_canonical(jnp.moveaxis(out, -3, 0), params["dimension_numbers"].out_spec)
 
 
-def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Param) -> jax.Array:
     """Computes a convolution in canonical layout. Operands and result have this layout."""
     if min(itertools.chain(*params["padding"])) < 0:
         # With negative padding, XLA's program reads beyond the cropped input (jaxlib 0.10.2).
@@ -189,7 +188,7 @@ def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     return lax.optimization_barrier(out)
 
 
-def _of_few_channels(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def _of_few_channels(lhs: jax.Array, rhs: jax.Array, **params: Param) -> jax.Array:
     """Computes a convolution as `_in_place` does, in the fastest form for at most 16 channels."""
     *_, taps, channels, features = rhs.shape
     if channels % 2 and channels > 1:
@@ -203,7 +202,7 @@ def _of_few_channels(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array
     return _by_neighbours(lhs, rhs, **params)
 
 
-def _by_neighbours(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def _by_neighbours(lhs: jax.Array, rhs: jax.Array, **params: Param) -> jax.Array:
     """Computes a convolution as `_in_place` does, with neighbouring outputs as its features.
 
     The new kernel holds one copy of the given kernel for each neighbour along the last axis of

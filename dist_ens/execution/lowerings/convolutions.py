@@ -1,20 +1,20 @@
 """Convolutions: what their lowerings share, and the lowering that keeps them apart."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from dist_ens.execution.lowerings.shapes import Param
 from dist_ens.execution.spec import Lowering, register
 
 CONVOLUTION = lax.conv_general_dilated_p
 
 
 def convolutions_apart(
-    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Param
 ) -> jax.Array:
     """Computes a convolution unchanged. `vmap` keeps one convolution for each member."""
 
@@ -82,6 +82,6 @@ def from_canonical(out: jax.Array, out_spec: Sequence[int]) -> jax.Array:
     return out.transpose([places[axis] for axis in range(out.ndim)])
 
 
-def num_groups(params: Mapping[str, Any]) -> int:
+def num_groups(params: Mapping[str, Param]) -> int:
     """Returns the number of groups of channels, or of examples, in a convolution."""
     return max(params["feature_group_count"], params["batch_group_count"])

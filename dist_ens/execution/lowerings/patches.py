@@ -2,7 +2,6 @@
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +15,13 @@ from dist_ens.execution.lowerings.convolutions import (
     padded,
     sums_over_examples,
 )
-from dist_ens.execution.lowerings.shapes import slices
+from dist_ens.execution.lowerings.shapes import Param, slices
 from dist_ens.execution.spec import Lowering, register
 from dist_ens.layout import sum_over_columns
 
 
 def convolution_as_patches(
-    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Param
 ) -> jax.Array:
     """Computes a convolution as one matrix product with patches of its input.
 

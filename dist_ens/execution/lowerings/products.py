@@ -2,13 +2,12 @@
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dist_ens.execution.lowerings.shapes import VECTOR, is_float32
+from dist_ens.execution.lowerings.shapes import VECTOR, Param, is_float32
 from dist_ens.execution.spec import Lowering, register
 from dist_ens.ground.types import Leaf
 from dist_ens.layout import sum_over_columns
@@ -20,7 +19,7 @@ _SHORT = range(2, 5)
 
 
 def product_in_whole_vectors(
-    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Param
 ) -> jax.Array:
     """Computes a product of two matrices in a form that fills a CPU's vectors.
 
@@ -57,7 +56,7 @@ def product_in_whole_vectors(
 
 
 def flat_gradient_of_weights(
-    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Param
 ) -> jax.Array:
     """Computes a gradient of weights as a product of matrices, [terms, height] and [terms, width].
 
@@ -80,7 +79,7 @@ def flat_gradient_of_weights(
     return (product.T if wide else product).reshape(of_result)
 
 
-def becomes_flat(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
+def becomes_flat(lhs: Leaf, rhs: Leaf, **params: Param) -> bool:
     """Returns whether `flat_gradient_of_weights` changes a product, from the factors' shapes."""
     (i, j), batched = params["dimension_numbers"]
     in_front = tuple(range(len(i)))
@@ -95,7 +94,7 @@ def becomes_flat(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
     return all(VECTOR <= math.prod(a.shape[len(i) :]) < terms for a in (lhs, rhs))
 
 
-def becomes_sums(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
+def becomes_sums(lhs: Leaf, rhs: Leaf, **params: Param) -> bool:
     """Returns whether `product_in_whole_vectors` computes a product as sums of vectors."""
     if not _multiplies_matrices(lhs, rhs, **params):
         return False
@@ -108,7 +107,7 @@ register(Lowering("aligned", PRODUCT, product_in_whole_vectors))
 register(Lowering("flat", PRODUCT, flat_gradient_of_weights))
 
 
-def _multiplies_matrices(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
+def _multiplies_matrices(lhs: Leaf, rhs: Leaf, **params: Param) -> bool:
     """Returns whether both factors are float32 matrices, and no side has length 1."""
     contracted, batched = params["dimension_numbers"]
     return (

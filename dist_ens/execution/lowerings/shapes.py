@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,9 @@ from jax import lax
 from numpy.typing import DTypeLike
 
 from dist_ens.ground.types import Leaf
+
+Param: TypeAlias = Any
+"""A parameter of an operation of JAX, such as its strides or its precision."""
 
 # The widest vectors hold this number of float32 values.
 VECTOR = 16
