@@ -6,7 +6,6 @@ It writes to FILE, for each execution, a list of what `compared` returns. XLA co
 user: tests have flags with which it compiles soon, and other programs may have other bits.
 """
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -63,11 +62,13 @@ class Grid:
 
         get_config = runpy.run_path(str(CONFIGS / f"{config}.py"))["get_config"]
         experiment = Experiment.from_dict(get_config().to_dict())
-        self.run = Run(experiment, SPECS[config], 1000, execution="loop")
+        self.run = Run(experiment, SPECS[config], 1000)
         self.batches = random_batches(SPECS[config])
         self.devices = jax.devices()
         layout = Layout.make(most, ensemble_axis=1, devices=self.devices[:1])
-        self.born = build_ensemble(self.run, layout).init(self.run.batch(BATCH))
+        self.born = (
+            build_ensemble(self.run, layout).replace(execution="loop").init(self.run.batch(BATCH))
+        )
 
     def trained(self, execution, num_members, num_devices):
         """The bytes of each array of the member and its losses, and its loss in each call."""
@@ -111,7 +112,7 @@ class Grid:
         layout = Layout.make(
             num_members, ensemble_axis=num_devices, devices=self.devices[:num_devices]
         )
-        ensemble = build_ensemble(dataclasses.replace(self.run, execution=execution), layout)
+        ensemble = build_ensemble(self.run, layout).replace(execution=execution)
         ids, position = range(num_members), MEMBER
         if num_members == 1:
             ids, position = (MEMBER,), 0
