@@ -6,7 +6,6 @@ It writes to FILE, for each execution, a list of what `compared` returns. XLA co
 user: tests have flags with which it compiles soon, and other programs may have other bits.
 """
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -49,12 +48,7 @@ def executions_of(config):
 
 
 class Grid:
-    """The members of a shipped config, each the same in every ensemble when it is born.
-
-    Args:
-        config: Name of the config.
-        most: Largest number of members.
-    """
+    """At most `most` members of a shipped config, each born the same in every ensemble."""
 
     def __init__(self, config, most=16):
         import jax
@@ -68,18 +62,16 @@ class Grid:
 
         get_config = runpy.run_path(str(CONFIGS / f"{config}.py"))["get_config"]
         experiment = Experiment.from_dict(get_config().to_dict())
-        self.run = Run(experiment, SPECS[config], 1000, execution="loop")
+        self.run = Run(experiment, SPECS[config], 1000)
         self.batches = random_batches(SPECS[config])
         self.devices = jax.devices()
         layout = Layout.make(most, ensemble_axis=1, devices=self.devices[:1])
-        self.born = build_ensemble(self.run, layout).init(self.run.batch(BATCH))
+        self.born = (
+            build_ensemble(self.run, layout).replace(execution="loop").init(self.run.batch(BATCH))
+        )
 
     def trained(self, execution, num_members, num_devices):
-        """The member after the calls.
-
-        Returns:
-            The bytes of each array of its state and of its losses, and its loss in each call.
-        """
+        """The bytes of each array of the member and its losses, and its loss in each call."""
         import jax
 
         ensemble, state, batches, position = self._put(execution, num_members, num_devices)
@@ -120,7 +112,7 @@ class Grid:
         layout = Layout.make(
             num_members, ensemble_axis=num_devices, devices=self.devices[:num_devices]
         )
-        ensemble = build_ensemble(dataclasses.replace(self.run, execution=execution), layout)
+        ensemble = build_ensemble(self.run, layout).replace(execution=execution)
         ids, position = range(num_members), MEMBER
         if num_members == 1:
             ids, position = (MEMBER,), 0
@@ -148,18 +140,10 @@ def relative_difference(value, reference):
 
 
 def compared(grid, execution, loss, gradient):
-    """The bits of the member, and how far its first step is from the reference's.
+    """The bits of the member, and how far its first step is from the given loss and gradient.
 
-    Args:
-        grid: Members of a config.
-        execution: Name of the execution.
-        loss: Loss of the member's first step by the execution `loop`.
-        gradient: Its smooth gradient by the execution `loop`.
-
-    Returns:
-        A dict with `bits`, a list of `[num_members, num_devices, hash, difference of the loss]`,
-        and `gradient`, the relative difference of the gradient on the first mesh with several
-        members.
+    `bits` lists [num_members, num_devices, hash, difference of the loss]. `gradient` is the
+    relative difference of the smooth gradient on the first mesh with several members.
     """
     meshes, bits = MESHES.get(execution, [PAIR]), []
     for num_members, num_devices in meshes:

@@ -13,10 +13,10 @@ from dist_ens.layout import BATCHES, Layout
 from test_executions import narrow, pooling
 
 
-def program(network, num_members=4, steps=2):
-    """An ensemble on one device, its state and the batches of a call."""
+def program(network, num_members=4, steps=2, devices=1):
+    """An ensemble on some devices, its state and the batches of a call."""
     member, inputs, label_shape = network()
-    layout = Layout.make(num_members, devices=jax.devices()[:1])
+    layout = Layout.make(num_members, devices=jax.devices()[:devices])
     ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout)
     batches = networks.batches_for(inputs, label_shape, steps)
     return ensemble, networks.born_on(layout, network), layout.put(batches, BATCHES)
@@ -68,15 +68,13 @@ def test_what_takes_long_to_compile_is_no_candidate():
 
 
 def test_many_small_members_may_be_batched_some_at_a_time():
-    def chunks(network, num_members):
-        return [name for name in candidates(*program(network, num_members)) if "chunk" in name]
-
-    assert chunks(networks.mlp, 20) == ["chunk:10"]
-    assert chunks(narrow, 14) == ["chunk:7+aligned"]
-    assert chunks(networks.mlp, 22) == ["chunk:11"]
-    assert chunks(networks.mlp, 100) == ["chunk:50"]
-    assert chunks(networks.mlp, 512) == ["chunk:64"]
-    assert chunks(networks.mlp, 26) == ["chunk:13"]
-    assert chunks(networks.mlp, 23) == []  # no size from 5 to 64 divides it
-    assert chunks(networks.mlp, 10) == []  # few
-    assert chunks(wide, 20) == []  # a member's own products keep a core busy
+    for network, num_members, expected in [
+        (networks.mlp, 20, ["chunk:10"]),
+        (narrow, 14, ["chunk:7+aligned"]),
+        (networks.mlp, 512, ["chunk:64"]),
+        (networks.mlp, 23, []),  # no size from 5 to 64 divides it
+        (networks.mlp, 10, []),  # few
+        (wide, 20, []),  # a member's own products keep a core busy
+    ]:
+        found = candidates(*program(network, num_members))
+        assert [name for name in found if "chunk" in name] == expected

@@ -6,7 +6,6 @@ import re
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import networks
@@ -16,9 +15,11 @@ from dist_ens.execution import autotune
 from dist_ens.execution.spec import LOWERINGS
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
-from dist_ens.layout import BATCHES, Layout
+from dist_ens.layout import Layout
 from dist_ens.processes import cluster
 from test_candidates import candidates, program
+
+SAME_LENGTH = "taken from the cache of an earlier run with the same number of steps"
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +70,7 @@ def test_what_was_not_settled_is_kept_for_runs_as_long_alone(monkeypatch):
         return choice.choose(*program(networks.mlp), num_steps=num_steps)[1]
 
     assert chosen(100, False).step_secs
-    assert (
-        chosen(100, False).why
-        == "taken from the cache of an earlier run with the same number of steps"
-    )
+    assert chosen(100, False).why == SAME_LENGTH
     assert chosen(200, True).why == "the fastest of those tried"
     assert chosen(300, True).why == "the fastest in an earlier run of this program"
 
@@ -87,7 +85,7 @@ def test_a_short_run_follows_the_rule():
     # A run of the same length times nothing; a longer one has time for more.
     again, why = choice.choose(*program(networks.mlp), num_steps=1)
     assert (again.execution, why.step_secs) == ("vmap", {})
-    assert why.why == "taken from the cache of an earlier run with the same number of steps"
+    assert why.why == SAME_LENGTH
     _, why = choice.choose(*program(networks.mlp), num_steps=10**9)
     assert len(why.step_secs) > 1  # a rule is not kept as if it had been measured
 
@@ -100,6 +98,11 @@ def test_what_does_not_fit_in_memory_is_not_run(monkeypatch):
     _, why = choice.choose(*program(networks.mlp, num_members=5), num_steps=10**9)
     assert why.why == "the rule, because memory is too small to time candidates"
     assert not why.step_secs
+
+
+def assert_same(run, other):
+    params = (jax.device_get(each.state.params) for each in (run, other))
+    jax.tree.map(np.testing.assert_array_equal, *params)
 
 
 def experiment(**changes):
@@ -115,20 +118,14 @@ def experiment(**changes):
 
 def test_a_run_says_what_it_chose_and_keeps_it_when_it_goes_on(tmp_path, capsys):
     train(experiment(), tmp_path / "auto")
-    assert (
-        "Execution vmap: nothing else is worth trying for this network." in capsys.readouterr().out
-    )
+    assert "Execution vmap: nothing else is worth trying for" in capsys.readouterr().out
     summary = json.loads((tmp_path / "auto" / "summary.json").read_text())
     assert summary["execution"] == "vmap"
     train(experiment(execution="map"), tmp_path / "map")
     went_on = train(experiment(steps=16), tmp_path / "map")
     assert went_on.ensemble.execution == "map"
     assert "Execution" not in capsys.readouterr().out
-    whole = train(experiment(steps=16, execution="map"), tmp_path / "whole")
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        *(jax.device_get(run.state.params) for run in (whole, went_on)),
-    )
+    assert_same(train(experiment(steps=16, execution="map"), tmp_path / "whole"), went_on)
     again = train(experiment(steps=16), tmp_path / "map")  # finished: scored as it was trained
     assert again.ensemble.execution == "map"
 
@@ -151,9 +148,8 @@ def test_a_run_that_begins_again_before_it_is_saved_has_what_was_chosen(
     assert begun.count("the fastest of those tried") == 2  # of another length it is another run
     kept = json.loads((tmp_path / "run" / "executions.json").read_text())
     assert len(kept) == 2
-    (tmp_path / "run" / "executions.json").write_text(
-        json.dumps(dict.fromkeys(kept, "vmap+single"))
-    )
+    other = json.dumps(dict.fromkeys(kept, "vmap+single"))
+    (tmp_path / "run" / "executions.json").write_text(other)
     again = train(experiment(steps_per_call=2), tmp_path / "run")
     assert again.ensemble.execution == "vmap+single"
     assert "Execution vmap+single: as when this run began." in capsys.readouterr().out
@@ -172,15 +168,6 @@ def test_cores_are_devices_for_members_and_never_for_data(cores):
     assert len(cluster.devices_for(8, 2)) == 2
 
 
-def on_four_cores(num_members):
-    """An ensemble on four devices, its state and the batches of a call."""
-    member, inputs, label_shape = networks.mlp()
-    layout = Layout.make(num_members, devices=cluster.devices_for(4))
-    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout)
-    batches = networks.batches_for(inputs, label_shape, 2)
-    return ensemble, networks.begin(ensemble, inputs), layout.put(batches, BATCHES)
-
-
 @pytest.mark.parametrize(
     ("num_members", "fastest", "on_one"),
     [(4, "vmap", "vmap"), (8, "map", "map"), (4, "vmap+single", "vmap")],
@@ -194,7 +181,7 @@ def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch, num_members, f
         self.step_secs[name] = 1.0 if name == fastest else 2.0
 
     monkeypatch.setattr(autotune._Contest, "_time", timed)
-    ensemble, state, batches = on_four_cores(num_members)
+    ensemble, state, batches = program(networks.mlp, num_members, devices=4)
     _, why = choice.choose(ensemble, state, batches, num_steps=10**9)
     on_all = candidates(ensemble, state, batches)
     assert fastest in on_all
@@ -209,11 +196,7 @@ def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
         return autotune.Timing("vmap", {"vmap": 1.0, "map": 2.0}, {}, True, 1.0)
 
     monkeypatch.setattr(autotune, "timed", first)
-    layout = Layout.make(24, devices=cluster.devices_for(24))
-    member, inputs, label_shape = networks.mlp()
-    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout)
-    batches = layout.put(networks.batches_for(inputs, label_shape, 2), BATCHES)
-    choice.choose(ensemble, networks.begin(ensemble, inputs), batches, num_steps=10**9)
+    choice.choose(*program(networks.mlp, 24, devices=8), num_steps=10**9)
     assert "unroll" in tried  # 3 copies of a step a core
     assert "unroll on one device" not in tried  # 24
     assert "chunk:12 on one device" in tried
@@ -236,10 +219,7 @@ def test_a_run_goes_on_on_the_cores_it_began_with(cores, tmp_path):
     parts = train(experiment(steps=16), tmp_path / "parts")
     whole = train(experiment(steps=16, **on_one), tmp_path / "whole")
     assert parts.ensemble.layout.mesh.size == whole.ensemble.layout.mesh.size == 1
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        *(jax.device_get(run.state.params) for run in (whole, parts)),
-    )
+    assert_same(whole, parts)
     anew = train(experiment(), tmp_path / "anew")
     assert anew.ensemble.layout.mesh.size == 4
 

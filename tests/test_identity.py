@@ -50,6 +50,10 @@ def assert_equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, numbers(a), numbers(b))
 
 
+def assert_close(a, b):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
+
+
 # Random numbers
 
 
@@ -67,42 +71,45 @@ CONFIGURATIONS = {
 }
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+class Asking(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
+        return nn.Dense(networks.CLASSES)(x)
+
+
+@pytest.fixture(params=CONFIGURATIONS)
+def configured(request):
+    return CONFIGURATIONS[request.param]
+
+
 @pytest.mark.parametrize("optimizer", [networks.SGD, optax.noisy_sgd(0.1, key=0)])
-def test_a_member_is_the_same_under_any_configuration_of_random_numbers(configuration, optimizer):
+def test_a_member_is_the_same_under_any_configuration_of_random_numbers(configured, optimizer):
     member = from_linen(Dropping())
     as_usual = trained(member, optimizer=optimizer)
-    with CONFIGURATIONS[configuration]():
+    with configured():
         assert_equal(trained(member, optimizer=optimizer), as_usual)
         company = trained(member, optimizer=optimizer, num_members=8)
         alone = trained(member, optimizer=optimizer, num_members=1, ids=[1])
-    jax.tree.map(
-        lambda many, one: np.testing.assert_allclose(many[1], one[0], rtol=1e-5, atol=1e-6),
-        numbers(company.params),
-        numbers(alone.params),
-    )
+    company, alone = (numbers(each.params) for each in (company, alone))
+    assert_close(jax.tree.map(lambda leaf: leaf[1], company), jax.tree.map(lambda x: x[0], alone))
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_dropout_samples_are_the_same_under_any_configuration_of_random_numbers(configuration):
-    class Asking(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
-            return nn.Dense(networks.CLASSES)(x)
-
+def test_dropout_samples_are_the_same_under_any_configuration_of_random_numbers(configured):
     layout = Layout.make(2, devices=DEVICE)
-    ensemble = networks.ensemble_of(from_linen(Asking()), networks.SGD, layout, dropout_samples=3)
-    state = networks.begin(ensemble, INPUTS)
     x = layout.put(networks.batches_for(INPUTS, (), 1)["inputs"][0])
-    as_usual = ensemble.outputs(state, x)
-    with CONFIGURATIONS[configuration]():
-        other = networks.ensemble_of(from_linen(Asking()), networks.SGD, layout, dropout_samples=3)
-        np.testing.assert_array_equal(other.outputs(state, x), as_usual)
+
+    def made():
+        member = from_linen(Asking())
+        return networks.ensemble_of(member, networks.SGD, layout, dropout_samples=3)
+
+    state = networks.begin(made(), INPUTS)
+    as_usual = made().outputs(state, x)
+    with configured():
+        np.testing.assert_array_equal(made().outputs(state, x), as_usual)
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_a_bootstrap_sample_is_the_same_under_any_configuration_of_random_numbers(configuration):
+def test_a_bootstrap_sample_is_the_same_under_any_configuration_of_random_numbers(configured):
     def weights():
         keys = jax.vmap(lambda i: jax.random.fold_in(member_key(0, i), EXAMPLES))(np.arange(3))
         together = jax.jit(jax.vmap(lambda key: poisson_weight(key, jnp.arange(50))))(keys)
@@ -112,7 +119,7 @@ def test_a_bootstrap_sample_is_the_same_under_any_configuration_of_random_number
 
     as_usual = weights()
     assert (np.asarray(as_usual) == 0).sum(axis=1).min() > 10  # about 50 / e of each
-    with CONFIGURATIONS[configuration]():
+    with configured():
         np.testing.assert_array_equal(weights(), as_usual)
 
 
@@ -212,17 +219,13 @@ def needs_the_loss():
     return optax.GradientTransformation(lambda params: (), update)
 
 
-@pytest.mark.parametrize("optimizer", [optax.lbfgs(), needs_the_loss()])
-def test_an_optimizer_that_no_trace_can_take_alone_begins_all_the_same(optimizer):
+# Two that no trace can take alone, and one that gives each member noise of its own.
+@pytest.mark.parametrize(
+    "optimizer", [optax.lbfgs(), needs_the_loss(), optax.noisy_sgd(1e-2, key=0)]
+)
+def test_networks_trained_elsewhere_begin_as_others_do(optimizer):
     layout = Layout.make(2, devices=DEVICE)
     ensemble = networks.ensemble_of(constant_loss(), optimizer, layout)
-    params = [{"w": np.zeros((12, networks.CLASSES), np.float32)}] * 2
-    assert_equal(ensemble.state_of(params).params, networks.begin(ensemble, INPUTS).params)
-
-
-def test_networks_trained_elsewhere_go_on_with_noise_of_their_own():
-    layout = Layout.make(2, devices=DEVICE)
-    ensemble = networks.ensemble_of(constant_loss(), optax.noisy_sgd(1e-2, key=0), layout)
     params = [{"w": np.zeros((12, networks.CLASSES), np.float32)}] * 2
     assert_equal(ensemble.state_of(params), networks.begin(ensemble, INPUTS))
 
@@ -267,47 +270,34 @@ def clipping_its_cotangents():
 def test_a_gradient_does_not_depend_on_how_the_batch_is_divided(member, mesh, options):
     whole = trained(member(), mesh=(2, 1))
     parts = trained(member(), mesh=mesh, **options)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        numbers(whole.params),
-        numbers(parts.params),
-    )
+    assert_close(numbers(whole.params), numbers(parts.params))
 
 
 def counting():
-    """A network that counts in its state how many inputs were positive."""
+    """A network whose state counts the positive inputs, and holds a complex mean of the last."""
 
     def apply(params, model_state, x, key, train):
         if not train:
             return x @ params["w"], model_state
-        count = (x > 0).sum(dtype=jnp.int32)
-        return x @ params["w"], {**model_state, "n": model_state["n"] + count}
+        count = model_state["n"] + (x > 0).sum(dtype=jnp.int32)
+        mean = jax.lax.complex(x, -x).mean(axis=0)
+        return x @ params["w"], {**model_state, "n": count, "mean": mean}
 
     def init(key, x):
         w = jax.random.normal(key, (12, networks.CLASSES))
-        return {"w": w}, {"n": jnp.int32(0), "never": jnp.float32(jnp.nan)}
+        mean = jnp.zeros(12, jnp.complex64)
+        return {"w": w}, {"n": jnp.int32(0), "mean": mean, "never": jnp.float32(jnp.nan)}
 
     return Member(init, apply)
 
 
 @pytest.mark.parametrize("mesh", [(2, 1), (2, 2), (1, 4)], ids=str)
-def test_integer_state_is_that_of_the_whole_batch(mesh):
-    state = trained(counting(), mesh=mesh)
-    expected = int((networks.batches_for(INPUTS, (), 3)["inputs"] > 0).sum())
-    assert state.model_state["n"].tolist() == [expected] * 2
-
-
-def test_complex_state_is_that_of_the_whole_batch():
-    def apply(params, model_state, x, key, train):
-        mean = jax.lax.complex(x, -x).mean(axis=0)
-        return x @ params["w"], {"mean": mean} if train else model_state
-
-    def init(key, x):
-        w = jax.random.normal(key, (12, networks.CLASSES))
-        return {"w": w}, {"mean": jnp.zeros(12, jnp.complex64)}
-
-    one, four = (trained(Member(init, apply), mesh=mesh) for mesh in ((2, 1), (2, 4)))
-    np.testing.assert_allclose(*(s.model_state["mean"] for s in (one, four)), rtol=1e-5, atol=1e-6)
+def test_integer_and_complex_state_is_that_of_the_whole_batch(mesh):
+    state = trained(counting(), mesh=mesh).model_state
+    inputs = networks.batches_for(INPUTS, (), 3)["inputs"]
+    assert state["n"].tolist() == [int((inputs > 0).sum())] * 2
+    mean = inputs[-1].mean(axis=0)
+    assert_close(np.asarray(state["mean"]), np.stack([mean - 1j * mean] * 2))
 
 
 # What a batch holds

@@ -5,6 +5,7 @@ differ between meshes if a step saw a part of the batch.
 """
 
 import contextlib
+import functools
 
 import flax.linen as nn
 import jax
@@ -52,8 +53,8 @@ def ensemble_on(mesh, num_members=4, **options):
     rows, columns = mesh
     devices = jax.devices()[: rows * columns]
     layout = de.Layout.make(num_members, ensemble_axis=rows, devices=devices)
-    options = {"num_members": num_members, "layout": layout, "execution": "vmap"} | options
-    return de.Ensemble(MEMBER, optax.sgd(0.1), info_nce, **options)
+    options = {"member": MEMBER, "loss": info_nce, "execution": "vmap"} | options
+    return de.Ensemble(optimizer=optax.sgd(0.1), num_members=num_members, layout=layout, **options)
 
 
 def assert_same(found, expected):
@@ -172,52 +173,56 @@ class Asking(nn.Module):
         return nn.Dense(3)(x)
 
 
-def sampling_on(mesh, member, loss, **options):
-    rows, columns = mesh
-    devices = jax.devices()[: rows * columns]
-    layout = de.Layout.make(2, ensemble_axis=rows, devices=devices)
-    return de.Ensemble(member, optax.sgd(0.1), loss, num_members=2, layout=layout, **options)
+def sampling_on(mesh, member, loss, dropout_samples=2):
+    return ensemble_on(mesh, 2, member=member, loss=loss, dropout_samples=dropout_samples)
 
 
-@pytest.mark.parametrize("kind", ["variational", "dropout"])
-def test_predictions_of_a_network_that_samples_are_the_same_on_every_mesh(kind):
-    def predicted(mesh):
-        member = SAMPLING if kind == "variational" else Asking()
-        ensemble = sampling_on(mesh, member, de.losses.categorical(3), dropout_samples=2)
+def of_predictions(member):
+    def found(ensemble_on_mesh):
+        ensemble = ensemble_on_mesh(member, de.losses.categorical(3))
         state = ensemble.init(DATA)
-        found = [ensemble.predict(state, DATA["inputs"][:count]) for count in (7, 3)]
-        return [np.asarray(array) for each in found for array in (each.members, each.mean)]
+        for count in (7, 3):
+            predicted = ensemble.predict(state, DATA["inputs"][:count])
+            assert predicted.members.shape[:2] == (2, count)
+            yield from (predicted.members, predicted.mean)
 
-    one, *others = map(predicted, [(1, 1), (2, 2), (1, 4)])
-    assert [len(array) for array in one] == [2, 7, 2, 3]
-    for other in others:
-        for array, expected in zip(other, one, strict=True):
-            np.testing.assert_allclose(array, expected, rtol=1e-6, atol=1e-6)
+    return found
 
 
-def test_scores_of_a_network_that_samples_are_the_same_on_every_mesh():
-    def scores(mesh):
-        ensemble = sampling_on(mesh, Asking(), de.losses.categorical(3), dropout_samples=2)
-        data = {**DATA, "labels": np.arange(len(DATA["inputs"])) % 3}
-        # Ten examples do not divide over eight columns.
-        return de.evaluate(ensemble, ensemble.init(DATA), data, batch_size=10)
-
-    one, *others = map(scores, [(1, 1), (2, 2), (1, 8)])
-    for other in others:
-        assert other.ensemble == pytest.approx(one.ensemble, rel=1e-5)
-        assert other.members == [pytest.approx(member, rel=1e-5) for member in one.members]
+def of_scores(ensemble_on_mesh):
+    ensemble = ensemble_on_mesh(Asking(), de.losses.categorical(3))
+    data = {**DATA, "labels": np.arange(len(DATA["inputs"])) % 3}
+    # Ten examples do not divide over eight columns.
+    scores = de.evaluate(ensemble, ensemble.init(DATA), data, batch_size=10)
+    for each in (scores.ensemble, *scores.members):
+        yield from each.values()
 
 
-def test_scores_of_a_loss_that_samples_are_the_same_on_every_mesh():
+def of_scores_of_a_loss(ensemble_on_mesh):
     def loss(params, model_state, batch, key, train):
         """The bound of a variational network, which is sampled in evaluation too."""
         outputs, _ = SAMPLING.apply(params, model_state, batch["inputs"], key, train)
         return jnp.square(outputs).sum(), (model_state, {"largest": outputs.max()})
 
-    def scores(mesh):
-        ensemble = sampling_on(mesh, SAMPLING, loss)
-        return de.evaluate(ensemble, ensemble.init(DATA), DATA).members
+    ensemble = ensemble_on_mesh(SAMPLING, loss, dropout_samples=None)
+    for each in de.evaluate(ensemble, ensemble.init(DATA), DATA).members:
+        yield from each.values()
 
-    one, *others = map(scores, [(1, 1), (2, 2), (1, 4)])
+
+@pytest.mark.parametrize(
+    ("found", "rtol"),
+    [
+        (of_predictions(SAMPLING), 1e-6),
+        (of_predictions(Asking()), 1e-6),
+        (of_scores, 1e-5),
+        (of_scores_of_a_loss, 1e-6),
+    ],
+    ids=["variational", "dropout", "scores", "scores of a loss"],
+)
+def test_what_is_sampled_is_the_same_on_every_mesh(found, rtol):
+    one, *others = (
+        [*found(functools.partial(sampling_on, mesh))] for mesh in [(1, 1), (2, 2), (1, 4), (1, 8)]
+    )
     for other in others:
-        assert other == [pytest.approx(member, rel=1e-6) for member in one]
+        for array, expected in zip(other, one, strict=True):
+            np.testing.assert_allclose(array, expected, rtol=rtol, atol=1e-6)

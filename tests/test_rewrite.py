@@ -97,6 +97,10 @@ DIFFERENTIABLE = {
     "custom_vjp_call": cubed,
     "jit": jax.jit(squared),
     "remat2": jax.checkpoint(lambda x: jnp.sin(x @ x)),
+    "remat of scan": jax.checkpoint(
+        lambda x: lax.scan(lambda c, _: (jnp.sin(c @ x), c), x, None, length=2),
+        policy=jax.checkpoint_policies.dots_saveable,
+    ),
     "cond": lambda x: lax.cond(x[0, 0] > 0, lambda y: y @ y, lambda y: y, x),
     "switch": lambda x: lax.switch(1, [lambda y: y, lambda y: y @ y], x),
     "platform": lambda x: lax.platform_dependent(

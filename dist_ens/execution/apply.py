@@ -21,16 +21,9 @@ from dist_ens.layout import Layout, broadcast
 
 
 def lowered(fn: Callable[..., Tree], execution: Execution, layout: Layout) -> Callable[..., Tree]:
-    """Returns a function of one member with the lowerings of an execution applied.
+    """Returns a function of one member, already differentiated, with its operations lowered.
 
-    Args:
-        fn: Function of one member. Differentiate it first.
-        execution: Execution with the names of the lowerings.
-        layout: Layout of the members and the data.
-
-    Returns:
-        A function of the same arguments with the same results up to rounding; `fn` itself if no
-        operation is lowered. On several columns, some operations are always lowered.
+    On several columns, some operations are always lowered. Without any, it is `fn` itself.
     """
     columns = layout.data_axis
     rules: dict[Primitive, Rule] = {}
@@ -52,15 +45,7 @@ def lowered(fn: Callable[..., Tree], execution: Execution, layout: Layout) -> Ca
 def over_members(
     fn: Callable[..., Tree], execution: Execution, in_axes: Axes, out_axes: Axes
 ) -> Callable[..., Tree]:
-    """Returns a function of all members of a device, made from a function of one member.
-
-    Args:
-        fn: Function of one member.
-        execution: Execution whose `members` says how the members are run.
-        in_axes: Position of the members axis in each argument, 0 or None; a tree prefix of the
-            tuple of arguments.
-        out_axes: Position of the members axis in each result; a tree prefix of the results.
-    """
+    """Returns a function of all members of a device; the axes are tree prefixes, 0 or None."""
     of_all = MEMBER_EXECUTIONS[execution.members].over_members
     return of_all(fn, in_axes, out_axes, execution.chunk_size)
 
@@ -96,10 +81,7 @@ def _one_after_another(
     in_axes: Axes,
     all_members: Callable[[Callable[[list[Leaf]], Tree], list[Leaf]], Tree],
 ) -> Callable[..., Tree]:
-    """Returns a function that splits its arguments into leaves with members and others.
-
-    `all_members` is given `fn` as a function of one member's own leaves, and those of all members.
-    """
+    """Returns a function of all members; `all_members` maps one over the leaves with members."""
 
     def of_all(*args: PyTree) -> Tree:
         leaves, structure = jax.tree.flatten(args)

@@ -48,14 +48,7 @@ Program: TypeAlias = Any
 
 
 class Call(NamedTuple):
-    """The arguments of one call of the update.
-
-    Attributes:
-        state: State of the members, leaves [members, ...]. It is copied, not donated.
-        batches: Batches of the call's steps, as `Ensemble.update_steps` takes them.
-        batch_specs: Specs of the batches on their mesh, a tree prefix.
-        num_steps: Number of steps in the call.
-    """
+    """The arguments of one call of the update. The state is copied, not donated."""
 
     state: State
     batches: PyTree
@@ -64,17 +57,16 @@ class Call(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Times of the candidates.
+    """Times of the candidates, by their names.
 
     Attributes:
-        fastest: Name of the candidate to use.
-        step_secs: Seconds per step of each candidate that was timed, by its name.
-        num_turns: Number of rounds of each candidate that was timed again, by its name. Only
-            candidates with the same number of rounds can be compared, as the machine's speed
-            varies.
+        fastest: Candidate to use.
+        step_secs: Seconds per step of each candidate that was timed.
+        num_turns: Number of rounds of each candidate that was timed again. Only those with the same
+            number can be compared, as the machine's speed varies.
         settled: Whether a longer run would make the same choice.
         budget_secs: Seconds that were allowed for all candidates except the first.
-        failed: Error of each candidate that raised one, by its name.
+        failed: Error of each candidate that raised one.
     """
 
     fastest: str
@@ -88,15 +80,9 @@ class Timing(NamedTuple):
 def timed(options: Mapping[str, Program], names: list[str], call: Call, num_steps: int) -> Timing:
     """Times executions of an ensemble: the rule's, then others while there is time.
 
-    Args:
-        options: Programs by the names of the candidates, including those on one device and the
-            reference.
-        names: Names of the candidates on the ensemble's own layout, the rule's first.
-        call: Arguments of one call.
-        num_steps: Number of steps of the run.
-
-    Raises:
-        Exception: The error of the first candidate, if every candidate raises one.
+    `options` includes those on one device and the reference. `names` are the candidates on the
+    ensemble's own layout, the rule's first. The run has `num_steps` steps. If every candidate
+    raises an error, that of the first is raised.
     """
     contest = _Contest(options, names, call, num_steps)
     for name in contest.left_to_try:
@@ -118,7 +104,6 @@ class _Trial:
         self.steps_per_call = call.num_steps
 
     def call(self, update: _Update) -> None:
-        """Takes the steps of one call."""
         self.state, metrics = update(self.state, self.batches)
         jax.block_until_ready((self.state, metrics))
 
@@ -136,10 +121,7 @@ class _Candidate:
             self.trial.call(self.update)
 
     def call_secs(self, num_calls: float) -> list[float]:
-        """Returns the seconds of each timed call, after one untimed call to warm up.
-
-        There is only one if a run of `num_calls` calls leaves no time for another candidate.
-        """
+        """Returns the seconds of each timed call, after one untimed call to warm up."""
         self.trial.call(self.update)
         secs: list[float] = []
         while sum(secs) < (_FEWEST_SECS if len(secs) >= _FEWEST_CALLS else _ENOUGH_SECS):
@@ -159,15 +141,12 @@ def _clock() -> float:
 class _Contest:
     """The timing of the candidates, within a time budget.
 
-    To be sure of the best two is worth more than to try one more candidate. If the best two are
-    close, the time for their rounds is therefore reserved. Further rounds use the time that is left
-    when all candidates have been tried. The rule's candidate is always timed again. It is the most
-    likely to win, and a disturbance of the machine may last as long as one timing.
+    To be sure of the best two is worth more than to try one more candidate, so the time for their
+    rounds is reserved. The rule's candidate is always timed again: it is the most likely to win,
+    and a disturbance of the machine may last as long as one timing.
 
-    A compilation cannot be stopped, so the time of the next candidate is estimated before it
-    starts. The estimate is the longest compilation so far without the cache, for each copy of a
-    step in the program.
-    The first candidate that raises no error is timed in any case.
+    A compilation cannot be stopped, so its time is estimated before it starts: as the longest so
+    far without the cache, for each copy of a step in the program.
     """
 
     def __init__(
@@ -190,33 +169,35 @@ class _Contest:
     def _time_first(self, names: Sequence[str]) -> str:
         """Times the first candidate that raises no error, and returns its name.
 
-        If all candidates raise errors, the reference is timed. It has no lowering. If it raises an
-        error too, the program itself is wrong, and the first error is raised.
+        The reference, which has no lowering, is the last. If it raises an error too, the program
+        itself is wrong, and the first error is raised.
         """
         errors: list[Exception] = []
         for name in dict.fromkeys([*names, REFERENCE]):
-            started = _clock()
-
-            def time(name: str = name, started: float = started) -> None:
-                self._time(name, _Candidate(self._options[name].update_steps, self._trial), started)
-
-            error = self._error_of(name, time)
+            error = self._error_of(name, self._trial, must_fit=False)
             if error is None:
                 return name
             errors.append(error)
         raise errors[0]
 
-    def _error_of(self, name: str, time: Callable[[], None]) -> Exception | None:
+    def _error_of(self, name: str, trial: _Trial, *, must_fit: bool) -> Exception | None:
         """Times a candidate, and returns the error that it raises; None if it raises none.
 
-        An error must not end a run that another candidate can train. All hosts trace the same
-        program, so they leave out the same candidates. If one of several hosts raises an error
-        later, when it compiles or computes, the run ends: the other hosts are inside a call.
+        All hosts trace the same program, so they leave out the same candidates. If one of several
+        hosts raises an error later, the run ends, because the other hosts are inside a call.
         """
-        several = jax.process_count() > 1
+        started, option, several = _clock(), self._options[name], jax.process_count() > 1
+
+        def time() -> None:
+            update = _update_that_fits(option, trial) if must_fit else option.update_steps
+            if update is None:
+                self._count_compiling(name, started)
+            else:
+                self._time(name, _Candidate(update, trial), started)
+
         try:
             if several:
-                self._options[name].programs.trace_update(self._call.state, self._call.batches)
+                option.programs.trace_update(self._call.state, self._call.batches)
             else:
                 time()
         except Exception as error:
@@ -240,25 +221,15 @@ class _Contest:
         if expected_secs + for_turns > self._left_secs():
             self._skipped = True
             return
-        started = _clock()
-        option, trial = self._options[name], self._trial
-        if option.layout is not self._layout:
-            moved = option.layout.moved
-            call = self._call
+        layout, trial = self._options[name].layout, self._trial
+        if layout is not self._layout:
+            moved, call = layout.moved, self._call
             trial = _Trial(
                 call._replace(
                     state=moved(call.state, MEMBERS), batches=moved(call.batches, call.batch_specs)
                 )
             )
-
-        def time() -> None:
-            update = _update_that_fits(option, trial)
-            if update is None:
-                self._count_compiling(name, started)
-            else:
-                self._time(name, _Candidate(update, trial), started)
-
-        self._error_of(name, time)
+        self._error_of(name, trial, must_fit=True)
 
     def _time(self, name: str, candidate: _Candidate, started: float) -> None:
         """Times a candidate, and records its compilation time since `started`."""
@@ -275,7 +246,6 @@ class _Contest:
         self._compiling_secs = max(self._compiling_secs, secs / self._num_copies(name))
 
     def _num_copies(self, name: str) -> int:
-        """Returns the number of copies of a step in an execution's program."""
         option = self._options[name]
         own, rule = (Execution.parse(e.execution) for e in (option, self._options[self._first]))
         members = option.layout.members_per_device if own.members == "unroll" else 1
@@ -285,10 +255,7 @@ class _Contest:
         return members * (self._trial.steps_per_call if unrolls_steps else 1)
 
     def decided(self) -> Timing:
-        """Returns the times, after further rounds of the candidates that are close.
-
-        Without these rounds, a disturbance during one timing could decide the choice.
-        """
+        """Returns the times, after further rounds of the candidates that are close."""
         fastest, close, in_turns = self.fastest, self._close(), self._that_take_turns()
         is_sure = bool(in_turns) or close == [fastest]
         if in_turns:
@@ -306,7 +273,13 @@ class _Contest:
         call_secs: dict[str, list[float]] = {name: [] for name in names}
         for further_rounds in reversed(range(_ROUNDS)):
             began = cluster.clock()
-            self._take_turns(names, num_turns, call_secs)
+            ways = [self._tried[name] for name in names]
+            of_ways = timing.step_secs_of_short_turns(ways, num_turns)
+            for name, secs in zip(names, of_ways, strict=True):
+                call_secs[name] += secs
+                self._num_turns[name] = len(call_secs[name])
+                median = statistics.median(call_secs[name])
+                self.step_secs[name] = median / self._trial.steps_per_call
             secs_of_each = (cluster.clock() - began) / len(names)
             by_secs = sorted(names, key=self.step_secs.__getitem__)
             fastest = by_secs[0]
@@ -320,17 +293,6 @@ class _Contest:
             if len(names) < 2:
                 break
         return fastest
-
-    def _take_turns(
-        self, names: list[str], num_turns: int, call_secs: dict[str, list[float]]
-    ) -> None:
-        """Times candidates in rounds, and adds the seconds of their calls to earlier ones."""
-        ways = [self._tried[name] for name in names]
-        of_ways = timing.step_secs_of_short_turns(ways, num_turns)
-        for name, secs in zip(names, of_ways, strict=True):
-            call_secs[name] += secs
-            self._num_turns[name] = len(call_secs[name])
-            self.step_secs[name] = statistics.median(call_secs[name]) / self._trial.steps_per_call
 
     def _close(self) -> list[str]:
         """Returns the candidates close to the fastest and the rule's, the fastest first."""

@@ -14,27 +14,13 @@ CHOICES = "executions.json"
 
 
 def kept_execution(program: str, folder: pathlib.Path | None = None) -> str | None:
-    """Returns the execution that was chosen for a program before; None if there was no choice.
-
-    Args:
-        program: Fingerprint of the program and the kind of device.
-        folder: Folder of the cache. Default: the user's cache folder.
-    """
+    """Returns the execution that was chosen before for a program, by its fingerprint, or None."""
     execution = _kept(folder or cache_folder()).get(program)
     return execution if isinstance(execution, str) else None
 
 
 def keep_execution(program: str, execution: str, folder: pathlib.Path | None = None) -> None:
-    """Keeps a choice for the next run of the same program.
-
-    If the file cannot be written, a warning is logged, and the next run measures again. Nothing is
-    kept for a user without a home folder.
-
-    Args:
-        program: Fingerprint of the program and the kind of device.
-        execution: Name of the chosen execution.
-        folder: Folder of the cache. Default: the user's cache folder.
-    """
+    """Keeps a choice for the next run of the same program, unless the user has no home folder."""
     folder = folder or cache_folder()
     if folder is None:
         return

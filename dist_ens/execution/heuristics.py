@@ -13,7 +13,7 @@ from dist_ens.execution.lowerings import (
     becomes_sums,
 )
 from dist_ens.execution.rewrite import contains
-from dist_ens.execution.spec import registered
+from dist_ens.execution.spec import LOWERINGS, MEMBER_EXECUTIONS, Lowering, MemberExecution
 from dist_ens.ground.types import Leaf
 from dist_ens.layout import Layout
 
@@ -31,7 +31,7 @@ _LARGE_PRODUCT = 2**22
 
 
 def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]:
-    """Returns the executions worth trying for a program, the rule's choice first.
+    """Returns the names of executions worth trying for a traced update, the rule's choice first.
 
     On an accelerator, the rule chooses `vmap`. On a CPU it depends on the network:
 
@@ -42,20 +42,13 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
       sums of vectors. Otherwise `+flat` is added if a gradient of weights has many terms.
 
     Candidates of executions and lowerings that were registered come last.
-
-    Args:
-        layout: Layout of the ensemble.
-        traced: Traced update of the ensemble, from `Ensemble.traced_update`.
-        num_steps: Number of steps in one call.
-
-    Returns:
-        Names of executions, each once.
     """
     if contains(traced, CONVOLUTION):
         names = _with_convolutions(layout, traced, num_steps)
     else:
         names = _without_convolutions(layout, traced, num_steps)
-    for word in registered():
+    words: list[MemberExecution | Lowering] = [*MEMBER_EXECUTIONS.values(), *LOWERINGS.values()]
+    for word in words:
         names += word.candidates(layout, traced, num_steps)
     return list(dict.fromkeys(names))
 

@@ -59,8 +59,8 @@ def lift(
 
     Raises:
         UserError: If a spec or the execution is unknown. The returned function raises it if an
-            argument is committed to devices outside the layout or has another number of members,
-            or if the length of a leaf of a batch is not a multiple of the data axis.
+            argument has another number of members, or if the length of a leaf of a batch is not a
+            multiple of the data axis.
 
     >>> import numpy as np
     >>> layout = Layout.make(4, devices=jax.devices()[:2])
@@ -106,15 +106,7 @@ def sharded(
     out_specs: Specs,
     execution: Execution,
 ) -> Callable[..., Tree]:
-    """Returns the function of all members, not yet jitted; see `lift`.
-
-    Args:
-        fn: Function of one member.
-        layout: Layout of the members and the data.
-        in_specs: Partition specs of the arguments, a tuple of tree prefixes.
-        out_specs: Partition specs of the results, a tree prefix; each has the members axis.
-        execution: Execution of the members of a device.
-    """
+    """Returns the function of all members, not yet jitted; see `lift`."""
     of_device = over_members(fn, execution, members_axes(in_specs), members_axes(out_specs))
     return layout.map_rows(of_device, in_specs=in_specs, out_specs=out_specs)
 
@@ -165,12 +157,7 @@ class Lifted:
 
     def __call__(self, *args: PyTree) -> PyTree:
         """Returns the results of all members; see `lift`."""
-        arguments = self._placed(args, self._place)
-        try:
-            return self._program(*arguments)
-        except ValueError:
-            self._placed(args, self._layout.placed)  # It says which array is on another device.
-            raise
+        return self._program(*self._placed(args, self._place))
 
     def lower(self, *args: PyTree) -> jax.stages.Lowered:
         """Returns the lowered program, as `jax.jit(f).lower` does.
@@ -180,17 +167,13 @@ class Lifted:
         return self._program.lower(*self._placed(args, self._place))
 
     def _as_arguments(self, tree: PyTree, specs: Specs, where: str) -> PyTree:
-        """Returns an argument of the program as `Layout.placed` does, or as arrays anywhere.
-
-        A program moves arrays to its only device itself, in a tenth of the time of `placed`.
-        """
+        """Returns an argument of the program as `Layout.placed` does, or as arrays anywhere."""
         if self._layout.mesh.size > 1:
             return self._layout.placed(tree, specs, where)
         # A NumPy array is copied, since it may share its memory with the array on a CPU.
         return jax.tree.map(copy_of_numpy, as_held(tree, where))
 
     def _placed(self, args: tuple[PyTree, ...], place: Callable[..., PyTree]) -> list[PyTree]:
-        """Returns the arguments as `_as_arguments` or `Layout.placed` returns them."""
         if len(args) != len(self._in_specs):
             raise UserError(
                 f"The lifted function takes as many arguments as in_specs has specs, "

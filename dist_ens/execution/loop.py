@@ -29,13 +29,9 @@ from dist_ens.layout import (
 class Loop:
     """A lifted function that runs each member separately, on the devices of its row of the mesh.
 
-    Args:
-        layout: Layout of all members.
-        in_specs: Specs of the arguments, a tuple of tree prefixes.
-        out_specs: Specs of the results, a tree prefix; each has the members axis.
-        program_of: Function that makes the program of one member from the layout of one row.
-        in_place: Whether the first argument is donated. If the first result has its structure,
-            shapes and types, it is taken as the members' state and updated in place.
+    `program_of` makes the program of one member from the layout of one row. `in_place` says that
+    the first argument is donated. If the first result has its structure, shapes and types, it is
+    taken as the members' state and updated in place.
     """
 
     def __init__(
@@ -78,17 +74,11 @@ class Loop:
         return self._joined(results, states if in_place else None)
 
     def _parts_of(self, args: tuple[PyTree, ...], row: int) -> list[PyTree]:
-        """Returns a row's parts of the arguments."""
         of_args = zip(args, self._in_specs, strict=True)
         return [part_of_row(self._layout, arg, row, spec) for arg, spec in of_args]
 
     def _joined(self, results: dict[int, list[PyTree]], states: dict[int, PyTree] | None) -> PyTree:
-        """Returns the results of all members as global arrays.
-
-        Args:
-            results: Results of each row's members, by the number of the row.
-            states: States of each row's members, which replace the first results; None without.
-        """
+        """Returns the results of all members as global arrays; `states` replace the first ones."""
         out_specs = self._out_specs
         is_tuple = type(next(iter(results.values()))[0]) is tuple
         if states is not None:
@@ -105,7 +95,6 @@ class Loop:
 
 
 def _types(tree: PyTree) -> tuple[Structure, list[tuple[tuple[int, ...], np.dtype]]]:
-    """Returns the structure of a pytree of arrays, and their shapes and types."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
@@ -123,7 +112,6 @@ def _own(arg: Tree, specs: Specs, position: jax.Array) -> Tree:
 
 
 def _side_by_side(members: Sequence[Tree], specs: Specs) -> Tree:
-    """Returns the results of all members of a row, concatenated along the members axis."""
     if not jax.tree.leaves(members[0]):
         return members[0]
     axes = tuple(axis_of(spec, ENSEMBLE) or 0 for spec in broadcast(specs, members[0]))

@@ -5,7 +5,6 @@ pass is then a list of equations like the forward pass, so they work for any net
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var, jaxpr_as_fun
@@ -30,12 +29,8 @@ def rewritten(fn: Callable[..., Tree], rules: Mapping[Primitive, Rule]) -> Calla
     """Returns a function in which the operations that have a rule are replaced by it.
 
     Operations inside jit, scan, while, cond, remat and custom derivatives are replaced too.
-    Differentiate `fn` first: the rules have no useful derivatives.
-
-    Args:
-        fn: Function of pytrees of arrays that JAX can trace.
-        rules: Rule of each primitive. It takes the operation's arrays and, as keywords, its
-            parameters. It returns the operation's result, or a list if there are several.
+    Differentiate `fn` first: the rules have no useful derivatives. A rule takes the operation's
+    arrays and, as keywords, its parameters. It returns the result, or a list if there are several.
     """
 
     def evaluated(*args: PyTree) -> Tree:
@@ -53,8 +48,7 @@ def contains(
 ) -> bool:
     """Returns whether a traced function has an operation, at any depth of nesting.
 
-    `where` says whether an operation counts, given the shapes and types of its arrays and, as
-    keywords, its parameters. Default: every one counts.
+    Only operations count for whose shapes and parameters `where` is true.
     """
 
     def counts(eqn: JaxprEqn) -> bool:
@@ -99,11 +93,11 @@ def _apply(eqn: JaxprEqn, inputs: list[Leaf], rules: Mapping[Primitive, Rule]) -
     return results if eqn.primitive.multiple_results else [results]
 
 
-def _with_rules(param: Any, rules: Mapping[Primitive, Rule]) -> Any:
+def _with_rules(param: PyTree, rules: Mapping[Primitive, Rule]) -> PyTree:
     """Returns a parameter of an operation with the rules applied to every traced function in it.
 
-    A parameter without an operation that has a rule is returned unchanged. Some operations, such as
-    a kernel written for an accelerator, accept only the function that they were made with.
+    A parameter without such an operation is returned unchanged, because some operations accept only
+    the function that they were made with.
     """
     if not any(_has_rule(jaxpr, rules) for jaxpr in _jaxprs_in(param)):
         return param
@@ -132,8 +126,8 @@ def _with_rules(param: Any, rules: Mapping[Primitive, Rule]) -> Any:
 def _has_rule(jaxpr: Jaxpr, rules: Mapping[Primitive, Rule]) -> bool:
     """Returns whether a traced function has an operation with a rule, at any depth of nesting.
 
-    A function of references (a kernel, or a loop over mutable arrays) counts as having none. It
-    cannot be traced again from the shapes of its arguments.
+    A function of references (a kernel, or a loop over mutable arrays) counts as having none,
+    because it cannot be traced again from the shapes of its arguments.
     """
     if any(hasattr(variable.aval, "inner_aval") for variable in jaxpr.invars):
         return False

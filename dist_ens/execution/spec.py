@@ -5,11 +5,14 @@ adds a word of your own, in Python or in the file of a config, which can then na
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from typing import Self
 
-from dist_ens.ground.errors import UserError
+from jax.extend.core import ClosedJaxpr, Primitive
+
+from dist_ens.ground.errors import UserError, did_you_mean
+from dist_ens.ground.types import PyTree
+from dist_ens.layout import Layout
 
 AUTO = "auto"  # An execution of this name is chosen by measuring when the run begins.
 STEPS = {
@@ -18,11 +21,7 @@ STEPS = {
     "single": "a program of one step, dispatched step after step",
 }
 # candidates(layout, traced, num_steps) -> names of executions to time for a program.
-Candidates = Callable[[Any, Any, int], Sequence[str]]
-
-
-def _no_candidates(layout: object, traced: object, num_steps: int) -> Sequence[str]:
-    return ()
+Candidates = Callable[[Layout, ClosedJaxpr, int], Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +40,9 @@ class MemberExecution:
     """
 
     name: str
-    over_members: Callable[..., Callable[..., Any]]
+    over_members: Callable[..., Callable[..., PyTree]]
     takes_size: bool = False
-    candidates: Candidates = _no_candidates
+    candidates: Candidates = lambda layout, traced, num_steps: ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +58,9 @@ class Lowering:
     """
 
     name: str
-    primitive: Any
-    rule: Callable[..., Any]
-    candidates: Candidates = _no_candidates
+    primitive: Primitive
+    rule: Callable[..., PyTree]
+    candidates: Candidates = lambda layout, traced, num_steps: ()
 
 
 MEMBER_EXECUTIONS: dict[str, MemberExecution] = {}
@@ -74,13 +73,10 @@ def register(word: MemberExecution | Lowering) -> None:
     Args:
         word: Execution of members or lowering, which replaces another of the same name.
     """
-    known: dict[str, Any] = MEMBER_EXECUTIONS if isinstance(word, MemberExecution) else LOWERINGS
-    known[word.name] = word
-
-
-def registered() -> list[MemberExecution | Lowering]:
-    """Returns all words but those of `STEPS`, in the order in which they were added."""
-    return [*MEMBER_EXECUTIONS.values(), *LOWERINGS.values()]
+    if isinstance(word, MemberExecution):
+        MEMBER_EXECUTIONS[word.name] = word
+    else:
+        LOWERINGS[word.name] = word
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +113,7 @@ class Execution:
         """
         first, *words = text.split("+")
         name, size = _parsed_members(first, text)
-        kinds: dict[Any, str] = {}
+        kinds: dict[object, str] = {}
         for word in words:
             if word not in LOWERINGS and word not in STEPS:
                 raise _unknown(word, text, [*LOWERINGS, *STEPS])
@@ -143,7 +139,6 @@ class Execution:
 
 
 def _parsed_members(word: str, text: str) -> tuple[str, int | None]:
-    """Returns the name and the size in the first word of an execution `text`."""
     name, colon, size = word.partition(":")
     is_sized = size.isdecimal() and int(size) > 0
     if name not in MEMBER_EXECUTIONS or MEMBER_EXECUTIONS[name].takes_size != (
@@ -156,10 +151,8 @@ def _parsed_members(word: str, text: str) -> tuple[str, int | None]:
 
 
 def _unknown(word: str, text: str, known: Iterable[str]) -> UserError:
-    """Returns an error about an unknown word of the execution `text`."""
-    near = difflib.get_close_matches(word, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     within = "" if word == text else f" in {text!r}"
+    hint = did_you_mean(word, known)
     return UserError(
         f"The execution {word!r}{within} is unknown.{hint} Choose one of {', '.join(known)}, as in "
         f"vmap, chunk:4 or unroll+masks, or use {AUTO} alone."

@@ -27,13 +27,7 @@ class Way(Protocol):
 
 
 def step_ms_of_turns(ways: Mapping[str, Way], num_turns: int) -> dict[str, list[float]]:
-    """Returns the milliseconds per step of each way in each round, `num_turns` numbers by name.
-
-    Args:
-        ways: Ways by name.
-        num_turns: Number of rounds. Earlier turns find the number of steps of a turn, and do not
-            count.
-    """
+    """Returns the milliseconds per step of each way in each round, `num_turns` numbers by name."""
     step_secs = _step_secs_of_turns([*ways.values()], num_turns, TURN_SECS)
     return {
         name: [1e3 * secs for secs in of_way] for name, of_way in zip(ways, step_secs, strict=True)
@@ -55,10 +49,6 @@ def expected_secs(step_secs: float, num_turns: int) -> float:
 
 
 def _step_secs_of_turns(ways: Sequence[Way], num_turns: int, turn_secs: float) -> list[list[float]]:
-    """Returns the seconds per step of each way in each round, [ways, num_turns].
-
-    A turn takes at least `turn_secs` seconds.
-    """
     step_secs: list[list[float]] = [[] for _ in ways]
     with _no_collection():
         steps = [_steps_of_a_turn(way, turn_secs) for way in ways]
@@ -74,7 +64,6 @@ def _step_secs_of_turns(ways: Sequence[Way], num_turns: int, turn_secs: float) -
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Disables the garbage collector inside a `with` block, and restores it afterwards."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

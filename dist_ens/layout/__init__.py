@@ -26,7 +26,6 @@ from dist_ens.layout.placing import (
     device_bytes,
     global_shapes,
     put_everywhere,
-    put_members,
     put_numbers,
     to_host,
 )
@@ -91,7 +90,6 @@ __all__ = [
     "part_of_row",
     "pieces_off_devices",
     "put_everywhere",
-    "put_members",
     "put_numbers",
     "read_onto_devices",
     "settled",

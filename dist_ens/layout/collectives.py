@@ -19,9 +19,6 @@ def all_members(member_leaf: jax.Array) -> jax.Array:
     """Returns an array of all members, [members, ...], gathered from the devices of a column.
 
     Do not call it in an update, where members do not communicate.
-
-    Args:
-        member_leaf: Array of this device's members, [members of the device, ...].
     """
     if jax.lax.axis_size(ENSEMBLE) == 1:
         return member_leaf
@@ -31,14 +28,9 @@ def all_members(member_leaf: jax.Array) -> jax.Array:
 def sum_over_columns(fn: Callable[..., jax.Array], columns: int, *arrays: jax.Array) -> jax.Array:
     """Returns a sum over examples, as the sum of `fn`'s results for each column's examples.
 
-    Use it in a function mapped by `Layout.map_rows` where the compiler would gather the batch.
-
-    Args:
-        fn: Function of arrays of some examples that returns a sum over them. It must not use other
-            arrays of the mapped function.
-        columns: Number of columns of the mesh. If the number of examples does not divide over them,
-            `fn` is called once, with all examples.
-        *arrays: Arguments of `fn`, [batch, ...].
+    It is for functions mapped by `Layout.map_rows` where the compiler would gather the batch. `fn`
+    must not use other arrays of the mapped function. If the examples do not divide over the
+    columns, it is called once, with all of them.
     """
     if columns == 1 or any(len(array) % columns for array in arrays):
         return fn(*arrays)
@@ -52,22 +44,14 @@ def sum_over_columns(fn: Callable[..., jax.Array], columns: int, *arrays: jax.Ar
 
 
 def on_every_column(fn: Callable) -> Callable:
-    """Returns a function, for use in `Layout.map_rows`, that every column computes by itself.
-
-    Args:
-        fn: Function of whole arrays, which the compiler does not divide over the columns.
-    """
+    """Returns a function, for use in `Layout.map_rows`, that every column computes by itself."""
     return jax.shard_map(
         fn, in_specs=REPLICATED, out_specs=REPLICATED, axis_names={DATA}, check_vma=False
     )
 
 
 def without_axes(fn: Callable[..., Tree]) -> Callable[..., Tree]:
-    """Returns a function that raises a `UserError` where `fn` names an axis of the devices.
-
-    Args:
-        fn: Function of pytrees of arrays.
-    """
+    """Returns a function that raises a `UserError` where `fn` names an axis of the devices."""
 
     def explained(*args: PyTree) -> Tree:
         try:

@@ -18,13 +18,8 @@ from dist_ens.processes import cluster
 def in_turn(layout: Layout, program: Wrapped) -> Wrapped:
     """Returns a jitted program that can be called any number of times without waiting.
 
-    A call first waits for its arguments, which an earlier call computes. Programs of several rows
-    still compute at the same time.
-
-    Args:
-        layout: Layout of the program.
-        program: Program made by `jax.jit`. It is returned itself unless the layout has several
-            columns of CPU devices.
+    On several columns of CPU devices, a call first waits for its arguments, which an earlier call
+    computes. Programs of several rows still compute at the same time.
     """
     return program if layout.data_axis == 1 or layout.platform != "cpu" else _InTurn(program)
 
@@ -52,15 +47,11 @@ class _InTurn(Wrapped):
 
 
 def connect_hosts(layout: Layout) -> None:
-    """Opens the connections that collectives over the axes of the mesh use between hosts.
+    """Opens the connections that collectives use between hosts. Every host must call this.
 
-    On CPUs the arrays travel by Gloo. It gives a host 30 s to come when a connection is opened,
-    and more time afterwards. The first collective may follow a compilation, for which the hosts can
-    need times that differ by more than 30 s. So the connections are opened before it, when the
-    hosts have just met.
-
-    Args:
-        layout: Layout of the ensemble. Every host must call this.
+    On CPUs the arrays travel by Gloo. It gives a host 30 s to come when a connection is opened, and
+    more time afterwards. The first collective may follow a compilation, whose times on the hosts
+    can differ by more. So the connections are opened before it, when the hosts have just met.
     """
     if jax.process_count() == 1 or layout.platform != "cpu":
         return

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import os
-import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
@@ -82,7 +80,6 @@ class Layout:
         >>> str(Layout.make(10, devices=jax.devices()[:8]))
         '2 x 4 (ensemble x data)'
         """
-        _check_device_flag()
         devices = jax.devices() if devices is None else list(devices)
         num_members = whole_number("num_members", num_members, least=1)
         largest, is_fixed = math.gcd(num_members, len(devices)), ensemble_axis is not None
@@ -277,12 +274,10 @@ class Layout:
     def check_batch_size(self, field: str, global_batch_size: int) -> None:
         """Raises a `UserError` that names a field unless the batch divides over the data axis."""
         if global_batch_size % self.data_axis:
-            below = global_batch_size // self.data_axis * self.data_axis
-            fitting = f"{below} or {below + self.data_axis}" if below else str(self.data_axis)
             raise UserError(
                 f"{field} must be a multiple of the data axis: got {field}={global_batch_size} "
                 f"and a data axis of {self.data_axis} ({counted(self.mesh.size, 'device')}, mesh "
-                f"{self}). Use {fitting}, or fewer devices.",
+                f"{self}). Use a multiple, or fewer devices.",
                 exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
 
@@ -334,8 +329,8 @@ class Layout:
             where: Name of the arguments, for error messages.
 
         Raises:
-            UserError: If an array is committed to devices outside the mesh, has another number of
-                members or examples, or does not fit in numbers of 32 bits.
+            UserError: If an array has another number of members or examples, or does not fit in
+                numbers of 32 bits.
         """
         leaves, structure = jax.tree.flatten(tree)
         if all(map(self.holds, leaves)):
@@ -343,11 +338,14 @@ class Layout:
             return tree
         leaves = jax.tree.leaves(as_held(tree, where))
         check_lengths(self, tree, specs, where)
-        on_mesh = [
-            leaf if self.holds(leaf) else self._put_leaf(leaf, spec, where)
-            for leaf, spec in zip(leaves, broadcast(specs, tree), strict=True)
-        ]
-        return jax.tree.unflatten(structure, on_mesh)
+
+        def put(leaf: Leaf, spec: PartitionSpec) -> jax.Array:
+            if self.holds(leaf):
+                return leaf
+            on_devices = isinstance(leaf, jax.Array)
+            return jax.device_put(leaf, self.sharding(spec)) if on_devices else self.put(leaf, spec)
+
+        return jax.tree.unflatten(structure, map(put, leaves, broadcast(specs, tree)))
 
     def holds(self, leaf: Leaf) -> bool:
         """Returns whether an array is on this mesh, so that a program can use it without a copy."""
@@ -357,18 +355,6 @@ class Layout:
         if getattr(sharding, "mesh", None) is self.mesh:
             return True
         return self.mesh.size == 1 and sharding.device_set == {self.mesh.devices.flat[0]}
-
-    def _put_leaf(self, leaf: Leaf, spec: PartitionSpec, where: str) -> jax.Array:
-        if not isinstance(leaf, jax.Array):
-            return self.put(leaf, spec)
-        outside = leaf.sharding.device_set - set(self.mesh.devices.flat)
-        if leaf.committed and outside:
-            raise UserError(
-                f"{where} holds an array {leaf.dtype}{list(leaf.shape)} on "
-                f"{', '.join(sorted(map(str, outside)))}, outside the mesh {self}. Put it on "
-                "the mesh with layout.put, or make the layout with these devices."
-            )
-        return jax.device_put(leaf, self.sharding(spec))
 
 
 def lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:
@@ -383,16 +369,3 @@ def lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:
 def numbers_of(lines: Sequence[int], count: int) -> np.ndarray:
     """Returns the numbers on some lines, each of which has `count` of all, int64[numbers]."""
     return (np.array(lines, np.int64)[:, None] * count + np.arange(count)).ravel()
-
-
-def _check_device_flag() -> None:
-    """Raises a `UserError` if JAX had started with fewer CPU devices than `XLA_FLAGS` asks for."""
-    asked = re.findall(
-        r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", "")
-    )
-    if asked and jax.default_backend() == "cpu" and jax.local_device_count() < int(asked[-1]):
-        raise UserError(
-            f"XLA_FLAGS asks for {asked[-1]} CPU devices, and JAX had started with "
-            f"{jax.local_device_count()} before it was set. Export XLA_FLAGS in the shell, or set "
-            "it before the first import of jax."
-        )

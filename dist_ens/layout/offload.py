@@ -18,12 +18,7 @@ _READ_AT_ONCE_BYTES = 2**31
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A part of a global array.
-
-    Attributes:
-        index: Index of the part in the whole array.
-        array: Values of the part.
-    """
+    """The values of a part of a global array, and the index of the part in it."""
 
     index: tuple[slice, ...]
     array: Array
@@ -41,9 +36,6 @@ def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]
     """Copies this host's parts of global arrays to its memory. Each part is copied by one host.
 
     The function starts the copies and does not wait for them. The arrays may be donated at once.
-
-    Args:
-        arrays: Global arrays by name, on the devices or in the hosts' memory.
     """
     shards = [
         (name, shard)
@@ -66,14 +58,10 @@ def read_onto_devices(
     abstract: Mapping[str, jax.ShapeDtypeStruct],
     read: Callable[[str, tuple[slice, ...]], Reading],
 ) -> dict[str, jax.Array]:
-    """Reads global arrays. Every host reads the parts that its devices hold, each part once.
+    """Reads global arrays of these shapes, types and shardings, by name.
 
-    Several parts are read at the same time, up to 2 GiB in the host's memory.
-
-    Args:
-        abstract: Shapes, types and shardings of the arrays, by name.
-        read: Function that starts to read a part. It takes the name of the array and the index of
-            the part in it, and returns a future whose `result()` is a NumPy array.
+    Every host reads the parts that its devices hold, each part once, and several at the same time,
+    up to 2 GiB in the host's memory. `read` starts to read a part of an array, given its index.
     """
     arrays: dict[str, jax.Array] = {}
     begun: collections.deque[tuple[str, dict[str, Reading], int]] = collections.deque()

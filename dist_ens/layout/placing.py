@@ -31,17 +31,10 @@ HOST_MEMORY = "pinned_host"
 
 
 def put_batch(layout: "Layout", host_tree: PyTree, spec: PartitionSpec) -> PyTree:
-    """Puts this host's part of a batch on the mesh.
+    """Puts this host's part of a batch on the mesh. Every host must call this.
 
-    Args:
-        layout: Layout with the mesh.
-        host_tree: Pytree of arrays. With a data axis above 1, the batch axis of each holds the rows
-            of `Layout.host_rows`, in their order. With a data axis of 1, the arrays may have any
-            shape. Where the spec has the members axis, it holds `Layout.host_members`.
-        spec: Spec with the data axis.
-
-    Returns:
-        The tree as global arrays. Every host must call this.
+    With a data axis above 1, the batch axis holds the rows of `Layout.host_rows`, in their order.
+    Where the spec has the members axis, it holds `Layout.host_members`.
     """
     axis = tuple(spec).index(DATA)
     _check_members(layout, host_tree, spec, "The array", jax_arrays_are_whole=False)
@@ -93,10 +86,7 @@ def put_everywhere(layout: "Layout", host_tree: PyTree) -> PyTree:
 
 
 def put_numbers(layout: "Layout", count: int) -> list[jax.Array]:
-    """Returns the numbers from 0 to `count - 1` as int32[], each on every device.
-
-    A loop that counts with them transfers nothing to the devices.
-    """
+    """Returns the numbers from 0 to `count - 1` as int32[], each on every device, to count with."""
     return [put_everywhere(layout, np.int32(number)) for number in range(count)]
 
 
@@ -151,8 +141,8 @@ def copied_like(tree: Tree, like: Shapes) -> Tree:
 def copied_off_devices(tree: Tree) -> Tree:
     """Returns copies of global arrays in the hosts' memory; the inverse of `copied_onto_devices`.
 
-    A host has a copy of each part that its devices hold. Keys are small and stay on the devices.
-    The function starts the copies and does not wait for them. The arrays may be donated at once.
+    Keys are small and stay on the devices. The function starts the copies and does not wait for
+    them. The arrays may be donated at once.
     """
 
     def copied(leaf: jax.Array) -> jax.Array:
@@ -190,29 +180,21 @@ def to_host(tree: PyTree) -> PyTree:
 
 
 def check_lengths(layout: "Layout", tree: PyTree, specs: Specs, where: str) -> None:
-    """Raises a `UserError` unless arrays hold the members of a layout, and rows for its columns.
+    """Raises a `UserError` unless arrays hold the members of a layout, and rows for its columns."""
 
-    Args:
-        layout: Layout with the mesh.
-        tree: Pytree of arrays.
-        specs: Specs of the arrays, a tree prefix.
-        where: Name of the arrays, for error messages.
-    """
-
-    def check(spec: PartitionSpec, branch: PyTree) -> None:
-        _check_members(layout, branch, spec, where, jax_arrays_are_whole=True)
-
-    jax.tree.map(check, specs, tree, is_leaf=is_spec)
+    jax.tree.map(
+        lambda spec, branch: _check_members(layout, branch, spec, where, jax_arrays_are_whole=True),
+        specs,
+        tree,
+        is_leaf=is_spec,
+    )
     check_rows(layout, tree, specs)
 
 
 def check_rows(layout: "Layout", tree: PyTree, specs: Specs) -> None:
     """Raises a `UserError` unless the rows of each leaf of a batch divide over the columns.
 
-    Args:
-        layout: Layout with the mesh. With a data axis of 1, any pytree is a batch.
-        tree: Pytree of arrays. JAX arrays hold the rows of all hosts, others those of this host.
-        specs: Specs of the leaves, a tree prefix. Leaves without the data axis are not checked.
+    JAX arrays hold the rows of all hosts, others those of this host.
     """
     if layout.data_axis == 1:
         return
@@ -257,15 +239,11 @@ def _check_members(
 
 
 def _name_of(tree: PyTree, number: int) -> str:
-    """Returns the name of a leaf, such as `['w']`, from its number."""
     return jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(tree)[number][0])
 
 
 def global_shapes(layout: "Layout", host_shapes: Shapes, specs: Specs) -> Shapes:
-    """Returns the shapes of a batch over all hosts, from those of this host's part.
-
-    The specs are a tree prefix of `BATCH` and `REPLICATED`.
-    """
+    """Returns the shapes of a batch over all hosts, from those of this host's part."""
     leaves, structure = jax.tree.flatten(host_shapes)
     columns, of_host = layout.data_axis, len(layout.host_columns)
     whole = [

@@ -16,13 +16,11 @@ def redistribution_program(layout: Layout) -> Callable[[PyTree, jax.Array], PyTr
 
     `parts` has leaves [examples, ...] with the spec `BATCH`. `indices` holds the positions of the
     batches' examples, int32[steps, batch] with the spec `BATCHES`. The program returns leaves
-    [steps, batch, ...] with the spec `BATCHES`.
+    [steps, batch, ...] with the spec `BATCHES`. The data axis divides the examples and the batch.
 
-    A copy of each column's part is passed around the columns of its row of the mesh. Each column
-    gathers its examples from every part that it receives. So no device holds the whole split, and
-    nothing crosses the ensemble axis.
-
-    The data axis of the layout divides the examples and the batch.
+    A copy of each column's part is passed around the columns of its row, and each column gathers
+    its examples from every part. So no device holds the whole split, and nothing crosses the
+    ensemble axis.
     """
     columns = layout.data_axis
 

@@ -17,10 +17,7 @@ def layout_of_row(layout: Layout, row: int, num_members: int) -> Layout:
 
 
 def part_of_row(layout: Layout, tree: Tree, row: int, specs: Specs) -> Tree:
-    """Returns one row's part of global arrays as arrays of that row's layout, without copies.
-
-    Only the members axes of the specs, a tree prefix, are used.
-    """
+    """Returns one row's part of global arrays as arrays of that row's layout, without copies."""
     of_row = layout_of_row(layout, row, layout.members_per_device)
 
     def part(spec: PartitionSpec, leaf: jax.Array) -> jax.Array:
@@ -43,13 +40,7 @@ def part_of_row(layout: Layout, tree: Tree, row: int, specs: Specs) -> Tree:
 
 
 def join_rows(layout: Layout, trees: dict[int, Tree], specs: Specs) -> Tree:
-    """Returns global arrays made from the parts of all rows; the inverse of `part_of_row`.
-
-    Args:
-        layout: Layout of the global arrays.
-        trees: Pytree of each of the rows in `Layout.host_mesh_rows`, by the number of the row.
-        specs: Specs of the arrays, a tree prefix; each has the members axis.
-    """
+    """Returns global arrays made from the parts of this host's rows; it inverts `part_of_row`."""
 
     def whole(spec: PartitionSpec, *branches: PyTree) -> PyTree:
         sharding, axis = layout.sharding(spec), axis_of(spec, ENSEMBLE)

@@ -43,11 +43,7 @@ def named_specs(specs: Specs) -> Specs:
 
 
 def without_data(spec: PartitionSpec) -> PartitionSpec:
-    """Returns a spec without the data axis, which is the last axis of a spec that has it.
-
-    >>> tuple(without_data(MEMBER_BATCHES)), tuple(without_data(BATCHES))
-    (('ensemble',), ())
-    """
+    """Returns a spec without the data axis, which is the last axis of a spec that has it."""
     axes = [axis for axis in tuple(spec) if axis != DATA]
     while axes and axes[-1] is None:
         axes.pop()
@@ -55,19 +51,10 @@ def without_data(spec: PartitionSpec) -> PartitionSpec:
 
 
 def specs_of_batch(declared: Specs, batch: PyTree) -> Specs:
-    """Returns the spec of each leaf of a batch.
+    """Returns the spec of each leaf of a batch, `BATCH` or `REPLICATED`.
 
-    Args:
-        declared: Name of a spec, "batch" or "shared", for all leaves, or a dict of names by the
-            keys, indices or fields of the batch, nested as the batch is. Leaves that it does not
-            name have the spec "batch".
-        batch: Pytree of arrays, or of their shapes.
-
-    Returns:
-        A tree of `BATCH` and `REPLICATED`, a tree prefix of the batch.
-
-    Raises:
-        UserError: If the dict names a part that the batch does not have.
+    `declared` is the name "batch" or "shared" for all leaves, or a dict of names, nested as the
+    batch is. Leaves that it does not name have the spec "batch".
 
     >>> batch = {"inner": jax.numpy.zeros((4, 2)), "boundary": jax.numpy.zeros((3, 2))}
     >>> specs = specs_of_batch({"boundary": "shared"}, batch)
@@ -96,7 +83,6 @@ def specs_of_batch(declared: Specs, batch: PyTree) -> Specs:
 
 
 def _keys(path: KeyPath) -> tuple[str, ...]:
-    """Returns the keys, indices and fields of a path as texts."""
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
@@ -106,11 +92,7 @@ def is_spec(value: object) -> bool:
 
 
 def axis_of(spec: PartitionSpec, name: str) -> int | None:
-    """Returns the position of a mesh axis in a spec; None if the spec does not use it.
-
-    >>> axis_of(MEMBER_METRICS, ENSEMBLE)
-    1
-    """
+    """Returns the position of a mesh axis in a spec; None if the spec does not use it."""
     return tuple(spec).index(name) if name in tuple(spec) else None
 
 
@@ -120,7 +102,7 @@ def members_axes(specs: Specs) -> Axes:
 
 
 def broadcast(prefix: Specs | Axes, tree: PyTree) -> list[Any]:
-    """Returns a list with the leaf of a tree prefix that belongs to each leaf of a tree.
+    """Returns the leaf of a tree prefix that belongs to each leaf of a tree.
 
     None and partition specs are leaves of the prefix.
     """

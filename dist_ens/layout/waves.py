@@ -17,12 +17,7 @@ from dist_ens.layout.specs import ENSEMBLE, MEMBERS
 
 @dataclasses.dataclass(frozen=True)
 class Waves:
-    """A division of each device's members into equal parts, of which one is on it at a time.
-
-    Attributes:
-        layout: Layout of all members.
-        count: Number of waves, a divisor of the members of a device.
-    """
+    """A division of each device's members into equal parts, of which one is on it at a time."""
 
     layout: Layout
     count: int
@@ -44,12 +39,7 @@ class Waves:
         return dataclasses.replace(self.layout, num_members=self.layout.num_members // self.count)
 
     def take(self, tree: Tree, number: int) -> Tree:
-        """Returns one wave of the members, on the devices, as global arrays of `layout_of_one`.
-
-        Args:
-            tree: Global arrays [members, ...] of `layout`, on the devices or in the hosts' memory.
-            number: Number of the wave.
-        """
+        """Returns one wave of the members, on the devices, as global arrays of `layout_of_one`."""
         of_one = self.layout_of_one
         size = of_one.members_per_device
         start, stop = number * size, (number + 1) * size
@@ -84,14 +74,7 @@ class Waves:
         return on_devices.with_memory_kind(HOST_MEMORY)
 
     def join(self, trees: Sequence[Tree], spec: PartitionSpec) -> Tree:
-        """Returns the global arrays of all members; the inverse of `take`.
-
-        The result is in the same memory as the arrays of the waves.
-
-        Args:
-            trees: Trees of all waves, in their order.
-            spec: Spec of the arrays: `MEMBERS`, `MEMBER_METRICS` or `MEMBER_BATCH`.
-        """
+        """Returns the global arrays of all members, in the same memory; the inverse of `take`."""
         axis = tuple(spec).index(ENSEMBLE)
 
         def whole(*waves: jax.Array) -> jax.Array:

@@ -30,9 +30,9 @@ class Collective:
     """One collective of a program.
 
     Attributes:
-        kind: Kind of the collective: `all-reduce`, `all-gather`, `reduce-scatter`, …
-        axis: Mesh axis that the collective crosses: `ensemble`, `data`, `both`, or `none` if it
-            joins no devices.
+        kind: `all-reduce`, `all-gather`, `reduce-scatter`, …
+        axis: Mesh axis that it crosses: `ensemble`, `data`, `both`, or `none` if it joins no
+            devices.
         bytes: Bytes of its result on each device.
     """
 
@@ -42,17 +42,10 @@ class Collective:
 
 
 def collectives(hlo: str, device_ids: np.ndarray) -> list[Collective]:
-    """Returns the collectives in a compiled program, in the order of its text.
+    """Returns the collectives in the text of a compiled program, in their order.
 
-    A collective in the body of a loop counts once. The start and the end of an asynchronous
-    collective count as one.
-
-    Args:
-        hlo: Text of the compiled module, for any platform.
-        device_ids: Ids of the devices of the mesh, int[ensemble_axis, data_axis].
-
-    Raises:
-        ValueError: If the devices of a collective are written in an unknown form.
+    One in the body of a loop counts once, and so does one with an asynchronous start and end.
+    `device_ids` are those of the mesh, int[ensemble_axis, data_axis].
     """
     found = []
     chains: set[str] = set()
@@ -87,7 +80,6 @@ def _result(shape: str, kind: str) -> str:
 
 
 def _plain(shape: str) -> str:
-    """Returns a shape without layouts and comments."""
     return re.sub(r"\{[^{}]*\}|/\*.*?\*/", "", shape).strip()
 
 
@@ -104,7 +96,6 @@ def _parts(shape: str) -> list[str]:
 
 
 def _bytes(shape: str) -> int:
-    """Returns the bytes of all arrays of a shape, without padding."""
     total = 0
     for dtype, lengths in _ARRAY.findall(_plain(shape)):
         digits = re.search(r"\d+", dtype)
@@ -152,7 +143,6 @@ def _groups_of_slices(line: str, device_ids: np.ndarray) -> list[list[int]]:
 
 
 def _axis(groups: list[list[int]], data_axis: int) -> str:
-    """Returns the mesh axis that groups of devices cross; see `Collective.axis`."""
     crosses_rows = any(len({i // data_axis for i in group}) > 1 for group in groups)
     crosses_columns = any(len({i % data_axis for i in group}) > 1 for group in groups)
     if crosses_rows:

@@ -17,13 +17,6 @@ class PlannedMesh:
     """The needs of a run on one mesh.
 
     Attributes:
-        ensemble_axis: Number of mesh rows.
-        data_axis: Number of mesh columns.
-        num_members: Number of members of the ensemble.
-        waves: Number of waves in which a device updates its members.
-        platform: Platform of the devices: `cpu`, `gpu` or `tpu`.
-        execution: Execution of the members of a device.
-        place: Placement of the training set.
         bytes_per_device: Bytes on a device by their use. The last three are absent if the compiler
             refuses the program.
 
@@ -31,19 +24,17 @@ class PlannedMesh:
             - `training_set`: the training examples that stay on the device.
             - `batches`: the batches of one call, or their indices if the step draws them.
             - `waiting`: the members of other waves on a CPU, whose devices share the host's memory.
-            - `activations`: temporary arrays of a step, with the gradients. Those in the on-chip
-              memory of a TPU are left out.
+            - `activations`: temporary arrays of a step, with the gradients, outside the on-chip
+              memory of a TPU.
             - `other`: keys, counters, padding, metrics, copies for one member or wave, and the
               program.
             - `total`: the sum of the above.
-        flops_per_device: FLOPs of one step, as XLA counts them. The body of a loop inside a network
-            counts once. None if the compiler refuses the program.
+        flops_per_device: FLOPs of one step, as XLA counts them, or None. The body of a loop inside
+            a network counts once.
         collectives: Collectives of one step, on each device.
-        fits: Whether a device has enough memory.
-        max_steps_per_second: Peak FLOPs per second of the chip divided by `flops_per_device`. None
-            if the peak is not known.
-        refusal: Message of the compiler if it refuses the program. XLA:TPU refuses a program that
-            does not fit. Empty otherwise.
+        max_steps_per_second: Peak FLOPs per second of the chip, if known, by `flops_per_device`.
+        refusal: Message of the compiler if it refuses the program, as XLA:TPU does if it does not
+            fit.
     """
 
     ensemble_axis: int
@@ -87,14 +78,11 @@ class Plan:
     """The needs of a run on every possible mesh.
 
     Attributes:
-        meshes: Meshes from the best to the worst. Those that fit come first, ordered by FLOPs per
-            device (up to two percent), then by bytes in collectives, then by bytes per device.
+        meshes: Meshes from the best to the worst; see `best_first`.
         max_num_members: Largest number of members that fits on a mesh with the shape of the best
-            one. It is a multiple of the ensemble axis and of the number of groups, and may be half
-            a percent too low. 0 if not even one member per device fits; None if the memory of the
-            devices is not known.
-        max_is_compiled: Whether `max_num_members` comes from compiled programs. Otherwise it is
-            extrapolated from the bytes of two programs.
+            one, which may be half a percent too low. 0 if not even one member per device fits; None
+            if the memory of the devices is not known.
+        max_is_compiled: Whether this comes from compiled programs, and not from the bytes of two.
         waves: Number of waves that the experiment asks for.
         memory_bytes: Bytes of memory of a device of the best mesh; infinity if not known.
     """
@@ -120,7 +108,6 @@ class Plan:
             raise UserError(self._advice())
 
     def _advice(self) -> str:
-        """Returns what would fit, if the run fits on no mesh."""
         best = self.meshes[0]
         size, devices = best.bytes_per_device, best.ensemble_axis * best.data_axis
         if self.max_num_members:
@@ -171,5 +158,4 @@ def best_first(meshes: list[PlannedMesh]) -> list[PlannedMesh]:
 
 
 def _gib(size: float) -> str:
-    """Returns bytes in GiB, with four digits."""
     return f"{size / 2**30:.4g}"

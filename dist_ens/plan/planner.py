@@ -28,11 +28,8 @@ class Planner:
     """A planner of an experiment for the meshes of some devices and for numbers of members.
 
     Attributes:
-        experiment: Experiment to plan.
-        spec: Description of the data.
         training_set: Training set that the devices may keep; None if the hosts send the batches.
         per_member: Whether each member has different batches from the others.
-        make_ensemble: Function of a layout that returns the ensemble of the experiment.
         devices: Devices of one kind, which need not be attached to this machine.
         are_cores: Whether the devices are the cores of this CPU. A mesh then has a single column
             and as many cores as rows, which share the memory of all cores.
@@ -49,13 +46,7 @@ class Planner:
     say: Callable[[str], None] = lambda line: None
 
     def plan(self) -> Plan:
-        """Returns the plan of the experiment.
-
-        It compiles the update for every mesh, and for other numbers of members on the best mesh.
-
-        Raises:
-            UserError: If no mesh divides both the members and the batch, or XLA compiles for none.
-        """
+        """Returns the plan: it compiles for every mesh, and finds how many members fit."""
         num_members = self.experiment.total_members(self.spec.num_groups)
         meshes = best_first(self._planned_meshes(num_members))
         memory = self._memory_bytes(meshes[0].ensemble_axis)
@@ -75,16 +66,7 @@ class Planner:
         return Plan(tuple(meshes), most, is_compiled, waves, memory)
 
     def plan_mesh(self, num_members: int, ensemble_axis: int) -> PlannedMesh:
-        """Returns the needs of one step on one mesh.
-
-        Args:
-            num_members: Number of members, a multiple of `ensemble_axis`.
-            ensemble_axis: Number of mesh rows. The devices of a row share each batch.
-
-        Raises:
-            UserError: If the mesh does not divide the members, the devices or the batch, or XLA
-                does not compile for it.
-        """
+        """Returns the needs of one step on a mesh, whose axes must divide members and batch."""
         layout = self._layout(num_members, ensemble_axis)
         batch_size = self.experiment.data.global_batch_size
         layout.check_batch_size("data.global_batch_size", batch_size)
@@ -159,13 +141,7 @@ class Planner:
         return meshes
 
     def _measured(self, planned: PlannedMesh, ensemble: Ensemble, state: State) -> PlannedMesh:
-        """Returns a planned mesh with the numbers of its compiled program.
-
-        Args:
-            planned: Mesh without these numbers.
-            ensemble: Ensemble of one wave on the mesh.
-            state: Shapes of its state.
-        """
+        """Returns a planned mesh with the numbers of its compiled program, for one wave."""
         # XLA counts the body of a loop once, whatever its length, so there is no loop over steps.
         execution = dataclasses.replace(Execution.parse(planned.execution), steps=None)
         if execution.members == "loop":  # Its program is that of one member.
@@ -197,8 +173,7 @@ class Planner:
     ) -> Any | None:
         """Returns the compiled step of one member if that of all members has a loop inside.
 
-        XLA counts a loop over members, over microbatches, or over examples in the gradient of a
-        kernel once. None if there is no such loop.
+        XLA counts a loop over members, microbatches, or examples in the gradient of a kernel once.
         """
         over_members = execution.members in ("map", "chunk") and planned.members_at_once > 1
         is_canonical = "canonical" in execution.lowerings
@@ -214,8 +189,8 @@ class Planner:
     def _total_bytes(self, planned: PlannedMesh, given_to: Ensemble, program: Any) -> int:
         """Returns all bytes on a device, given the compiled program and its ensemble.
 
-        The arguments of the program include the batch of one step for its members, or a position in
-        the order. It is replaced by the batches of a whole call for all members.
+        The program's arguments include the batch of one step, or a position in the order. It is
+        replaced by the batches of a whole call for all members.
         """
         memory, place, counted = program.memory_analysis(), planned.place, planned.bytes_per_device
         total = (
@@ -237,13 +212,11 @@ class Planner:
         return total
 
     def _one_member(self, ensemble: Ensemble, microbatches: int) -> Ensemble:
-        """Returns an ensemble with one member per device, on the same mesh."""
         rows = ensemble.layout.ensemble_axis
         alone = self.make_ensemble(self._layout(rows, rows))
         return alone.replace(microbatches=microbatches)
 
     def _compiled(self, planned: PlannedMesh, ensemble: Ensemble, execution: Execution) -> Any:
-        """Returns the compiled update of one step."""
         ensemble = ensemble.replace(execution=str(execution))
         state, batches = self._abstract_state(ensemble), self._batches(ensemble, planned.place, 1)
         update: Any = ensemble.update_steps  # Of one wave it is a jitted program.
@@ -258,7 +231,6 @@ class Planner:
         return ensemble.abstract_state(batch)
 
     def _batches(self, ensemble: Ensemble, place: Placement, steps: int) -> CallBatches:
-        """Returns the shapes of the batches of a call."""
         return abstract_batches(
             ensemble.layout,
             self.spec.example,
@@ -276,7 +248,6 @@ class Planner:
         return Layout.make(num_members, ensemble_axis=ensemble_axis, devices=devices)
 
     def _memory_bytes(self, ensemble_axis: int) -> float:
-        """Returns the bytes of memory of a device, for a mesh with a number of rows."""
         memory = memory_bytes(self.devices[0])
         return memory * len(self.devices) // ensemble_axis if self.are_cores else memory
 
@@ -313,9 +284,8 @@ class Planner:
     def _max_unrolled(self, first: PlannedMesh) -> int:
         """Returns about the largest number of unrolled members that fit on a mesh of this shape.
 
-        It extrapolates linearly from the bytes of two programs: one with the number of members that
-        are asked for, at least two, and one with half of them. If the compiler refuses a program,
-        the number is halved again.
+        It extrapolates linearly from the bytes of two programs. If the compiler refuses one, the
+        number of members is halved again.
         """
         fits, known = 0, list[tuple[int, int]]()
         members = max(2, first.members_at_once)
@@ -334,8 +304,8 @@ class Planner:
         """Returns the largest number of members that fit on a mesh of this shape.
 
         With more than 200 members in a wave, it may be half a percent too low, which saves
-        compilations. Bytes are close to affine in the number of members, so a line through the last
-        two programs gives the number to compile next. Only compiled programs decide what fits.
+        compilations. A line through the bytes of the last two programs gives the number to compile
+        next.
         """
         memory = self._memory_bytes(first.ensemble_axis)
         fits, too_many, tries = 0, math.inf, 0
@@ -358,16 +328,12 @@ class Planner:
             planned = self._plan_members(first, int(min(max(guess, fits + 1), too_many - 1)))
 
     def _plan_members(self, first: PlannedMesh, members_at_once: int) -> PlannedMesh:
-        """Returns a planned mesh of the same shape with another number of members on a device."""
         rows = first.ensemble_axis
         return self.plan_mesh(members_at_once * self.experiment.layout.waves * rows, rows)
 
 
 def _line_at(points: list[tuple[int, int]], height: float) -> int | None:
-    """Returns the largest integer x at which the line through points (x, y) is at most a height.
-
-    None if there are fewer than two points, or the line does not rise.
-    """
+    """Returns the largest integer x at which the line through points (x, y) is at most a height."""
     if len(points) < 2:
         return None
     (x, y), (x2, y2) = sorted(points)

@@ -38,10 +38,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def mesh_line(mesh: PlannedMesh) -> str:
-    """Returns a line on a mesh with its execution, training set and collectives.
-
-    If the compiler refused the program, its message stands in place of the collectives.
-    """
+    """Returns a line on a mesh with its execution, training set and collectives, or the refusal."""
     crossing = [(each.kind, each.axis) for each in mesh.collectives if each.axis != "none"]
     collectives = [
         f"{crossing.count((kind, axis))} {kind} over {axis}, "
@@ -54,7 +51,6 @@ def mesh_line(mesh: PlannedMesh) -> str:
 
 
 def _mib(size: float | None) -> str:
-    """Returns bytes in MiB; a question mark if they are not known."""
     return "?" if size is None else _short(size / 2**20)
 
 
@@ -63,5 +59,4 @@ def _shape(mesh: PlannedMesh) -> str:
 
 
 def _short(number: float) -> str:
-    """Returns a number with three digits, or without decimals from 1,000 on."""
     return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax
 import psutil
@@ -32,8 +32,7 @@ class Chip:
     Attributes:
         kind: Name of the chip in JAX.
         axes: Number of axes of the interconnect.
-        accelerator: Name of the chip in Cloud TPU, and the number of cores that the name counts for
-            each chip.
+        accelerator: Name in Cloud TPU, and the number of cores that it counts for each chip.
         hbm_bytes: Bytes of memory that XLA:TPU reports as available, a little less than published.
         peak_flops: Peak of dense bfloat16 operations per second.
 
@@ -75,12 +74,6 @@ class Topology:
     def parse(cls, text: str) -> Self:
         """Returns the topology of a text: `here`, `cpu:N` or `CHIP:AxB[xC][*SLICES]`.
 
-        Args:
-            text: Text of the topology: `cpu:8`, `v5e:4x4`, `v5p:8x8x16`, `v5e:4x4*2`, …
-
-        Raises:
-            UserError: If the text has another form.
-
         >>> Topology.parse("v5e:4x4*2").num_slices
         2
         """
@@ -106,20 +99,9 @@ class Topology:
         return self.kind == HERE or os.environ.get(_MARK) == self.text
 
     def run_module(self, module: str, arguments: Sequence[str]) -> int:
-        """Runs a Python module in a process that has this topology's devices and no others.
+        """Runs a module in a process with this topology's devices alone, and returns its exit code.
 
-        A process has one set of devices, and with libtpu installed JAX looks for a TPU first.
-
-        Args:
-            module: Name of the module.
-            arguments: Arguments of the command line.
-
-        Returns:
-            The exit code of the process.
-
-        Raises:
-            UserError: If the topology needs libtpu, which compiles for TPUs, and it is missing.
-            RunError: If a signal ends the process, such as the one by which XLA aborts.
+        With libtpu installed, JAX would look for a TPU first.
         """
         if self.kind in CHIPS and importlib.util.find_spec("libtpu") is None:
             raise UserError(
@@ -140,7 +122,7 @@ class Topology:
         """Returns the devices, in the order of a run."""
         if self.kind not in CHIPS:
             return jax.devices()
-        options: dict[str, Any] = {"num_slices": self.num_slices} if self.num_slices > 1 else {}
+        options: dict[str, object] = {"num_slices": self.num_slices} if self.num_slices > 1 else {}
         if self.kind == "v4":
             options |= {"chip_config_name": "megacore"}  # On Cloud TPU, a device is a chip.
         if math.prod(self.shape) == 1:
@@ -158,7 +140,6 @@ class Topology:
         return list(description.devices)
 
     def _environment(self) -> dict[str, str]:
-        """Returns the environment variables of a process that has these devices."""
         variables = {_MARK: self.text, "JAX_PLATFORMS": "cpu"}
         if self.kind == "cpu":
             flag = f"--xla_force_host_platform_device_count={self.shape[0]}"
@@ -180,10 +161,7 @@ def chip_of(device: jax.Device) -> Chip | None:
 
 
 def memory_bytes(device: jax.Device) -> float:
-    """Returns the bytes of memory that a program can use on a device; infinity if not known.
-
-    CPU devices share the whole memory of the machine in equal parts.
-    """
+    """Returns the bytes of memory that a program can use on a device; infinity if not known."""
     if chip := chip_of(device):
         return chip.hbm_bytes
     if device.platform == "cpu":

@@ -9,10 +9,7 @@ from dist_ens.sampling.shuffle import fold_in, mixed, shuffled
 
 
 def epoch_length(num_examples: int, num_folds: int) -> int:
-    """Returns the number of examples in an epoch: all examples without the largest fold.
-
-    It is the same for all members.
-    """
+    """Returns the number of examples in an epoch of every member: all without the largest fold."""
     return num_examples - -(-num_examples // num_folds)
 
 
@@ -24,21 +21,11 @@ def fold_of_member(member_id: Leaf, num_folds: int, num_groups: int = 1) -> Leaf
 def kept(
     chosen: Array, fold: Leaf, epoch_key: list[Array], num_examples: int, num_folds: int
 ) -> Array:
-    """Returns the places at some positions of a member's epoch.
+    """Returns the places at some positions of a member's epoch, uint32[...], none in its fold.
 
     A place is a position in the order of the folds; `example_at` returns its example. All epochs
     are equally long. If a member leaves out a short fold, its epoch also skips one other example,
-    which the key of the epoch chooses.
-
-    Args:
-        chosen: Positions in the epoch, in [0, `epoch_length`), uint32[...].
-        fold: Fold that the member leaves out, int32[].
-        epoch_key: Key of the epoch: two words, uint32[...] each.
-        num_examples: Number of examples of the member's group.
-        num_folds: Number of folds.
-
-    Returns:
-        Places in [0, num_examples), none of them in the fold, uint32[...].
+    which the key of the epoch, two words uint32[...], chooses.
     """
     begin, end = (
         _begin(number, num_examples, num_folds).astype(np.uint32) for number in (fold, fold + 1)
@@ -59,16 +46,7 @@ def example_at(place: Array, seed: Leaf, num_examples: int, xp: ModuleType) -> A
 
 
 def fold_of_example(seed: int, num_examples: int, num_folds: int) -> np.ndarray:
-    """Returns the fold of each example.
-
-    Args:
-        seed: Seed of the order of the examples, in [0, 2**32).
-        num_examples: Number of examples of a group.
-        num_folds: Number of folds. Their lengths differ by at most one.
-
-    Returns:
-        Fold of each example, int32[examples].
-    """
+    """Returns the fold of each example, int32[examples]; their lengths differ by at most one."""
     places = np.arange(num_examples, dtype=np.uint32)
     begins = [_begin(fold, num_examples, num_folds) for fold in range(1, num_folds)]
     folds = np.empty(num_examples, np.int32)

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from fractions import Fraction
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +37,8 @@ class Order:
         global_batch_size: Number of examples of a step, at most `epoch_length`.
         shuffle: Whether every epoch has a new order. False keeps the order of the split.
         per_member: Whether each member has its own order. False gives all members the same batches.
-        num_groups: Number of groups. The split holds `num_examples` examples of each group, one
-            group after the other. A member sees only its group, its id modulo this number. More
-            than one group needs `shuffle` and `per_member`.
+        num_groups: Number of groups, which lie one after the other in the split. A member sees only
+            its group, its id modulo this number. More than one needs `shuffle` and `per_member`.
         num_folds: Number of folds, one of which each member leaves out. 0 leaves none out; any
             other number needs `shuffle` and `per_member`.
     """
@@ -60,8 +59,7 @@ class Order:
         if self.num_folds and not 2 <= self.num_folds <= self.num_examples:
             raise UserError(
                 f"data.num_folds={self.num_folds} does not lie between 2 and the "
-                f"{self.num_examples:,} training examples. Try --config.data.num_folds=5, or more "
-                "data."
+                f"{self.num_examples:,} training examples. Try --config.data.num_folds=5."
             )
         if self.global_batch_size > self.epoch_length:
             raise UserError(
@@ -82,13 +80,10 @@ class Order:
         return Fraction(self.epoch_length, self.global_batch_size)
 
     def num_steps(self, epochs: float) -> int:
-        """Returns the number of steps in which a member sees some epochs.
+        """Returns the number of steps in which a member sees some epochs, rounded up.
 
-            steps = ceil(epochs * epoch_length / global_batch_size)
-
-        Args:
-            epochs: Number of epochs, positive. It is taken as the decimal number that is printed of
-                it, so that a rounding error adds no step.
+        `epochs` is taken as the decimal number that is printed of it, so that a rounding error adds
+        no step.
 
         >>> Order(129, 128).num_steps(10)  # 10.08 batches
         11
@@ -96,15 +91,10 @@ class Order:
         return math.ceil(Fraction(str(epochs)) * self.epoch_steps)
 
     def cursor(self, seed: int, steps: range) -> np.ndarray:
-        """Returns the positions of some steps in the stream of examples.
+        """Returns the positions of some steps in the stream of examples, uint32[steps, 3].
 
-        Args:
-            seed: Seed of the order, in [0, 2**32).
-            steps: Numbers of the steps, from 0.
-
-        Returns:
-            Cursor, uint32[steps, 3]. A row holds the seed, the epoch in which the step begins,
-            modulo 2**32, and the number of that epoch's examples in earlier steps.
+        A row holds the seed, the epoch in which the step begins, modulo 2**32, and the number of
+        that epoch's examples in earlier steps.
         """
         # Python's integers do not overflow, however long the run is.
         starts = [divmod(step * self.global_batch_size, self.epoch_length) for step in steps]
@@ -112,15 +102,9 @@ class Order:
         return np.array(places, np.uint32).reshape(-1, 3)
 
     def indices(self, cursor: Cursor, rows: Array, member_id: Leaf = None) -> Cursor:
-        """Returns the examples of some rows of a batch.
+        """Returns the examples of some rows of a batch, int32[steps, rows], NumPy or JAX.
 
-        Args:
-            cursor: Cursor of the steps, uint32[steps, 3].
-            rows: Positions in the global batch, int[rows].
-            member_id: Id of the member, int32[] or int32[1]. Required if `per_member` is True.
-
-        Returns:
-            Positions in the split, int32[steps, rows]. It is a JAX array if `cursor` is one.
+        The id of the member, int32[] or int32[1], is required if `per_member` is True.
         """
         xp: ModuleType = jnp if isinstance(cursor, jax.Array) else np
         seed, epoch, offset = (cursor[:, i] for i in range(3))
@@ -135,7 +119,7 @@ class Order:
         if self.per_member:
             keys = [fold_in(key, member_id) for key in keys]
         words = [xp.where(in_next, keys[1][:, i, None], keys[0][:, i, None]) for i in (0, 1)]
-        index: Any = shuffled(position, words, self.epoch_length, xp)
+        index: Leaf = shuffled(position, words, self.epoch_length, xp)
         if self.num_folds:
             fold = kfold.fold_of_member(member_id, self.num_folds, self.num_groups)
             place = kfold.kept(index, fold, words, self.num_examples, self.num_folds)
@@ -146,16 +130,9 @@ class Order:
         return index + member_id % self.num_groups * self.num_examples
 
     def member_indices(self, cursor: jax.Array, rows: Array, member_ids: Array) -> jax.Array:
-        """Returns the examples of some rows of a batch, for each of some members.
+        """Returns the examples of each member, int32[members, steps, rows]; see `indices`.
 
-        Args:
-            cursor: Cursor of the steps, uint32[steps, 3].
-            rows: Positions in the global batch, int[rows].
-            member_ids: Ids of the members, int32[members].
-
-        Returns:
-            Positions in the split, int32[steps, rows]. If `per_member` is True, int32[members,
-            steps, rows].
+        Without `per_member`, they are int32[steps, rows].
         """
         if not self.per_member:
             return self.indices(cursor, rows)

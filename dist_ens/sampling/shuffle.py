@@ -19,20 +19,11 @@ _ROUNDS_AT_ONCE = 4
 
 
 def shuffled(position: Array, key: list[Array], count: int, xp: ModuleType) -> Array:
-    """Applies a keyed permutation of [0, count) to positions.
+    """Applies a keyed permutation of [0, count) to positions, uint32[...].
 
-    The permutation is a Feistel network on a grid of slightly more than `count` places. A result
-    outside [0, count) is permuted again. The number of repetitions is the number of places outside,
-    so that every result ends inside.
-
-    Args:
-        position: Positions in [0, count), uint32[...].
-        key: Key: two words, uint32, that broadcast to the positions.
-        count: Number of positions that are permuted.
-        xp: Array library of the arguments: `numpy` or `jax.numpy`.
-
-    Returns:
-        Permuted positions, uint32[...].
+    The key is two words, uint32, that broadcast to the positions. The permutation is a Feistel
+    network on a grid of slightly more than `count` places. A result outside [0, count) is permuted
+    again, as often as there are places outside, so that every result ends inside.
 
     Source: Black and Rogaway (2002), "Ciphers with arbitrary finite domains".
     """

@@ -13,7 +13,7 @@ these reasons:
   divide, or it sends more than their results.
 """
 
-from dist_ens.execution.lowerings.canonical import convolution_in_canonical_layout
+from dist_ens.execution.lowerings import canonical, patches
 from dist_ens.execution.lowerings.columns import (
     SCATTER_ADD,
     call_on_every_column,
@@ -21,16 +21,9 @@ from dist_ens.execution.lowerings.columns import (
     pure_callback,
     scatter_add_by_columns,
 )
-from dist_ens.execution.lowerings.convolutions import CONVOLUTION, convolutions_apart
-from dist_ens.execution.lowerings.patches import convolution_as_patches
-from dist_ens.execution.lowerings.pooling import MAX_POOL_GRADIENT, max_pool_gradient_as_masks
-from dist_ens.execution.lowerings.products import (
-    PRODUCT,
-    becomes_flat,
-    becomes_sums,
-    flat_gradient_of_weights,
-    product_in_whole_vectors,
-)
+from dist_ens.execution.lowerings.convolutions import CONVOLUTION
+from dist_ens.execution.lowerings.pooling import MAX_POOL_GRADIENT
+from dist_ens.execution.lowerings.products import PRODUCT, becomes_flat, becomes_sums
 
 __all__ = [
     "CONVOLUTION",
@@ -40,12 +33,8 @@ __all__ = [
     "becomes_flat",
     "becomes_sums",
     "call_on_every_column",
-    "convolution_as_patches",
-    "convolution_in_canonical_layout",
-    "convolutions_apart",
-    "flat_gradient_of_weights",
-    "max_pool_gradient_as_masks",
-    "product_in_whole_vectors",
+    "canonical",
+    "patches",
     "product_of_swapped_factors",
     "pure_callback",
     "scatter_add_by_columns",

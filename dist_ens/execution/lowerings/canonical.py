@@ -4,7 +4,6 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from dist_ens.execution.lowerings.convolutions import (
     sums_over_examples,
 )
 from dist_ens.execution.lowerings.patches import convolution_as_patches
-from dist_ens.execution.lowerings.shapes import VECTOR, is_float32, slices
+from dist_ens.execution.lowerings.shapes import VECTOR, Param, is_float32, slices
 from dist_ens.execution.spec import Lowering, register
 from dist_ens.layout import sum_over_columns
 
@@ -35,24 +34,18 @@ _PRODUCTS_OF_SHIFTS = 1.5
 
 
 def convolution_in_canonical_layout(
-    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Param
 ) -> jax.Array:
     """Computes a convolution in the layout NHWC x HWIO, and many members' one after another.
 
-    - The gradient of a kernel is a convolution too. Its channels are the examples, and its kernel
-      is as large as an image. Memory limits XLA's program for it in every layout. Here it is
-      computed by matrix products with shifts or patches, whichever needs less time for copies. Two
-      examples are taken at a time, so that the copies fit in a core's cache.
+    - The gradient of a kernel is a convolution whose channels are the examples, and whose kernel is
+      as large as an image. Memory limits XLA's program for it in every layout. Here it is computed
+      by matrix products with shifts or patches, whichever needs less time for copies. Two examples
+      are taken at a time, so that the copies fit in a core's cache.
     - XLA has a fast program for other convolutions if they have more than 16 channels or features.
       A convolution of fewer is computed as one whose features are several neighbouring outputs.
 
     With shifts or neighbours, an infinite input may also turn neighbouring results into NaN.
-
-    Args:
-        lhs: Input, in any layout of `jax.lax.conv_general_dilated`.
-        rhs: Kernel, in any layout.
-        columns: Number of columns of the mesh, over which the examples are divided.
-        **params: Parameters of `conv_general_dilated_p`.
     """
 
     def one(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -78,12 +71,9 @@ def convolution_in_canonical_layout(
 
 
 def _is_gradient_of_kernel(
-    rhs: Sequence[int], out: Sequence[int], params: Mapping[str, Any]
+    rhs: Sequence[int], out: Sequence[int], params: Mapping[str, Param]
 ) -> bool:
-    """Returns whether a convolution of one group has more positions in its kernel than its output.
-
-    `rhs` and `out` are the shapes of both.
-    """
+    """Returns whether a convolution of one group has a kernel larger than its output."""
     spec = params["dimension_numbers"]
     kernel, space = (
         math.prod(shape[axis] for axis in axes[2:])
@@ -93,7 +83,7 @@ def _is_gradient_of_kernel(
 
 
 def _by_examples(
-    lhs: jax.Array, rhs: jax.Array, *, out: jax.ShapeDtypeStruct, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, out: jax.ShapeDtypeStruct, **params: Param
 ) -> jax.Array:
     """Computes a convolution of one group as a sum over its channels, a few at a time."""
     spec = params["dimension_numbers"]
@@ -118,12 +108,9 @@ def _by_examples(
 
 
 def _shifts_are_faster(
-    lhs: Sequence[int], rhs: Sequence[int], space: Sequence[int], params: Mapping[str, Any]
+    lhs: Sequence[int], rhs: Sequence[int], space: Sequence[int], params: Mapping[str, Param]
 ) -> bool:
-    """Returns whether `_as_shifts_of_both` supports a convolution and should beat patches.
-
-    `lhs` and `rhs` are shapes, and `space` is that of the output without batch and features.
-    """
+    """Returns whether `_as_shifts_of_both` supports a convolution and should beat patches."""
     spec = params["dimension_numbers"]
     batch, width = lhs[spec.lhs_spec[0]], lhs[spec.lhs_spec[-1]]
     features, taps = rhs[spec.rhs_spec[0]], rhs[spec.rhs_spec[-1]]
@@ -140,16 +127,14 @@ def _shifts_are_faster(
 
 
 def _as_shifts_of_both(
-    lhs: jax.Array, rhs: jax.Array, *, space: Sequence[int], **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, space: Sequence[int], **params: Param
 ) -> jax.Array:
     """Computes a convolution from shifts of the input by rows and of the kernel by columns.
 
     A column is a position along the last axis, a row a position along the other axes. For an output
     of 3x3, patches would be nine copies of the input. Here three copies of the input are shifted by
-    rows, and three copies of the kernel by columns. Their product has all nine outputs. Its sums go
-    over the columns of the input without its padding, which would add zeros.
-    `space` is the shape of the output without batch and features. There is one group, and no
-    dilation of columns.
+    rows, and three copies of the kernel by columns. Their product has all nine outputs.
+    `space` is the shape of the output without batch and features.
     """
     lhs, rhs, _ = canonical(lhs, rhs, **params)
     # The channels come first, as the product sums over them. The axes that the output keeps come
@@ -183,7 +168,7 @@ def _as_shifts_of_both(
     return from_canonical(jnp.moveaxis(out, -3, 0), params["dimension_numbers"].out_spec)
 
 
-def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Param) -> jax.Array:
     """Computes a convolution in canonical layout. Operands and result have this layout."""
     if min(itertools.chain(*params["padding"])) < 0:
         # With negative padding, XLA's program reads beyond the cropped input (jaxlib 0.10.2).
@@ -203,7 +188,7 @@ def _in_place(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
     return lax.optimization_barrier(out)
 
 
-def _of_few_channels(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def _of_few_channels(lhs: jax.Array, rhs: jax.Array, **params: Param) -> jax.Array:
     """Computes a convolution as `_in_place` does, in the fastest form for at most 16 channels."""
     *_, taps, channels, features = rhs.shape
     if channels % 2 and channels > 1:
@@ -217,12 +202,12 @@ def _of_few_channels(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array
     return _by_neighbours(lhs, rhs, **params)
 
 
-def _by_neighbours(lhs: jax.Array, rhs: jax.Array, **params: Any) -> jax.Array:
+def _by_neighbours(lhs: jax.Array, rhs: jax.Array, **params: Param) -> jax.Array:
     """Computes a convolution as `_in_place` does, with neighbouring outputs as its features.
 
-    The neighbours lie along the last axis of space. The new kernel holds one copy of the given
-    kernel for each neighbour, shifted by the stride. It multiplies more numbers, some of them
-    zeros, but moves fewer patches.
+    The new kernel holds one copy of the given kernel for each neighbour along the last axis of
+    space, shifted by the stride. It multiplies more numbers, some of them zeros, but moves fewer
+    patches.
     """
     taps, features = rhs.shape[-3], rhs.shape[-1]
     # The new features fill more than one vector and at most two.

@@ -28,15 +28,9 @@ def scatter_add_by_columns(
     **params: object,
 ) -> jax.Array:
     """Adds the rows of a batch to an array at some positions, as the gradient of an embedding does.
-    A scatter of another kind is left as it is.
 
-    Args:
-        operand: Array to which rows are added.
-        indices: Positions of the rows, int[batch, ..., 1].
-        updates: Rows, [batch, ...].
-        columns: Number of columns of the mesh, over which the batch is divided.
-        dimension_numbers: Meaning of the axes, as in `jax.lax.scatter_add`.
-        **params: Other parameters of `jax.lax.scatter_add_p`.
+    `indices` are int[batch, ..., 1], and `updates` [batch, ...]. A scatter of another kind is left
+    as it is.
     """
     numbers = dimension_numbers
 
@@ -64,9 +58,8 @@ def product_of_swapped_factors(
     """Computes a gradient of weights as the transpose of the product of its swapped factors.
 
     JAX multiplies the gradient of the outputs with the inputs, and transposes the product. On
-    several columns of the mesh, the compiler sums the product before it is transposed, and would
-    then copy it. Swapped, the two transpositions cancel. A product that does not sum over the first
-    axes, the examples, is unchanged.
+    several columns, the compiler would sum the product before it is transposed, and copy it.
+    Swapped, the two transpositions cancel.
     """
     (i, j), (batched, _) = dimension_numbers
     params["precision"] = precision

@@ -1,20 +1,20 @@
 """Convolutions: what their lowerings share, and the lowering that keeps them apart."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from dist_ens.execution.lowerings.shapes import Param
 from dist_ens.execution.spec import Lowering, register
 
 CONVOLUTION = lax.conv_general_dilated_p
 
 
 def convolutions_apart(
-    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Param
 ) -> jax.Array:
     """Computes a convolution unchanged. `vmap` keeps one convolution for each member."""
 
@@ -48,10 +48,7 @@ def member_by_member(
 def sums_over_examples(
     *, dimension_numbers: lax.ConvDimensionNumbers, feature_group_count: int, **_: object
 ) -> bool:
-    """Returns whether a convolution sums over the first axis of both its operands.
-
-    Its channels are then the examples of a batch, as in the gradient of a kernel.
-    """
+    """Returns whether a convolution sums over the first axis of both operands, the examples."""
     channels = dimension_numbers.lhs_spec[1], dimension_numbers.rhs_spec[1]
     return channels == (0, 0) and feature_group_count == 1
 
@@ -64,10 +61,7 @@ def canonical(
     batch_group_count: int,
     **_: object,
 ) -> tuple[jax.Array, jax.Array, bool]:
-    """Returns input and kernel in canonical layout, and whether the batch is grouped.
-
-    The layouts are [batch, *space, channels] and [*kernel, channels, features].
-    """
+    """Returns [batch, *space, channels], [*kernel, channels, features], and if batch is grouped."""
     n, c, *space = dimension_numbers.lhs_spec
     o, i, *kernel = dimension_numbers.rhs_spec
     return lhs.transpose(n, *space, c), rhs.transpose(*kernel, i, o), batch_group_count > 1
@@ -88,6 +82,6 @@ def from_canonical(out: jax.Array, out_spec: Sequence[int]) -> jax.Array:
     return out.transpose([places[axis] for axis in range(out.ndim)])
 
 
-def num_groups(params: Mapping[str, Any]) -> int:
+def num_groups(params: Mapping[str, Param]) -> int:
     """Returns the number of groups of channels, or of examples, in a convolution."""
     return max(params["feature_group_count"], params["batch_group_count"])

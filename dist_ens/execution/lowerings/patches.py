@@ -2,8 +2,6 @@
 
 import functools
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,25 +15,18 @@ from dist_ens.execution.lowerings.convolutions import (
     padded,
     sums_over_examples,
 )
-from dist_ens.execution.lowerings.shapes import slices
+from dist_ens.execution.lowerings.shapes import Param, slices
 from dist_ens.execution.spec import Lowering, register
 from dist_ens.layout import sum_over_columns
 
 
 def convolution_as_patches(
-    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Param
 ) -> jax.Array:
     """Computes a convolution as one matrix product with patches of its input.
 
-    The patches are made of one slice of the input for each position of the kernel. If the output
-    has fewer positions, as in the gradient of the weights, they are made of one slice for each
-    position of the output.
-
-    Args:
-        lhs: Input, in any layout of `jax.lax.conv_general_dilated`.
-        rhs: Kernel, in any layout.
-        columns: Number of columns of the mesh, over which the examples are divided.
-        **params: Parameters of `conv_general_dilated_p`: strides, padding, dilations, groups.
+    The patches are made of one slice of the input for each position of the kernel, or of the output
+    if that has fewer, as in the gradient of the weights.
     """
     if columns > 1 and sums_over_examples(**params):
         # The compiler would gather the examples, to put them beside the positions of the kernel.
@@ -61,9 +52,7 @@ def convolution_as_patches(
     batch = lhs.shape[1]
     if math.prod(kernel) <= math.prod(space):
         seen = slices(lhs, kernel, dilations, space, strides)  # [groups, batch, *space, channels]
-        patches = jnp.stack(seen, axis=-2).reshape(groups, batch * math.prod(space), -1)
-        out = _product(patches, rhs.reshape(groups, -1, features), params)
-        out = out.reshape(groups, batch, *space, features)
+        patches = jnp.stack(seen, axis=-2)
     else:
         # The product sums over channels and positions. Here the channels are the examples of the
         # batch. They come before the positions, so that the positions of an example are adjacent.
@@ -71,21 +60,16 @@ def convolution_as_patches(
         seen = slices(
             lhs, space, strides, kernel, dilations, first_axis=3
         )  # [groups, batch, channels, *kernel]
-        patches = jnp.stack(seen, axis=2).reshape(groups, batch * math.prod(space), -1)
-        out = _product(patches, rhs.reshape(groups, channels * math.prod(kernel), features), params)
-        out = out.reshape(groups, batch, *space, features)
-    out = jnp.moveaxis(out, 0, -2).reshape(batch, *space, groups * features)
-    return from_canonical(out, out_spec)
-
-
-def _product(patches: jax.Array, kernel: jax.Array, params: Mapping[str, Any]) -> jax.Array:
-    return lax.dot_general(
-        patches,
-        kernel,
+        patches = jnp.stack(seen, axis=2)
+    out = lax.dot_general(
+        patches.reshape(groups, batch * math.prod(space), -1),
+        rhs.reshape(groups, channels * math.prod(kernel), features),
         (((2,), (1,)), ((0,), (0,))),
         precision=params["precision"],
         preferred_element_type=params["preferred_element_type"],
     )
+    out = jnp.moveaxis(out.reshape(groups, batch, *space, features), 0, -2)
+    return from_canonical(out.reshape(batch, *space, groups * features), out_spec)
 
 
 register(Lowering("patches", CONVOLUTION, convolution_as_patches))

@@ -26,20 +26,9 @@ def max_pool_gradient_as_masks(
 ) -> jax.Array:
     """Computes the gradient of max-pooling, or min-pooling, by comparing the values of a window.
 
-    The gradient goes to the largest (smallest) value of each window. In a tie, it goes to the first
-    in row-major order. In a window with NaN, it goes to the same value as in XLA.
-
-    Args:
-        source: Gradient of the pooled values, one per window.
-        operand: Array that was pooled.
-        select_prim: Primitive `ge` for max-pooling, `le` for min-pooling.
-        window_dimensions: Size of a window along each axis.
-        window_strides: Distance between windows along each axis.
-        padding: Padding before and after each axis.
-        columns: Number of columns of the mesh, which makes no difference.
-
-    Returns:
-        The gradient of `operand`.
+    `source` is the gradient of the pooled values, one per window, and `operand` was pooled. The
+    gradient goes to the largest (smallest) value of each window, in a tie to the first in row-major
+    order, and in a window with NaN to the same value as in XLA.
     """
     offsets = list(itertools.product(*map(range, window_dimensions)))
     # JAX pads with this value. Where the padding is selected, the gradient is dropped.
@@ -69,10 +58,7 @@ register(Lowering("masks", MAX_POOL_GRADIENT, max_pool_gradient_as_masks))
 
 
 def _spread_apart(source: jax.Array, chosen: jax.Array, window: Sequence[int]) -> jax.Array:
-    """Puts each value at the chosen position of its window; for windows without gaps or overlap.
-
-    `source` has one value per window, and `chosen` the position in it, int32 in row-major order.
-    """
+    """Puts each value at the chosen position of its window; for windows without gaps or overlap."""
     shape = [n for pair in zip(source.shape, window, strict=True) for n in pair]
     position = jnp.zeros((), jnp.int32)
     for axis, size in enumerate(window):
@@ -90,11 +76,7 @@ def _spread_overlapping(
     strides: Sequence[int],
     shape: Sequence[int],
 ) -> jax.Array:
-    """Puts each value at the chosen position of its window, and adds where windows overlap.
-
-    `source` and `chosen` are as in `_spread_apart`. `offsets` are those of the positions in a
-    window, in row-major order, and `shape` is that of the result.
-    """
+    """Puts each value at the chosen position of its window, and adds where windows overlap."""
     zero = jnp.zeros((), source.dtype)
     total = jnp.zeros(shape, source.dtype)
     for k, offset in enumerate(offsets):

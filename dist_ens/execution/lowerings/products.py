@@ -2,13 +2,12 @@
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dist_ens.execution.lowerings.shapes import VECTOR, is_float32
+from dist_ens.execution.lowerings.shapes import VECTOR, Param, is_float32
 from dist_ens.execution.spec import Lowering, register
 from dist_ens.ground.types import Leaf
 from dist_ens.layout import sum_over_columns
@@ -20,7 +19,7 @@ _SHORT = range(2, 5)
 
 
 def product_in_whole_vectors(
-    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Param
 ) -> jax.Array:
     """Computes a product of two matrices in a form that fills a CPU's vectors.
 
@@ -31,12 +30,6 @@ def product_in_whole_vectors(
       with few columns and more rows is transposed first.
     - Products with fewer columns than a vector has numbers, and products of other types than
       float32, are unchanged.
-
-    Args:
-        lhs: Left factor, as in `jax.lax.dot_general`.
-        rhs: Right factor.
-        columns: Number of columns of the mesh, over which the examples are divided.
-        **params: Parameters of `dot_general_p`.
     """
     if not _multiplies_matrices(lhs, rhs, **params):
         return PRODUCT.bind(lhs, rhs, **params)
@@ -63,22 +56,15 @@ def product_in_whole_vectors(
 
 
 def flat_gradient_of_weights(
-    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Any
+    lhs: jax.Array, rhs: jax.Array, *, columns: int = 1, **params: Param
 ) -> jax.Array:
     """Computes a gradient of weights as a product of matrices, [terms, height] and [terms, width].
 
     The sums are over all leading axes (examples, positions). XLA's CPU backend would fuse the
-    product with the operations before and after it. It then reads the factors against their order
-    in memory, at a third of the speed. Here the factors are matrices in memory, row by row, and the
-    narrower one comes first, which is up to twice as fast. Products with fewer terms than rows or
-    columns are unchanged, because the copies would cost more. So are products of other types than
-    float32.
-
-    Args:
-        lhs: Left factor, as in `jax.lax.dot_general`.
-        rhs: Right factor.
-        columns: Number of columns of the mesh, which makes no difference.
-        **params: Parameters of `dot_general_p`.
+    product with its neighbours, and read the factors against their order in memory, at a third of
+    the speed. Here the factors are matrices in memory, the narrower first, which is up to twice as
+    fast. With fewer terms than rows or columns, the copies would cost more, and the product is
+    unchanged.
     """
     if not becomes_flat(lhs, rhs, **params):
         return PRODUCT.bind(lhs, rhs, **params)
@@ -93,7 +79,7 @@ def flat_gradient_of_weights(
     return (product.T if wide else product).reshape(of_result)
 
 
-def becomes_flat(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
+def becomes_flat(lhs: Leaf, rhs: Leaf, **params: Param) -> bool:
     """Returns whether `flat_gradient_of_weights` changes a product, from the factors' shapes."""
     (i, j), batched = params["dimension_numbers"]
     in_front = tuple(range(len(i)))
@@ -108,7 +94,7 @@ def becomes_flat(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
     return all(VECTOR <= math.prod(a.shape[len(i) :]) < terms for a in (lhs, rhs))
 
 
-def becomes_sums(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
+def becomes_sums(lhs: Leaf, rhs: Leaf, **params: Param) -> bool:
     """Returns whether `product_in_whole_vectors` computes a product as sums of vectors."""
     if not _multiplies_matrices(lhs, rhs, **params):
         return False
@@ -121,7 +107,7 @@ register(Lowering("aligned", PRODUCT, product_in_whole_vectors))
 register(Lowering("flat", PRODUCT, flat_gradient_of_weights))
 
 
-def _multiplies_matrices(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
+def _multiplies_matrices(lhs: Leaf, rhs: Leaf, **params: Param) -> bool:
     """Returns whether both factors are float32 matrices, and no side has length 1."""
     contracted, batched = params["dimension_numbers"]
     return (
@@ -136,6 +122,5 @@ def _multiplies_matrices(lhs: Leaf, rhs: Leaf, **params: Any) -> bool:
 def _sizes(
     lhs: Leaf, rhs: Leaf, *, dimension_numbers: jax.lax.DotDimensionNumbers, **others: object
 ) -> tuple[int, int, int]:
-    """Returns the numbers of rows, of terms in each sum, and of columns of a matrix product."""
     ((i,), (j,)), _ = dimension_numbers
     return lhs.shape[1 - i], lhs.shape[i], rhs.shape[1 - j]

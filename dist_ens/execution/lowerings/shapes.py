@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,9 @@ from jax import lax
 from numpy.typing import DTypeLike
 
 from dist_ens.ground.types import Leaf
+
+Param: TypeAlias = Any
+"""A parameter of an operation of JAX, such as its strides or its precision."""
 
 # The widest vectors hold this number of float32 values.
 VECTOR = 16
@@ -24,16 +28,9 @@ def slices(
 ) -> list[jax.Array]:
     """Returns, for each position in a window, the values of all windows at that position.
 
-    Args:
-        array: Array [..., *axes of the windows, ...].
-        window: Size of a window along each of these axes.
-        steps_in_window: Distance between neighbouring positions of a window, along each axis.
-        space: Number of windows along each axis.
-        strides: Distance between neighbouring windows, along each axis.
-        first_axis: Position of the first of these axes in `array`.
-
-    Returns:
-        One array [..., *space, ...] for each position of a window, in row-major order.
+    The windows lie along `len(window)` axes of the array from `first_axis` on. `steps_in_window`
+    are the distances of neighbouring positions of a window, `space` the numbers of windows, and
+    `strides` their distances. The results [..., *space, ...] are in row-major order.
     """
     before, after = first_axis, array.ndim - first_axis - len(window)
     found = []
