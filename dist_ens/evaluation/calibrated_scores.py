@@ -23,12 +23,9 @@ _AT_A_TIME = 1000
 def calibrated_scores(
     calibration: Calibration, evaluator: Evaluator, state: State, test: Split
 ) -> JsonDict:
-    """Scores the pooled prediction after a map of probabilities or variances.
+    """Returns the scores of the pooled prediction after a map of probabilities or variances.
 
-    Returns:
-        `method`, `parameters`, `warnings` (sentences about parameters that the validation split
-        does not determine), `test` and, unless there are too many rows, `test_interval`. Also
-        `reliability` for classes, the bins of the reliability diagram.
+    The map's `method`, `parameters` and `warnings` are included, and for classes the `reliability`.
     """
     summary, labels = pooled_of(evaluator, state, test)
     method, parameters = calibration.method or "", calibration.parameters
@@ -63,11 +60,9 @@ def calibrated_scores(
 def conformal_scores(
     rule: ConformalRule, level: float, evaluator: Evaluator, state: State, test: Split
 ) -> JsonDict:
-    """Scores conformal sets or intervals of the pooled prediction.
+    """Returns the scores of conformal sets or intervals, with `interval`s of these scores.
 
-    Returns:
-        `method`, `level`, `coverage`, and `mean_set_size` or, in the targets' own unit,
-        `mean_width`. Unless there are too many rows, also an `interval` of the two scores.
+    The score `mean_width` is in the targets' own unit. Too many rows have no `interval`.
     """
     distribution = evaluator.distribution
     summary, labels = pooled_of(evaluator, state, test)

@@ -19,16 +19,7 @@ from dist_ens.losses import Distribution, Objective, Prediction
 
 @dataclasses.dataclass(frozen=True)
 class Predictor:
-    """The ensemble at a step, whose pooled prediction a calibration belongs to.
-
-    Attributes:
-        step: Number of updates that the members have seen.
-        member_ids: Ids of the members that are pooled.
-        seed: Seed of the ensemble.
-        objective: Name of the objective.
-        pooling: Way in which members are pooled.
-        dropout_samples: Number of samples of each member; None without.
-    """
+    """The ensemble at a step, without the members left out, that a calibration belongs to."""
 
     step: int
     member_ids: tuple[int, ...]

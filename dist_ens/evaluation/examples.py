@@ -20,13 +20,7 @@ from dist_ens.losses import Objective
 
 
 class Examples(NamedTuple):
-    """The examples to score.
-
-    Attributes:
-        split: Examples with random access.
-        spec: Description of the source of the examples. None if they do not come from a source.
-        class_names: Names of the classes of arrays; empty if they have none.
-    """
+    """The examples to score, their source's description, and the names of the classes of arrays."""
 
     split: Split
     spec: Spec | None = None
@@ -35,11 +29,7 @@ class Examples(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WholeBatches(Split):
-    """Batches that hold no rows. A loss function scores one after another.
-
-    Attributes:
-        batches: Batches of one structure, arrays in the host's memory.
-    """
+    """Batches of one structure that hold no rows. A loss function scores one after another."""
 
     batches: Sequence[Batch]
 
@@ -60,16 +50,9 @@ class WholeBatches(Split):
 def examples_of(
     data: Data | Examples, names: Sequence[str] = (), batch_specs: Specs = "batch"
 ) -> Examples:
-    """Returns data as examples with random access.
+    """Returns data as examples with random access; an iterable of batches is read completely.
 
-    Args:
-        data: Examples, a source (its test split), a split, a pytree of arrays, or a finite iterable
-            of batches, which is read completely.
-        names: Names of the classes of training; empty if they have none.
-        batch_specs: Parts of a batch that hold no rows; see `Ensemble`.
-
-    Raises:
-        UserError: If the data has another type, or other classes than those of training.
+    `names` are those of the classes of training. `batch_specs` are as in `Ensemble`.
     """
     if isinstance(data, Source):
         if names and data.spec.class_names not in (None, tuple(names)):
@@ -99,12 +82,7 @@ def arrays_of(data: Data) -> PyTree:
 
 
 def parts_of_objective(objective: Objective, split: Split) -> Split:
-    """Returns a split with the parts that an objective reads.
-
-    Raises:
-        UserError: If the inputs or the labels are absent, a key is misspelt, or the examples are
-            batches without rows.
-    """
+    """Returns a split with the parts that an objective reads; raises if one is absent."""
     if isinstance(split, WholeBatches):
         raise UserError(
             f"The objective {objective.name} scores examples, and the arrays of a batch of the "

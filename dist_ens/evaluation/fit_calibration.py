@@ -118,10 +118,7 @@ def calibrate(
 
 
 def fit_map(method: str, evaluator: Evaluator, state: State, split: Split | None) -> Calibration:
-    """Fits a map of probabilities or variances, with an evaluator of an ensemble of one group.
-
-    `split` is the validation split, or None if no examples were held out.
-    """
+    """Fits a map of probabilities or variances on the validation split, with one group."""
     distribution = evaluator.distribution
     _require_fitting("calibration", method, distribution, distribution.calibrations)
     summary, labels = pooled_of(evaluator, state, _required(split))
@@ -142,17 +139,10 @@ def fit_rule(
     split: Split | None,
     out_of_bag: np.ndarray | None = None,
 ) -> ConformalRule:
-    """Fits a conformal rule, with an evaluator of an ensemble of one group.
+    """Fits a conformal rule on the validation split, with an evaluator of one group.
 
-    Args:
-        method: Name of the method.
-        level: Coverage, for which there must be enough examples; in (0, 1).
-        evaluator: Evaluator.
-        state: State of the ensemble.
-        split: Validation split; None if no examples were held out. For cv+ and jackknife+ the
-            training split.
-        out_of_bag: Whether a member was not trained on an example, for cv+ and jackknife+;
-            bool[members, examples].
+    For cv+ and jackknife+ it is the training split, and `out_of_bag`, bool[members, examples], says
+    which members were not trained on an example.
     """
     distribution = evaluator.distribution
     _require_fitting("conformal method", method, distribution, distribution.conformal)
@@ -181,13 +171,7 @@ def fit_rule(
 def pooled_of(
     evaluator: Evaluator, state: State, split: Split
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns the pooled predictions of a split, leaves [examples, ...], and its labels.
-
-    Both are in the unit of the split.
-
-    Raises:
-        UserError: If there are several groups, or a label is not a class.
-        BrokenMembersError: If predictions of pooled members are NaN.
+    """Returns the pooled predictions of a split, [examples, ...], and labels in the split's unit.
     """
     if evaluator.ensemble.num_groups > 1:
         raise UserError(

@@ -21,10 +21,7 @@ _SIMILAR = 0.9
 
 
 def check_keys(objective: Objective, keys: Iterable[object]) -> None:
-    """Raises a `UserError` if a key of the data is similar to an absent one of the objective.
-
-    Other keys are allowed, because a method of the user may read them.
-    """
+    """Raises a `UserError` if a key of the data is similar to an absent one of the objective."""
     given = list(keys)
     absent = sorted({objective.INPUTS, objective.LABELS, objective.WEIGHTS}.difference(given))
     for key in given:
@@ -52,16 +49,9 @@ def check_inputs(objective: Objective | None, data: Data, name: str = "The data"
 def check_labels(
     distribution: Distribution, outputs: Shape, labels: Labels, weights: Weights = None
 ) -> None:
-    """Raises a `UserError` unless there is one label for each row of the outputs.
+    """Raises a `UserError` unless there is one label for each row of a member's outputs.
 
-    Labels may have a last axis of length 1. Classes must be whole numbers. Weights are those of
-    labels or of examples.
-
-    Args:
-        distribution: Predictive distribution of the outputs.
-        outputs: Shape of the outputs of one member, [batch, ..., outputs].
-        labels: Labels of the batch, or their shape and type.
-        weights: Weights of the batch, or their shape and type; None for none.
+    Labels may have a last axis of length 1. Weights are those of labels or of examples.
     """
     rows, of_classes = outputs[:-1], isinstance(distribution, Categorical)
     if labels.shape not in (rows, (*rows, 1)):
@@ -88,11 +78,7 @@ def check_examples(
 ) -> None:
     """Raises a `UserError` if a label or a weight of training examples has a wrong value.
 
-    Args:
-        objective: Objective that is trained.
-        examples: Examples with labels, and weights if they have any.
-        batch: Name of the batch of the examples, such as "batch 3", whose weights may all be 0.
-            Default: the examples are a whole data set.
+    The weights of a batch, which is given by its name, may all be 0.
     """
     labels = np.asarray(examples[objective.LABELS])
     if objective.WEIGHTS in examples:
@@ -104,10 +90,7 @@ def check_examples(
 
 
 def check_classes(labels: np.ndarray, num_classes: int, subject: str = "The labels") -> None:
-    """Raises a `UserError` if labels are neither classes nor shares of classes.
-
-    Classes are int[...], and shares float[..., num_classes].
-    """
+    """Raises a `UserError` if labels are neither classes nor shares of classes."""
     if labels.dtype.kind == "f" and labels.shape[1:] and labels.shape[-1] == num_classes:
         wrong = (abs(labels.sum(axis=-1) - 1) > _LARGEST_REST) | (labels < 0).any(axis=-1)
         if wrong.any():
@@ -150,10 +133,7 @@ def check_finite(
 
 
 def check_weights(weights: np.ndarray, batch: str | None = None) -> None:
-    """Raises a `UserError` if a weight is negative or not finite, or all of a data set are 0.
-
-    The weights of a batch, which is given by its name, may all be 0.
-    """
+    """Raises a `UserError` if a weight is negative or not finite, or all of a data set are 0."""
     wrong = ~np.isfinite(weights) | (weights < 0)
     if wrong.any():
         raise UserError(
@@ -165,5 +145,4 @@ def check_weights(weights: np.ndarray, batch: str | None = None) -> None:
 
 
 def _shown(shape: Shape) -> str:
-    """Returns a shape as text, with `examples` in place of the length of the first axis."""
     return f"[{', '.join(map(str, ('examples', *shape[1:])))}]"

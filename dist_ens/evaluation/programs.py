@@ -31,12 +31,6 @@ class Programs:
     A device gets the outputs of all members for its column's part of a batch. Each program has one
     collective, outside of any loop. The devices of XLA:CPU share a pool of threads, and would
     deadlock if they reached two collectives in different orders.
-
-    Args:
-        ensemble: Ensemble that gives the outputs.
-        distribution: Predictive distribution of the outputs.
-        metrics: Metrics, which may define statistics.
-        left_out: Positions of members that are not pooled.
     """
 
     def __init__(
@@ -58,7 +52,7 @@ class Programs:
     def are_of(
         self, distribution: Distribution, metrics: Sequence[Metric], left_out: Sequence[int]
     ) -> bool:
-        """Returns whether these programs belong to the given arguments; see `Programs`."""
+        """Returns whether these programs belong to the given arguments."""
         # A user's distribution may hold arrays, which have no single truth value when compared.
         return self._distribution is distribution and (self._metrics, self._left_out) == (
             tuple(metrics),
@@ -74,18 +68,7 @@ class Programs:
         return values
 
     def check_metrics(self, metrics: Sequence[Metric], outputs: Outputs, labels: Labels) -> None:
-        """Checks custom metrics by the shapes of their statistics alone.
-
-        Args:
-            metrics: Metrics in addition to those of the distribution.
-            outputs: Outputs of the members for a batch, or their shape and type.
-            labels: Labels of the batch, or their shape and type. Several groups add a leading axis
-                [groups].
-
-        Raises:
-            UserError: If a statistic raises an error, is not one number for each label, has the
-                name of another one, or does not exist.
-        """
+        """Raises a `UserError` if custom metrics do not fit, from the shapes of a batch alone."""
         if not metrics:
             return
         shape = labels.shape[1:] if self._num_groups > 1 else labels.shape
@@ -132,18 +115,10 @@ class Programs:
     def score(
         self, outputs: Outputs, labels: Labels, mask: Leaf, weights: Weights
     ) -> tuple[Scored, Scored]:
-        """Returns the statistics of each row of a batch, and the batch's sums over classes.
+        """Returns statistics of each row and sums over classes, of the groups and of the members.
 
-        Args:
-            outputs: Outputs of the members, [members, batch, ...].
-            labels: Labels, [batch, ...]. With several groups [groups, batch, ...].
-            mask: Mask of the examples that count, bool[batch].
-            weights: Weights of the labels, [batch, ...] or [batch]. None: all labels count equally.
-
-        Returns:
-            The statistics and sums of the groups, and those of the members. Statistics are
-            float32[groups or members, batch, rows of an example]. Sums are
-            float32[groups or members, columns, ...]. The host adds those of the columns.
+        Statistics are [groups or members, batch, rows of an example]. Sums are [groups or members,
+        columns, ...]; the host adds those of the columns.
         """
         return self.score_of_device(outputs, self._group_of_member, labels, mask, weights)
 
@@ -211,8 +186,8 @@ class Programs:
     def score_by_size(self) -> Callable[[jax.Array, jax.Array], Values]:
         """The program that scores ensembles of the first members in some random orders.
 
-        It takes outputs and labels as in `score`. For each name in `by_size` it returns the first
-        statistic of the metric, float32[sizes * groups, batch, rows of an example].
+        For each name in `by_size` it returns the first statistic of the metric, float32[sizes *
+        groups, batch, rows of an example].
         """
         distribution, count = self._distribution, len(self._pooled)
         random = np.random.default_rng(0)
@@ -253,8 +228,6 @@ class Programs:
     @cached_property
     def pooled_predictions(self) -> Callable[[jax.Array], tuple[Values, Values]]:
         """The program from outputs to the summaries of the groups, and to NaN for broken members.
-
-        For each member and example it returns NaN if a number of the prediction is NaN, and else 0.
         """
 
         def zero_or_nan(prediction: Values) -> Values:
@@ -308,7 +281,7 @@ def programs_of(
     metrics: Sequence[Metric],
     left_out: Sequence[int],
 ) -> Programs:
-    """Returns the programs of an ensemble, which are cached from the last call; see `Programs`.
+    """Returns the programs of an ensemble, which are cached from the last call.
 
     Only one set is cached, because a program keeps the objects alive that its metrics capture.
     """

@@ -105,10 +105,9 @@ class Scores:
 
 
 def scores_of_means(member_ids: Sequence[int], means: Mapping[str, np.ndarray]) -> Scores:
-    """Returns the scores of members whose loss is a function, without an objective.
+    """Returns the scores of members from the means, [members], of a loss function's values.
 
-    `means` are the loss and each auxiliary scalar of the whole set, float64[members]. The scores of
-    the ensemble are empty, because the members' outputs are not pooled.
+    The scores of the ensemble are empty, because the members' outputs are not pooled.
     """
     members = [
         {"member_id": int(member_id)}

@@ -110,9 +110,8 @@ def score(
 ) -> tuple[Scores, Evaluation | None]:
     """Returns the scores, and the evaluation from which they are computed; see `evaluate`.
 
-    `fit`, `evaluate`, a loaded run and the command line all score with this function. With
-    `by_size` the evaluation includes ensembles of 1, 2, … of the members. It is None for an
-    ensemble without an objective.
+    `fit`, `evaluate`, a loaded run and the command line all score with this function. The
+    evaluation is None for an ensemble without an objective.
     """
     examples = examples_of(data, state.class_names, ensemble.batch_specs)
     here, state = ensemble.at(state._replace(class_names=()))
@@ -136,13 +135,10 @@ def score_directions(
     metrics: Sequence[Metric] = (),
     batch_size: int = BATCH_SIZE,
 ) -> dict[str, str | None]:
-    """Returns the direction of each score by its name: "lower", "higher" or None.
+    """Returns the direction of each score: "lower", "higher" or None.
 
     Only shapes are computed, from those of a training batch. So this also checks, before training,
     that examples can be scored.
-
-    Raises:
-        UserError: If the examples or a metric do not fit the ensemble.
     """
     of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
     state, objective = of_wave.abstract_state(batch), ensemble.objective
@@ -212,10 +208,9 @@ def evaluator_of(
 
 
 def positions_left_out(ensemble: Ensemble, state: State) -> list[int]:
-    """Returns the positions of the members that failed, and are left out of the ensemble's scores.
+    """Returns the positions of the frozen members; every host must call this.
 
-    These are the frozen members. None are left out if all members are frozen, or if there are
-    several groups of members, whose scores need every member. Every host must call this.
+    None are left out if all members are frozen, or if several groups need every member.
     """
     frozen = frozen_positions(state)
     is_possible = ensemble.num_groups == 1 and len(frozen) < ensemble.num_members
