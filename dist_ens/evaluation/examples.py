@@ -1,7 +1,7 @@
 """Data of a user's, of any kind, as examples to score."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -83,11 +83,6 @@ def arrays_of(data: Data) -> PyTree:
 
 def parts_of_objective(objective: Objective, split: Split) -> Split:
     """Returns a split with the parts that an objective reads; raises if one is absent."""
-    if isinstance(split, WholeBatches):
-        raise UserError(
-            f"The objective {objective.name} scores examples, and the arrays of a batch of the "
-            "data have different lengths. Give every array one row for each example."
-        )
     example = split.take(np.zeros(1, np.int64))
     found = example if isinstance(example, Mapping) else {}
     check_keys(objective, found)
@@ -112,11 +107,6 @@ def _is_tree(data: Data) -> bool:
 
 def _batches_of(data: Data) -> list[Batch]:
     """Returns the batches of a finite iterable, checked; see `arrays_of`."""
-    if not isinstance(data, Iterable):
-        raise UserError(
-            f"The data is {kind_of(data)}. Give a dict of arrays, a source of "
-            "dist_ens.data, or an iterable of batches."
-        )
     batches = []
     for number, batch in enumerate(data):
         refuse_lists(batch, f"batch {number} of the data", and_numbers=False)

@@ -171,8 +171,7 @@ def fit_rule(
 def pooled_of(
     evaluator: Evaluator, state: State, split: Split
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns the pooled predictions of a split, [examples, ...], and labels in the split's unit.
-    """
+    """Returns the pooled predictions of a split, [examples, ...], and labels in the split's unit."""
     if evaluator.ensemble.num_groups > 1:
         raise UserError(
             f"A calibration is that of one group of members, and the ensemble has "
@@ -204,12 +203,9 @@ def _require_fitting(
 ) -> None:
     """Raises a `UserError` unless a method is one of those that fit a distribution."""
     if method not in fitting:
-        way_out = "Train with a loss that predicts a variance, such as gaussian_nll."
-        if fitting:
-            way_out = f"Choose one of {', '.join(fitting)}."
         raise UserError(
-            f"The {kind} {method!r} does not fit {type(distribution).__name__} predictions. "
-            f"{way_out}"
+            f"The {kind} {method!r} does not fit {type(distribution).__name__} predictions, which "
+            f"have {', '.join(fitting) or 'none'}."
         )
 
 

@@ -15,8 +15,7 @@ from dist_ens.losses import Categorical, Distribution, Objective
 Shape = tuple[int, ...]
 # Largest difference between 1 and the sum of shares of classes, which may be rounded to 16 bits.
 _LARGEST_REST = 0.02
-# Least similarity, in [0, 1], of a misspelt key to the right one. "heights" may be a key of its
-# own, and is as similar to "weights" as "wieghts" is (0.86), which has the same letters.
+# Least similarity of a misspelt key to the right one, in [0, 1]. "heights" may be its own key.
 _SIMILAR = 0.9
 
 
@@ -25,9 +24,7 @@ def check_keys(objective: Objective, keys: Iterable[object]) -> None:
     given = list(keys)
     absent = sorted({objective.INPUTS, objective.LABELS, objective.WEIGHTS}.difference(given))
     for key in given:
-        name = str(key).lower()
-        near = difflib.get_close_matches(name, absent, n=1, cutoff=_SIMILAR)
-        near += [each for each in absent if sorted(each) == sorted(name)]
+        near = difflib.get_close_matches(str(key).lower(), absent, n=1, cutoff=_SIMILAR)
         if near:
             raise UserError(
                 f"The data has the key {key!r}, which the objective {objective.name} does not "

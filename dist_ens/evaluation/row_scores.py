@@ -63,6 +63,7 @@ class Evaluation:
 
     @property
     def num_groups(self) -> int:
+        """Number of groups of members."""
         return len(self.units)
 
     @property
@@ -78,6 +79,7 @@ class Evaluation:
 
     @property
     def pooled_members(self) -> dict[str, np.ndarray]:
+        """Statistics of the pooled members."""
         is_pooled = self.is_pooled
         return {name: rows[is_pooled] for name, rows in self.members.items()}
 
@@ -219,8 +221,7 @@ def num_draws(num_rows: int) -> int:
 
 
 def draws_of(example_of_row: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Returns how often each row is drawn, [draws, rows]; those of an example are drawn together.
-    """
+    """Returns how often each row is drawn, [draws, rows]; those of an example are drawn together."""
     examples, position = np.unique(example_of_row, return_inverse=True)
     draws = bootstrap_weights(len(examples), num_draws(len(example_of_row)), seed)
     return draws if len(examples) == len(position) else draws[:, position]

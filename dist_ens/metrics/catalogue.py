@@ -33,18 +33,14 @@ INTERVAL_LEVEL = 0.9
 
 
 def _nll(name: str) -> Reduction:
-    """Returns the reduction to the mean negative log-likelihood."""
     return lambda rows: in_own_unit("log density", rows.mean(name), rows.unit)
 
 
 def _root(name: str) -> Reduction:
-    """Returns the reduction to the square root of the mean."""
     return lambda rows: np.sqrt(rows.mean(name)) * rows.unit
 
 
 def _calibration(error: Callable[..., Score]) -> Reduction:
-    """Returns the reduction to a calibration error of the most probable class."""
-
     def reduce(rows: Rows) -> Score:
         confidence, correct = (rows.statistics[name] for name in _TOP)
         return rows.ordered(
@@ -57,7 +53,6 @@ def _calibration(error: Callable[..., Score]) -> Reduction:
 
 
 def _classwise(rows: Rows) -> Score:
-    """Returns the classwise calibration error of rows."""
     sums = np.asarray(rows.classwise)
 
     def error() -> Score:
@@ -69,8 +64,6 @@ def _classwise(rows: Rows) -> Score:
 
 
 def _risk(risk: Callable[..., Score], *level: float) -> Reduction:
-    """Returns the reduction to a risk under selective prediction."""
-
     def reduce(rows: Rows) -> Score:
         confidence, errors = rows.statistics["confidence"], 1 - rows.statistics["correct"]
         return rows.ordered(
@@ -81,14 +74,12 @@ def _risk(risk: Callable[..., Score], *level: float) -> Reduction:
 
 
 def _coverage_of_pit(rows: Rows) -> Score:
-    """Returns the coverage of the central interval, from the PIT values of rows."""
     pit = rows.statistics["pit"]
     inside = np.where(np.isnan(pit), np.nan, np.abs(pit - 0.5) <= INTERVAL_LEVEL / 2)
     return rows.of_weights(lambda weights: mean_of(inside, weights))
 
 
 def _spread_skill(rows: Rows) -> Score:
-    """Returns the ratio of the predicted standard deviation to the RMSE."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.sqrt(rows.mean("variance")) / np.sqrt(rows.mean("squared_error"))
 
@@ -208,10 +199,7 @@ def headlines(scores: Iterable[str]) -> list[Metric]:
 
 
 def described(name: str, others: Mapping[str, Json]) -> tuple[str, str | None]:
-    """Returns the label and the direction of a metric, or of another number of a report.
-
-    `others` are descriptions of metrics outside the catalogue, see `Metric.describe`.
-    """
+    """Returns the label and the direction of a metric, or of one described in `others`."""
     if name in CATALOGUE:
         return CATALOGUE[name].label, CATALOGUE[name].direction
     other = others.get(name, {})
@@ -219,15 +207,7 @@ def described(name: str, others: Mapping[str, Json]) -> tuple[str, str | None]:
 
 
 def direction_of(name: str, metrics: Sequence[Metric] = ()) -> str | None:
-    """Returns whether a "lower" or a "higher" score is better; None if that is not known.
-
-    Args:
-        name: Name of a metric, of the loss or of an auxiliary scalar.
-        metrics: Metrics beside those of the catalogue.
-
-    >>> direction_of("accuracy"), direction_of("loss"), direction_of("entropy")
-    ('higher', 'lower', None)
-    """
+    """Returns whether a "lower" or a "higher" score is better; None if that is not known."""
     own = {metric.name: metric.describe() for metric in metrics}
     return "lower" if name == LOSS else described(name, own)[1]
 
@@ -258,11 +238,7 @@ def formatted(scores: Mapping[str, float], name: str) -> str:
 
 
 def in_table(scores: Iterable[str], metrics: Sequence[Metric] = ()) -> list[str]:
-    """Returns the names of the scores that the table on the screen shows, in its order.
-
-    Metrics outside the catalogue follow those of the catalogue, as do scores that no metric
-    describes.
-    """
+    """Returns the names of the scores that the table on the screen shows, in its order."""
     names = list(scores)
     columns = {metric.name: metric for metric in metrics} | CATALOGUE
     shown = [name for name in names if name not in columns or columns[name].in_table]

@@ -97,21 +97,11 @@ def interval(samples: np.ndarray, level: float = 0.95) -> tuple[float, float]:
 
 
 def over_draws(score: Callable[..., np.ndarray], *weighted: tuple[np.ndarray | None, int]) -> Score:
-    """Computes a score in every resample, or of the rows themselves.
+    """Returns a score in every resample, float64[draws, ...], or of the rows without weights.
 
-    Args:
-        score: Function of the weights, float64[draws, rows] for each of `weighted`, that returns
-            float64[draws, ...]. It is called with few draws at a time, so that its intermediate
-            arrays are small.
-        *weighted: Pairs of weights, float[draws, rows] and not negative, and the number of rows. If
-            the weights are None, every row counts once.
-
-    Returns:
-        The score in every draw, float64[draws, ...], NaN in a draw without any row. Without weights
-        the score of the rows, a float or float64[...].
-
-    >>> over_draws(lambda weights: weights @ np.array([1.0, 2.0]), (np.array([[2, 0], [1, 1]]), 2))
-    array([2., 3.])
+    `score` is a function of the weights, float64[draws, rows], for each pair of weights and number
+    of rows in `weighted`. It is called with few draws at a time, so that its arrays are small. A
+    draw without any row gives NaN.
     """
     given = [weights for weights, _ in weighted if weights is not None]
     if not given:
