@@ -158,7 +158,7 @@ class Evaluator:
     def _counted(
         self, rows: tuple[PyTree, ...], length: int, num_outputs: int
     ) -> tuple[tuple[PyTree, ...], slice | np.ndarray]:
-        """Checks labels and weights. Returns the rows of a weight other than 0, and which they are."""
+        """Checks labels and weights. Returns the rows of a weight above 0, and which they are."""
         *others, weights = rows
         labels = others[0] if weights is None else np.where(weights == 0, 0, others[0])
         of_examples = labels.reshape(self._num_groups, length, -1).swapaxes(0, 1)
@@ -175,7 +175,7 @@ class Evaluator:
         return (*others, None if (weights == 1).all() else weights), counts
 
     def aligned(self, outputs: Outputs, labels: Labels, weights: Weights) -> tuple[Labels, Weights]:
-        """Returns labels and weights of a batch without an axis of length 1 at their end, checked."""
+        """Returns checked labels and weights of a batch, without a last axis of length 1."""
         rows = outputs.shape[1:-1]
         if self.ensemble.dropout_samples is not None:
             rows = (rows[0], *rows[2:])
@@ -187,7 +187,7 @@ class Evaluator:
         return one_a_row(labels, (*groups, *rows)), weights
 
     def outputs_shape(self, state: State, inputs: Shapes) -> Shapes:
-        """Returns the shape and type of the outputs of all members; the state is that of one wave."""
+        """Returns the shape and type of all members' outputs, from the state of one wave."""
         of_wave = self.ensemble if self.ensemble.waves == 1 else self.ensemble.of_wave
         found = jax.eval_shape(of_wave.outputs, state, inputs)
         shape = (self.ensemble.num_members, *found.shape[1:])

@@ -171,7 +171,7 @@ def fit_rule(
 def pooled_of(
     evaluator: Evaluator, state: State, split: Split
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns the pooled predictions of a split, [examples, ...], and labels in the split's unit."""
+    """Returns pooled predictions, [examples, ...], and labels of a split, in its unit."""
     if evaluator.ensemble.num_groups > 1:
         raise UserError(
             f"A calibration is that of one group of members, and the ensemble has "

@@ -219,7 +219,7 @@ class Programs:
 
     @cached_property
     def pooled_predictions(self) -> Callable[[jax.Array], tuple[Values, Values]]:
-        """The program from outputs to the summaries of the groups, and to NaN for broken members."""
+        """The program from outputs to the groups' summaries, and to NaN for broken members."""
 
         def zero_or_nan(prediction: Values) -> Values:
             summary = self._distribution.summary(prediction).values()

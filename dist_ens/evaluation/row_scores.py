@@ -221,7 +221,7 @@ def num_draws(num_rows: int) -> int:
 
 
 def draws_of(example_of_row: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Returns how often each row is drawn, [draws, rows]; those of an example are drawn together."""
+    """Returns the counts of rows, [draws, rows]. Rows of an example are drawn together."""
     examples, position = np.unique(example_of_row, return_inverse=True)
     draws = bootstrap_weights(len(examples), num_draws(len(example_of_row)), seed)
     return draws if len(examples) == len(position) else draws[:, position]

@@ -62,14 +62,6 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
 
     It takes dict batches with the keys `inputs`, `labels` and, if examples are weighted, `weights`.
 
-    Args:
-        objective: Objective with the loss of each example.
-        member: Network.
-
-    Raises:
-        UserError: When the loss is traced, if a key is missing or the labels do not have the shape
-            of the outputs' rows.
-
     >>> from dist_ens.losses import squared_error
     >>> from dist_ens.members import as_member
     >>> member = as_member((lambda key: jax.numpy.ones((1, 1)), lambda params, x: x @ params))
@@ -117,13 +109,9 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
 def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> MemberLoss:
     """Returns a user's `loss_fn(params, model_state, batch, key)` as a loss that methods wrap.
 
-    Args:
-        fn: Loss function of the user. An argument after the first four that switches between
-            training and evaluation is set if it has a usual name, such as `train`. An argument
-            `counts` is given the number of times that each example counts, float[batch], or 1.0 if
-            each counts once.
-        compute_dtype: Type to which the floating-point parameters and batch are converted before
-            the call of `fn`. Default: no conversion.
+    An argument after the first four that switches between training and evaluation is set if it has
+    a usual name, such as `train`. An argument `counts` is given the number of times that each
+    example counts, float[batch], or 1.0 if each counts once.
 
     >>> double = lambda params, model_state, batch, key: (2 * batch.mean(), (model_state, {}))
     >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(0), None, None)
@@ -179,5 +167,4 @@ def _keys_of(batch: Batch) -> Collection[object]:
 
 
 def _shown(batch: Batch) -> str:
-    """Returns the keys of a batch for an error message, or its type if it is not a dict."""
     return ", ".join(map(repr, batch)) or "nothing" if isinstance(batch, dict) else kind_of(batch)

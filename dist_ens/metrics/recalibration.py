@@ -179,21 +179,9 @@ RECALIBRATIONS: dict[str, Callable[[np.ndarray, np.ndarray], Recalibration]] = {
 
 
 def fit_variance_scale(means: np.ndarray, variances: np.ndarray, targets: np.ndarray) -> float:
-    """Fits one factor for all variances of normal distributions.
+    """Fits the factor for all variances that minimises the mean of -log N(y; mean, scale variance).
 
         scale = mean((y - mean)^2 / variance)
-
-    This factor minimises the mean of -log N(y; mean, scale * variance).
-
-    It is above 1 if the predictions were overconfident.
-
-    Args:
-        means: Means that the ensemble predicts on validation data; float[rows].
-        variances: Variances that it predicts, positive; float[rows].
-        targets: Targets of the validation data; float[rows].
-
-    >>> fit_variance_scale(np.array([0.0, 0.0]), np.array([1.0, 4.0]), np.array([3.0, 2.0]))
-    5.0
 
     Source: Laves et al. (2020), "Well-calibrated regression uncertainty in medical imaging with
     deep learning", https://proceedings.mlr.press/v121/laves20a.html.
