@@ -171,19 +171,6 @@ def test_awkward_rows(error):
     assert gap(np.float32([1.0000001]), np.array([1])) == pytest.approx(0, abs=1e-6)
 
 
-def test_half_precision_is_read_not_computed_with():
-    confidence, correct = rows(8, 3000)
-    half = confidence.astype(np.float16)
-    expected = slow_expected(half.astype(float), correct)
-    assert expected_calibration_error(half, correct) == pytest.approx(expected, abs=1e-9)
-    expected = slow_adaptive(half.astype(float), correct)
-    assert adaptive_calibration_error(half, correct) == pytest.approx(expected, abs=1e-9)
-    count = np.full((1, 1), 1000, np.float16)
-    # (900 - 899) / 1000: the difference is exact, its share is not 0.001 in half precision.
-    got = classwise_calibration_error(count, np.float16([[900]]), np.float16([[899]]))
-    assert got == pytest.approx(0.001, abs=1e-9)
-
-
 def test_a_classwise_error_worked_by_hand():
     # Class 0: 2 rows with 0.5 together, one of the class; 2 rows with 1.5, both of it.
     #   2/4 |1/2 - 0.5/2| + 2/4 |2/2 - 1.5/2| = 0.25

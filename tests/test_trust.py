@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 
@@ -283,8 +282,6 @@ def test_shifts_keep_type_and_range_and_grow_with_their_strength():
     np.testing.assert_allclose(half, expected, atol=0.51)
     numbers = ArraySplit(RANDOM.normal(size=(5, 3)).astype(np.float32), np.zeros(5))
     assert set(shifted_splits(numbers, Spec((3,), "float32", (), 2))) == {"gaussian_noise"}
-    with pytest.raises(UserError, match="Leave --shift out"):
-        shifted_splits(split, Spec((9,), "int32", (9,), 5))
 
 
 @pytest.mark.slow
@@ -307,8 +304,6 @@ def test_a_member_without_numbers_is_named_and_left_out_only_if_asked():
     nll = -np.log(np.exp(log_probs).mean(0))[range(30), labels].mean()
     assert without.scores().ensemble["nll"] == pytest.approx(nll, rel=1e-4)
     assert without.sizes == [1, 2, 3]
-    with pytest.raises(UserError, match="4 of 4 members, in 1 group"):
-        Evaluator(ensemble, 8, left_out=[0, 1, 2, 3])
 
 
 def experiment(data, **changes):
@@ -463,21 +458,6 @@ def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss
         calibrated = told["calibrated"]
         assert calibrated["parameters"]["scale"] > 0
         assert calibrated["test"]["rmse"] == pytest.approx(told["test"]["rmse"], rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("questions", "sentence"),
-    [
-        ({"calibration": "temperature"}, "the run held none out."),
-        ({"conformal": "cqr"}, "The conformal method 'cqr' does not fit Categorical predictions"),
-        ({"out_of_bag": True}, "No member leaves out an example"),
-        ({"pooling": "mixture"}, "pooled by one of probs, logits, vote"),
-        ({"ood": "idx:nowhere"}, "idx:DIR lacks the file"),
-    ],
-)
-def test_questions_that_a_run_cannot_answer_are_told(finished, questions, sentence):
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        assessed(finished, **questions)
 
 
 @pytest.fixture(scope="module")

@@ -182,7 +182,6 @@ def _out_of_bag_weights(out_of_bag: np.ndarray) -> np.ndarray:
     if seen_by_all:
         raise UserError(
             f"{seen_by_all:,} of {out_of_bag.shape[1]:,} examples are in the samples of all "
-            f"{len(out_of_bag)} members, so that no member predicts them out-of-bag. Train more "
-            "members."
+            f"{len(out_of_bag)} members. Train more members."
         )
     return out_of_bag / num_members

@@ -18,7 +18,7 @@ from dist_ens.evaluation.label_checks import (
 )
 from dist_ens.evaluation.programs import programs_of
 from dist_ens.evaluation.row_scores import Evaluation
-from dist_ens.ground.errors import BrokenMembersError, UserError, counted
+from dist_ens.ground.errors import BrokenMembersError, UserError
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Labels, Outputs, PyTree, Shapes, Weights
 from dist_ens.layout import BATCH, to_host
@@ -56,10 +56,8 @@ class Evaluator:
         check_ids_of_groups(ensemble.ids.tolist(), self._num_groups)
         if left_out and (self._num_groups > 1 or len(left_out) >= ensemble.num_members):
             raise UserError(
-                f"{len(left_out)} of {counted(ensemble.num_members, 'member')}, in "
-                f"{counted(self._num_groups, 'group')}, cannot be left out: members are left out "
-                "of one group, and some must remain. Train again with a lower "
-                "--config.optimizer.learning_rate."
+                f"{len(left_out)} of {ensemble.num_members} members cannot be left out: there must "
+                "be one group, of which some remain. Train again with a lower learning rate."
             )
         self._standardization = given = spec.standardization if spec else None
         # By these the source divided the targets of each group, after it subtracted those.
@@ -72,13 +70,11 @@ class Evaluator:
         of_classes = spec is None or spec.num_classes is not None
         self.distribution = distribution or (Categorical() if of_classes else Gaussian())
         self.metrics = (*self.distribution.metrics, *self.own_metrics)
-        known = {metric.name for metric in self.distribution.metrics}
-        for metric in self.own_metrics:
-            if metric.name in known:
-                raise UserError(
-                    f"Two metrics are called {metric.name!r}. Give one of them another name."
-                )
-            known.add(metric.name)
+        own = [metric.name for metric in self.own_metrics]
+        names = [*own, *{metric.name for metric in self.distribution.metrics}]
+        twice = [name for name in own if names.count(name) > 1]
+        if twice:
+            raise UserError(f"Two metrics are called {twice[0]!r}. Give one another name.")
         self.programs = programs_of(ensemble, self.distribution, self.metrics, self.left_out)
 
     def without(self, positions: Sequence[int]) -> "Evaluator":

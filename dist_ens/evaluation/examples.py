@@ -57,8 +57,8 @@ def examples_of(
     if isinstance(data, Source):
         if names and data.spec.class_names not in (None, tuple(names)):
             raise UserError(
-                f"The classes of the source are {listed(data.spec.class_names or ())}, and the "
-                f"members were trained on {listed(names)}. Give a source of the same classes."
+                f"The classes of the source are {listed(data.spec.class_names or ())}, and those "
+                f"of training {listed(names)}. Give a source of the same classes."
             )
         return Examples(data.test, data.spec)
     if isinstance(data, Examples):
@@ -90,8 +90,7 @@ def parts_of_objective(objective: Objective, split: Split) -> Split:
     if absent:
         raise UserError(
             f"The objective {objective.name} takes data with the key {min(absent)!r}: got "
-            f"{', '.join(map(repr, found)) or 'no dict'}. Give a dict with {objective.INPUTS!r} "
-            f"and {objective.LABELS!r}."
+            f"{', '.join(map(repr, found)) or 'no dict'}. Give a dict with it."
         )
     if not isinstance(split, TreeSplit):
         return split
@@ -115,9 +114,8 @@ def _batches_of(data: Data) -> list[Batch]:
         if not all(map(_is_of_batch, leaves)):
             found = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
             raise UserError(
-                f"The data is {kind_of(data)}, and its item {number} is no batch of examples, but "
-                f"holds {found}. Give a dict of arrays [examples, ...], or an iterable of such "
-                "batches."
+                f"The data is {kind_of(data)}, and its item {number} is no batch, but holds "
+                f"{found}. Give a dict of arrays [examples, ...], or an iterable of such dicts."
             )
     if not batches:
         raise UserError("The data has no batches. Give at least one.")

@@ -25,9 +25,8 @@ from dist_ens.losses import Distribution, Objective
 from dist_ens.metrics.metric import one_a_row
 
 _AUTO = "auto"
-# Methods that need members which leave out training examples, and what those are trained on: in
-# words, and as `data.examples`.
-_OF_LEFT_OUT = {"cv+": ("folds", "kfold"), "jackknife+": ("bootstrap samples", "bootstrap")}
+# Methods that need members which leave out training examples, and their `data.examples`.
+_OF_LEFT_OUT = {"cv+": "kfold", "jackknife+": "bootstrap"}
 # Number of examples whose inputs are read at a time.
 _AT_A_TIME = 1000
 
@@ -104,10 +103,7 @@ def calibrate(
     if method == _AUTO:
         method = next(iter(distribution.calibrations), None)
     if conformal is None and method is None:
-        raise UserError(
-            f"There is nothing to fit. Give one of {distribution.calibrations} as method=, or one "
-            f"of {distribution.conformal} as conformal=."
-        )
+        raise UserError(f"There is nothing to fit. Give conformal=, of {distribution.conformal}.")
     found = Calibration(predictor=Predictor.of(here, state))
     if method is not None:
         found = fit_map(method, evaluator, state, split)
@@ -151,10 +147,9 @@ def fit_rule(
     scale = evaluator.zeros[0], evaluator.units[0]
     if method in _OF_LEFT_OUT:
         if out_of_bag is None:
-            kind, examples = _OF_LEFT_OUT[method]
             raise UserError(
-                f"The conformal method {method!r} needs members that were trained on {kind}. Use "
-                f"dist-ens evaluate on a run of --config.data.examples={examples}."
+                f"The conformal method {method!r} is one of dist-ens evaluate, for a run of "
+                f"--config.data.examples={_OF_LEFT_OUT[method]}."
             )
         pooled = np.setdiff1d(np.arange(len(out_of_bag)), evaluator.left_out)
         points, mask = held_out_means(evaluator, state, split)[pooled], out_of_bag[pooled]
@@ -174,9 +169,8 @@ def pooled_of(
     """Returns pooled predictions, [examples, ...], and labels of a split, in its unit."""
     if evaluator.ensemble.num_groups > 1:
         raise UserError(
-            f"A calibration is that of one group of members, and the ensemble has "
-            f"{evaluator.ensemble.num_groups}. Train on a table with one split, one row in its "
-            "train_idx and test_idx."
+            f"The ensemble has {evaluator.ensemble.num_groups} groups, and only one group can be "
+            "calibrated. Train on a table with one split."
         )
     labels = np.asarray(split.take(np.arange(len(split)))[Objective.LABELS])
     labels = one_a_row(labels, (len(split),))
@@ -214,6 +208,6 @@ def _required(split: Split | None) -> Split:
     if split is None:
         raise UserError(
             "Calibrations are fitted on validation data, and the run held none out. Train with "
-            "--config.data.validation=0.1, or in Python on source.with_validation(0.1)."
+            "--config.data.validation=0.1."
         )
     return split

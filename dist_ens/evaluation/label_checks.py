@@ -93,17 +93,15 @@ def check_classes(labels: np.ndarray, num_classes: int, subject: str = "The labe
         if wrong.any():
             first = np.array2string(labels[wrong][0], threshold=8)
             raise UserError(
-                f"{subject} are shares of classes, and {counted(int(wrong.sum()), 'row')} such as "
-                f"{first} are negative or do not sum to 1. An objective of classes needs one label "
-                "for each example, or shares that sum to 1."
+                f"{subject} are shares of classes, and {wrong.sum():,} rows such as {first} do not "
+                "sum to 1 or are negative. Give one label for each example, or shares."
             )
     if labels.dtype.kind in "iu" and labels.size:
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= num_classes:
             raise UserError(
-                f"{subject} lie in [{low}, {high}], and the objective has "
-                f"{counted(num_classes, 'class')}, 0 to {num_classes - 1}. Correct the labels or "
-                "the number of classes."
+                f"{subject} lie in [{low}, {high}], and the objective has {num_classes} classes, 0 "
+                f"to {num_classes - 1}. Correct the labels or the number of classes."
             )
 
 

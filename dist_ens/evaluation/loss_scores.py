@@ -126,9 +126,8 @@ class _Programs:
             raise UserError(
                 f"The evaluation data has {len(split):,} examples, which need more than half of "
                 "the free memory as one batch. Values that are no Ratio cannot be computed in "
-                f"parts: {', '.join(others)}. Return batch_mean(values, weights, ratio=True) or "
-                "dist_ens.losses.Ratio(total, weight) as the loss and in aux, or score fewer "
-                "examples."
+                f"parts: {', '.join(others)}. Return batch_mean(values, weights, ratio=True) as "
+                "the loss and in aux, or score fewer examples."
             )
         return self.of_batch, batch_size
 

@@ -37,7 +37,7 @@ class Unlabelled:
         if inputs.shape[1:] != self._spec.input_shape:
             raise UserError(
                 f"{self._where} has examples of shape {list(inputs.shape[1:])}, and the members "
-                f"take {list(self._spec.input_shape)}. Reshape the examples, or choose others."
+                f"take {list(self._spec.input_shape)}. Choose others."
             )
         inputs = convert_inputs(self._spec, inputs, self._where)
         labels = np.broadcast_to(self._label, (*np.shape(indices), *self._label.shape))
@@ -76,8 +76,8 @@ def detection(inside: Evaluation, outside: Evaluation) -> JsonDict:
             intervals["mean_member"][measure] = _intervals(_mean(drawn))
     if not scores["ensemble"]:
         raise UserError(
-            "The predictions have no entropy, variance or width by which examples could be "
-            "detected. Train several members, or with a loss that has a distribution."
+            "The predictions have no uncertainty by which examples could be detected. Train "
+            "several members, or with a loss that has a distribution."
         )
     return {"ood": scores, "ood_interval": intervals} if weights else {"ood": scores}
 

@@ -228,8 +228,7 @@ def check_groups(ensemble: Ensemble, spec: Spec | None) -> None:
     if spec is not None and spec.num_groups != ensemble.num_groups:
         raise UserError(
             f"The source has num_groups={spec.num_groups}, and the ensemble has num_groups="
-            f"{ensemble.num_groups}: members would be scored on examples that they were trained "
-            f"on. Make the ensemble with num_groups={spec.num_groups}."
+            f"{ensemble.num_groups}. Make the ensemble with num_groups={spec.num_groups}."
         )
 
 
@@ -237,9 +236,8 @@ def _require_no_metrics(metrics: Sequence[Metric]) -> None:
     """Raises a `UserError` if metrics are given for a loss function."""
     if metrics:
         raise UserError(
-            f"The metric {metrics[0].name!r} is computed from a predictive distribution, and "
-            "the loss of this ensemble is a function. Use an objective, or return the metric "
-            "from the loss as an auxiliary scalar."
+            f"The metric {metrics[0].name!r} needs a predictive distribution, and the loss of this "
+            "ensemble is a function. Return the metric from it as an auxiliary scalar."
         )
 
 
@@ -252,8 +250,7 @@ def _scored_by(
     """
     if ensemble.own_step is None:
         raise UserError(
-            "objective and eval_loss score an ensemble that Ensemble.from_step made. This one is "
-            "scored by its loss. Leave them out."
+            "objective and eval_loss score an ensemble of Ensemble.from_step. Leave them out."
         )
     kept, key = ensemble.programs.evaluation, (objective, eval_loss)
     if "scored_by" not in kept or kept["scored_by"][0] != key:

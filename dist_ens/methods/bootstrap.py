@@ -72,7 +72,7 @@ def bootstrap() -> Method:
             if info.positions is None:
                 raise UserError(
                     "bootstrap needs the positions of the examples, and batches from an iterator "
-                    "have none. Give the data as arrays, or resample in the iterator."
+                    "have none. Give the data as arrays."
                 )
             counts = poisson_weight(jax.random.fold_in(info.member_key, EXAMPLES), info.positions)
             return loss(params, model_state, batch, info._replace(counts=counts))
