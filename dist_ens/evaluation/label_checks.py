@@ -93,8 +93,8 @@ def check_classes(labels: np.ndarray, num_classes: int, subject: str = "The labe
         if wrong.any():
             first = np.array2string(labels[wrong][0], threshold=8)
             raise UserError(
-                f"{subject} are shares of classes, and {wrong.sum():,} rows such as {first} do not "
-                "sum to 1 or are negative. Give one label for each example, or shares."
+                f"{subject} are shares of classes, and some do not sum to 1 or are negative, such "
+                f"as {first}. Give one label for each example, or shares."
             )
     if labels.dtype.kind in "iu" and labels.size:
         low, high = int(labels.min()), int(labels.max())
