@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from conformal_coverage import coverage_of_intervals, coverage_of_sets
 from dist_ens.evaluation import conformal
 from dist_ens.evaluation.conformal import (
     adaptive_scores,
     class_scores,
     conformal_quantile,
-    coverage_of_intervals,
-    coverage_of_sets,
     cqr_margin,
     jackknife_plus,
-    mean_set_size,
-    mean_width,
     out_of_bag_means,
 )
 from dist_ens.ground.errors import UserError
@@ -264,13 +261,3 @@ def test_many_rows_are_predicted_in_little_memory_and_in_double():
     assert lower.shape == (20_000,)
     assert lower.dtype == upper.dtype == np.float64
     assert peak_bytes < 64e6
-
-
-def test_scores_of_sets_and_intervals_worked_by_hand():
-    sets = np.array([[True, False, False], [True, True, False], [False, False, False]])
-    assert coverage_of_sets(sets, np.array([0, 2, 1])) == pytest.approx(1 / 3)
-    assert mean_set_size(sets) == 1.0
-    lower, upper = np.array([0, 0, 1, -np.inf, 3]), np.array([1, 1, 3, 0, 2])
-    # On an end, on the other, outside, without a lower end, and within an empty interval.
-    assert coverage_of_intervals(lower, upper, np.array([0, 1, 0.5, -9, 2.5])) == 0.6
-    assert mean_width(lower[[0, 2, 4]], upper[[0, 2, 4]]) == 1.0

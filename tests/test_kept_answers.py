@@ -10,7 +10,8 @@ from sklearn.datasets import load_digits
 
 import dist_ens as de
 from commands import dist_ens
-from dist_ens.evaluation.conformal import coverage_of_intervals, coverage_of_sets, jackknife_plus
+from conformal_coverage import coverage_of_intervals, coverage_of_sets
+from dist_ens.evaluation.conformal import jackknife_plus
 from dist_ens.experiment import (
     CheckpointConfig,
     DataConfig,

@@ -16,8 +16,6 @@ from sklearn.metrics import roc_auc_score
 import networks
 from dist_ens.data import ArraySplit, Spec
 from dist_ens.evaluation import Evaluator
-from dist_ens.evaluation.calibrated_scores import calibrated_scores
-from dist_ens.evaluation.fit_calibration import fit_map
 from dist_ens.evaluation.ood import Unlabelled, detection
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.evaluation.shift import shifted_splits
@@ -237,23 +235,6 @@ def test_what_is_far_from_the_data_is_told_by_the_measures_that_scikit_learn_sco
     got = found["ood"]["mean_member"]["entropy"]["auroc"]
     assert got == pytest.approx(np.mean(members), abs=1e-6)
     assert "mutual_information" not in found["ood"]["mean_member"]
-
-
-@pytest.mark.slow
-@pytest.mark.quick
-def test_a_calibration_at_its_bound_is_told_and_kept():
-    # The validation labels are the predictions: no error, so ever lower temperatures are better.
-    ensemble, state, weights, inputs = network(3, 4)
-    labels = softmax(np.einsum("nf,mfc->mnc", inputs, weights), -1).mean(0).argmax(-1)
-    split, spec = ArraySplit(inputs, labels.astype(np.int32)), Spec((4,), "float32", (), 3)
-    evaluator = Evaluator(ensemble, 8, spec)
-    fitted = fit_map("temperature", evaluator, state, split)
-    calibrated = calibrated_scores(fitted, evaluator, state, split)
-    scores = evaluator.evaluate(state, split).scores()
-    found = Assessment(scores, {"calibrated": calibrated}, {}, ())
-    (warning,) = json.loads(json.dumps(found.to_dict()))["calibrated"]["warnings"]
-    assert "below 0.01, the bound at which the fit stopped: 0 of 30 validation rows" in warning
-    assert found.sentences()[-1] == warning
 
 
 @pytest.mark.quick

@@ -3,10 +3,6 @@
 The guarantee holds for any model if the calibration examples and the examples to predict are
 exchangeable. A level is the requested coverage, such as 0.9. Calibration examples must not be
 training examples.
-
-Ends of intervals and targets are in the targets' unit, float[rows]. `weights` are the number of
-times that each row is drawn in each resample, float[draws, rows]; by default every row counts once.
-A score is a float, or float64[draws] with weights.
 """
 
 import math
@@ -14,8 +10,6 @@ import math
 import numpy as np
 
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.types import Score
-from dist_ens.metrics import mean_of
 
 # Penalty of raps, and the number of classes without it.
 _PENALTY, _FREE_CLASSES = 0.01, 5
@@ -95,18 +89,6 @@ def adaptive_scores(
     return scores
 
 
-def coverage_of_sets(
-    sets: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
-) -> Score:
-    """Computes the fraction of rows whose set, bool[rows, classes], contains the label."""
-    return mean_of(sets[np.arange(len(labels)), labels], weights)
-
-
-def mean_set_size(sets: np.ndarray, weights: np.ndarray | None = None) -> Score:
-    """Computes the mean number of classes in a set, bool[rows, classes]."""
-    return mean_of(sets.sum(axis=1), weights)
-
-
 def cqr_margin(lower: np.ndarray, upper: np.ndarray, targets: np.ndarray, level: float) -> float:
     """Returns the distance by which the ends of intervals are moved outwards to cover `level`.
 
@@ -155,18 +137,6 @@ def out_of_bag_means(out_of_bag: np.ndarray, member_predictions: np.ndarray) -> 
     """Computes the mean prediction of each training example by members not trained on it."""
     predictions = np.asarray(member_predictions, np.float64)
     return (_out_of_bag_weights(out_of_bag) * predictions).sum(axis=0)
-
-
-def coverage_of_intervals(
-    lower: np.ndarray, upper: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
-) -> Score:
-    """Computes the fraction of rows whose interval contains the target."""
-    return mean_of((lower <= targets) & (targets <= upper), weights)
-
-
-def mean_width(lower: np.ndarray, upper: np.ndarray, weights: np.ndarray | None = None) -> Score:
-    """Computes the mean width of the intervals, where an empty interval has width 0."""
-    return mean_of(np.maximum(upper - lower, 0), weights)
 
 
 def _kth_smallest(values: np.ndarray, k: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from dist_ens.data.class_names import are_names, listed, with_class_numbers
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.ground.errors import UserError, kind_of
-from dist_ens.ground.host_keys import generator_of, host_array
+from dist_ens.ground.host_keys import host_array
 from dist_ens.ground.state import refuse_lists
 from dist_ens.ground.types import Batch, Data, PyTree, Specs
 from dist_ens.losses import Objective
@@ -111,7 +111,7 @@ def _batches_of(data: Data) -> list[Batch]:
         refuse_lists(batch, f"batch {number} of the data", and_numbers=False)
         batches.append(jax.tree.map(host_array, batch))
         leaves = jax.tree.leaves(batches[-1])
-        if not all(map(_is_of_batch, leaves)):
+        if any(are_names(leaf) and not leaf.ndim for leaf in leaves):
             found = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
             raise UserError(
                 f"The data is {kind_of(data)}, and its item {number} is no batch, but holds "
@@ -120,10 +120,3 @@ def _batches_of(data: Data) -> list[Batch]:
     if not batches:
         raise UserError("The data has no batches. Give at least one.")
     return batches
-
-
-def _is_of_batch(leaf: np.ndarray) -> bool:
-    """Returns whether a leaf of a batch holds numbers, keys, or names of classes."""
-    is_number = jax.numpy.issubdtype(leaf.dtype, jax.numpy.number) or leaf.dtype == bool
-    is_name = are_names(leaf) and leaf.ndim > 0
-    return is_number or is_name or generator_of(leaf.dtype) is not None
