@@ -119,11 +119,8 @@ class Calibration:
     ) -> tuple[Mapping[str, np.ndarray], JsonDict]:
         """Returns the calibrated arrays of a prediction, and `sets` or `interval` by this name.
 
-        Args:
-            distribution: Predictive distribution.
-            shown: Prediction of the ensemble as `Distribution.shown` returns it.
-            points: Function that returns the members' means or medians, [members, batch].
-            inputs: Inputs of the examples, leaves [batch, ...].
+        `shown` is the prediction as `Distribution.shown` returns it, and `points` returns the
+        members' means or medians, [members, batch].
         """
         summary = distribution.from_shown(shown)
         found: JsonDict = {}

@@ -66,19 +66,16 @@ def pictures_of(
 
 
 def _reliability(values: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
-    """Returns the bins of a reliability diagram, as lists."""
     bins = reliability_bins(values["confidence"], values["correct"])
     return {name: of_bins.tolist() for name, of_bins in bins.items()}
 
 
 def _coverages(pit: np.ndarray) -> list[float]:
-    """Returns the share of targets in the central interval of each level, from PIT values."""
     distance = 2 * np.abs(pit - 0.5)
     return [float((distance <= level).mean()) for level in _LEVELS]
 
 
 def _single_examples(evaluation: Evaluation) -> JsonDict:
-    """Returns the `hardest` and the `most_uncertain` examples."""
     values = {name: rows[0] for name, rows in evaluation.groups.items()}
     distribution = evaluation.distribution
     hardest = _highest_first(values[distribution.error_statistic])

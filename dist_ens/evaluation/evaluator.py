@@ -301,5 +301,4 @@ def broken_positions(member_predictions: Mapping[str, np.ndarray]) -> list[int]:
 
 
 def _joined(parts: Sequence[PyTree]) -> PyTree:
-    """Returns batches of predictions joined, leaves [groups or members, examples, ...]."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)

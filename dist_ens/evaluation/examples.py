@@ -100,12 +100,10 @@ def parts_of_objective(objective: Objective, split: Split) -> Split:
 
 
 def _is_tree(data: Data) -> bool:
-    """Returns whether data is a pytree of arrays, and not an iterable of batches."""
     return isinstance(data, Mapping | tuple) or hasattr(data, "dtype")
 
 
 def _batches_of(data: Data) -> list[Batch]:
-    """Returns the batches of a finite iterable, checked; see `arrays_of`."""
     batches = []
     for number, batch in enumerate(data):
         refuse_lists(batch, f"batch {number} of the data", and_numbers=False)

@@ -195,7 +195,6 @@ def uniform_of_split(method: str, split: Split) -> np.ndarray:
 def _require_fitting(
     kind: str, method: str, distribution: Distribution, fitting: tuple[str, ...]
 ) -> None:
-    """Raises a `UserError` unless a method is one of those that fit a distribution."""
     if method not in fitting:
         raise UserError(
             f"The {kind} {method!r} does not fit {type(distribution).__name__} predictions, which "
@@ -204,7 +203,6 @@ def _require_fitting(
 
 
 def _required(split: Split | None) -> Split:
-    """Returns a validation split; raises a `UserError` if no examples were held out."""
     if split is None:
         raise UserError(
             "Calibrations are fitted on validation data, and the run held none out. Train with "

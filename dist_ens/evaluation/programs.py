@@ -290,5 +290,4 @@ def _in_rows(values: Values, labels: jax.Array) -> Values:
 
 
 def _types_of(predictions: Values) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Returns the shape and type of one prediction by name, from those of several predictors."""
     return {name: (leaf.shape[1:], leaf.dtype) for name, leaf in predictions.items()}

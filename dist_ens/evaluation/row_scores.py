@@ -114,7 +114,6 @@ class Evaluation:
     def _intervals(
         self, groups: Sequence[dict[str, float]], members: Sequence[dict[str, float]]
     ) -> JsonDict:
-        """Returns the intervals of scores; see `Scores.intervals`."""
         of_groups = [self._of_group(g, self._draws[g]) for g in range(self.num_groups)]
         of_members = [
             self._of_member(position, self._draws[position % self.num_groups])
@@ -182,7 +181,6 @@ class Evaluation:
 
     @property
     def _num_draws(self) -> int:
-        """Number of resamples; 0 for too many rows."""
         return num_draws(self.labels.shape[1])
 
     @cached_property

@@ -161,7 +161,6 @@ def score_directions(
 
 
 def _directions(evaluator: Evaluator, state: State, split: Split) -> dict[str, str | None]:
-    """Returns the direction of each score by its name, from the shapes of one example."""
     ensemble = evaluator.ensemble
     example = split.take(np.zeros(1, np.int64))
     check_parts("The evaluation data", example, may_have_weights=True)
@@ -233,7 +232,6 @@ def check_groups(ensemble: Ensemble, spec: Spec | None) -> None:
 
 
 def _require_no_metrics(metrics: Sequence[Metric]) -> None:
-    """Raises a `UserError` if metrics are given for a loss function."""
     if metrics:
         raise UserError(
             f"The metric {metrics[0].name!r} needs a predictive distribution, and the loss of this "

@@ -82,7 +82,6 @@ def _is_fine(dtype: np.dtype, low: float, high: float) -> bool:
 
 
 def _gaussian_noise(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
-    """Adds Gaussian noise, with a standard deviation that is a fraction of the inputs' range."""
     return x + random.normal(scale=_NOISE[at], size=x.shape)
 
 
@@ -93,13 +92,11 @@ def _blur(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
 
 
 def _contrast(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
-    """Lowers the contrast, by moving values towards the mean of each channel."""
     mean = x.mean(axis=(0, 1), keepdims=True)
     return mean + (0.75, 0.5, 0.4, 0.3, 0.15)[at] * (x - mean)
 
 
 def _rotation(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
-    """Rotates the picture to the left or right, with corners filled from the nearest edge."""
     angle = (15, 30, 45, 60, 75)[at] * random.choice((-1, 1))
     return ndimage.rotate(x, angle, reshape=False, order=1, mode="nearest")
 

@@ -61,11 +61,9 @@ class Distribution(Protocol):
 
     @abc.abstractmethod
     def from_outputs(self, outputs: jax.Array) -> Values:
-        """Returns a member's prediction.
+        """Returns a member's prediction from its outputs, [samples, batch, ..., outputs].
 
-        Args:
-            outputs: Outputs of the member, [samples, batch, ..., outputs]. There is one sample, or
-                several samples that were drawn with dropout.
+        There is one sample, or several samples that were drawn with dropout.
         """
         ...
 
@@ -83,9 +81,8 @@ class Distribution(Protocol):
     def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
         """Returns the ensemble's prediction and its uncertainty.
 
-        Args:
-            outputs: Outputs of the members, [members, batch, ..., outputs].
-            has_samples: Whether `outputs` has an axis of samples behind the members.
+        Outputs are [members, batch, ..., outputs], with an axis behind the members if
+        `has_samples`.
         """
         ...
 

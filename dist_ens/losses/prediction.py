@@ -142,7 +142,6 @@ def predict_leaves(outputs: Outputs) -> Prediction:
 
 
 def _described(tree: PyTree) -> str:
-    """Returns the types and shapes of a pytree's leaves."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if len(leaves) == 1 and not leaves[0][0]:
         return f"{tree.dtype}{list(tree.shape)}"
