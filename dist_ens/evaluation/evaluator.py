@@ -70,11 +70,11 @@ class Evaluator:
         of_classes = spec is None or spec.num_classes is not None
         self.distribution = distribution or (Categorical() if of_classes else Gaussian())
         self.metrics = (*self.distribution.metrics, *self.own_metrics)
-        own = [metric.name for metric in self.own_metrics]
-        names = [*own, *{metric.name for metric in self.distribution.metrics}]
-        twice = [name for name in own if names.count(name) > 1]
-        if twice:
-            raise UserError(f"Two metrics are called {twice[0]!r}. Give one another name.")
+        names = [metric.name for metric in self.own_metrics]
+        names += {metric.name for metric in self.distribution.metrics}
+        if len({*names}) < len(names):
+            twice = max(names, key=names.count)
+            raise UserError(f"Two metrics are called {twice!r}. Give one another name.")
         self.programs = programs_of(ensemble, self.distribution, self.metrics, self.left_out)
 
     def without(self, positions: Sequence[int]) -> "Evaluator":
