@@ -11,7 +11,7 @@ from scipy.special import softmax
 from scipy.stats import norm
 
 import dist_ens as de
-from dist_ens.evaluation.conformal import coverage_of_intervals, coverage_of_sets
+from conformal_coverage import coverage_of_intervals, coverage_of_sets
 from dist_ens.ground.errors import UserError
 
 pytestmark = pytest.mark.quick

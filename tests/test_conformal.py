@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from conformal_coverage import coverage_of_intervals, coverage_of_sets
 from dist_ens.evaluation import conformal
 from dist_ens.evaluation.conformal import (
     adaptive_scores,
     class_scores,
     conformal_quantile,
-    coverage_of_intervals,
-    coverage_of_sets,
     cqr_margin,
     jackknife_plus,
-    mean_set_size,
-    mean_width,
     out_of_bag_means,
 )
 from dist_ens.ground.errors import UserError
@@ -61,17 +58,6 @@ def sets_of(scores, random, probs, labels, level=LEVEL):
     return lambda fresh: scores(fresh, random.random(len(fresh))) <= quantile
 
 
-def test_a_quantile_worked_by_hand():
-    # 19 scores: ceil(20 * 0.9) = 18; 9 scores: ceil(10 * 0.9) = 9, the largest.
-    scores = np.random.default_rng(0).permutation(np.arange(1.0, 20.0))
-    before = scores.copy()
-    assert conformal_quantile(scores, 0.9) == 18.0
-    np.testing.assert_array_equal(scores, before)  # which is the caller's
-    assert conformal_quantile(scores[scores < 10], 0.9) == 9.0
-    assert conformal_quantile(scores, 0.5) == 10.0
-    assert conformal_quantile(scores, 1e-15) == 1.0
-
-
 @pytest.mark.parametrize("level", [0.07, 0.1, 0.29, 0.5, 0.57, 0.7, 0.9, 0.95, 0.99])
 def test_the_rank_is_exact_for_every_number_of_scores(level):
     exact = Fraction(str(level))
@@ -83,13 +69,8 @@ def test_the_rank_is_exact_for_every_number_of_scores(level):
             ):
                 conformal_quantile(np.arange(n), level)
         else:
-            assert conformal_quantile(np.arange(1, n + 1), level) == math.ceil((n + 1) * exact)
-
-
-@pytest.mark.parametrize("level", [0, 1, 90, math.nan])
-def test_a_level_that_is_no_coverage_is_refused(level):
-    with pytest.raises(UserError, match=f"level={level} is not a coverage between 0 and 1"):
-        conformal_quantile(np.arange(100), level)
+            scores = np.random.default_rng(n).permutation(np.arange(1, n + 1))
+            assert conformal_quantile(scores, level) == math.ceil((n + 1) * exact)
 
 
 @pytest.mark.slow
@@ -157,14 +138,6 @@ def test_adaptive_scores_are_those_of_a_loop_over_rows_and_classes(penalty, k_re
     # Without a penalty, or with all classes free, these are the scores of aps.
     aps = class_scores("aps", probs, uniforms)
     np.testing.assert_array_equal(adaptive_scores(probs, uniforms, 9.0, 6), aps)
-
-
-def test_half_precision_is_scored_in_double():
-    probs = classification(np.random.default_rng(9), 50)[0].astype(np.float16)
-    for method in ("lac", "aps", "raps"):
-        u = np.full(50, 0.5)
-        expected = class_scores(method, probs.astype(np.float64), u)
-        np.testing.assert_array_equal(class_scores(method, probs, u), expected)
 
 
 def regression(random, num_rows):
@@ -288,20 +261,3 @@ def test_many_rows_are_predicted_in_little_memory_and_in_double():
     assert lower.shape == (20_000,)
     assert lower.dtype == upper.dtype == np.float64
     assert peak_bytes < 64e6
-
-
-def test_examples_that_every_member_saw_are_counted_and_refused():
-    out_of_bag = np.ones((3, 9), bool)
-    out_of_bag[:, [2, 5]] = False
-    with pytest.raises(UserError, match="2 of 9 examples .* all 3 members.*Train more members"):
-        jackknife_plus(np.ones(9), out_of_bag, np.ones((3, 4)), LEVEL)
-
-
-def test_scores_of_sets_and_intervals_worked_by_hand():
-    sets = np.array([[True, False, False], [True, True, False], [False, False, False]])
-    assert coverage_of_sets(sets, np.array([0, 2, 1])) == pytest.approx(1 / 3)
-    assert mean_set_size(sets) == 1.0
-    lower, upper = np.array([0, 0, 1, -np.inf, 3]), np.array([1, 1, 3, 0, 2])
-    # On an end, on the other, outside, without a lower end, and within an empty interval.
-    assert coverage_of_intervals(lower, upper, np.array([0, 1, 0.5, -9, 2.5])) == 0.6
-    assert mean_width(lower[[0, 2, 4]], upper[[0, 2, 4]]) == 1.0

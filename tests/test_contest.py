@@ -111,27 +111,6 @@ def test_what_would_be_compiled_for_too_long_is_not_begun(
 
 
 @pytest.mark.parametrize(
-    ("num_steps", "tried", "in_turns", "settled"),
-    [
-        # A call of 0.3 s is timed in 0.9 s, and takes three turns in 2.6 s. Of 6.5 s, which are 5 %
-        # of 867 steps of 0.15 s, 5.6 s are left for the third: less than 0.9 s and turns of two.
-        (867, 2, 2, False),
-        (1100, 3, 2, False),  # of 8.3 s 6.4 are left for turns of three, which take 7.8
-        (1300, 3, 3, True),
-        (533, 3, 0, False),  # of 4 s nothing can be kept for turns
-    ],
-)
-def test_time_for_the_turns_of_the_best_two_is_kept(
-    monkeypatch, sleep, num_steps, tried, in_turns, settled
-):
-    rounds = in_rounds(monkeypatch, sleep, {300: [0.3] * 3, 301: [0.4] * 3, 302: [0.5] * 3})
-    timing, _ = timed(0.3, 0.301, 0.302, num_steps=num_steps)
-    assert (len(timing.step_secs), len(timing.num_turns)) == (tried, in_turns)
-    assert [num_turns for _, num_turns in rounds] == [3] * (in_turns > 0)  # of calls that are long
-    assert timing.settled == settled
-
-
-@pytest.mark.parametrize(
     ("rounds", "taken", "fastest"),
     [
         # Two stay within a tenth of each other to the end: 1, 1.2 and 1.3; 1.1, 1 and 1.15.

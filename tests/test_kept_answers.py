@@ -10,7 +10,8 @@ from sklearn.datasets import load_digits
 
 import dist_ens as de
 from commands import dist_ens
-from dist_ens.evaluation.conformal import coverage_of_intervals, coverage_of_sets, jackknife_plus
+from conformal_coverage import coverage_of_intervals, coverage_of_sets
+from dist_ens.evaluation.conformal import jackknife_plus
 from dist_ens.experiment import (
     CheckpointConfig,
     DataConfig,
@@ -81,28 +82,24 @@ def run(finished, tmp_path):
 
 def test_every_question_stays_answered_on_the_page_and_predictions_use_the_answers(run, tmp_path):
     workdir, page = f"--workdir={run}", run / "report.html"
-    for flags in (
-        ["--calibration=temperature"],
-        ["--conformal=lac", "--level=0.7"],
-        ["--conformal=aps"],
-        ["--shift"],
-        [f"--json={tmp_path / 'scores.json'}"],
-    ):
-        ended = dist_ens("evaluate", workdir, *flags)
-        assert ended.returncode == 0, ended.stderr
-        assert "Wrote report.html" in ended.stdout
+    ask(run, calibration="temperature")
+    ask(run, conformal="aps")
+    ask(run, shift=True)
+    ended = dist_ens("evaluate", workdir, "--conformal=lac", "--level=0.7")
+    assert ended.returncode == 0, ended.stderr
+    assert "Wrote report.html" in ended.stdout
     text = page.read_text()
     for section in ("calibration", "conformal", "shift", "reliability"):
         assert f'<section id="{section}">' in text, section
     assert "after temperature" in text
     assert "Older" not in text
     kept = read_run(run).answers
-    assert [*kept] == [
+    assert {*kept} == {
         "calibration=temperature",
         "conformal=lac level=0.7",
         "conformal=aps level=0.9",
         "shift",
-    ]
+    }
     assert {answer["step"] for answer in kept.values()} == {STEPS}
 
     x, labels = load_digits().images, load_digits().target

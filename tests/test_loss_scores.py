@@ -218,9 +218,8 @@ def test_a_loss_that_takes_train_is_evaluated_in_the_mode_of_evaluation(mesh):
     [
         (Network(norm=False), "draws from its key"),
         (Network(rate=0.0), "changes the model state"),
-        (Network(), "draws from its key and changes the model state"),
     ],
-    ids=["dropout", "statistics", "both"],
+    ids=["dropout", "statistics"],
 )
 def test_a_loss_that_would_be_evaluated_as_in_training_is_refused(network, found):
     def loss(params, model_state, batch, key):

@@ -130,29 +130,6 @@ def test_the_curve_is_the_risk_at_every_coverage(count, decimals):
     np.testing.assert_allclose(got, expected, atol=1e-9)
 
 
-def test_a_curve_worked_by_hand():
-    # From the most confident: 1 and 0 tied, then 1. At 0 the tie's mean, at 1/2 within it, and at
-    # 1 all: 1/2, 1/2, 2/3.
-    coverage, risk = risk_coverage_curve(np.array([2, 1, 2]), np.array([1, 1, 0]), num_points=3)
-    np.testing.assert_allclose(coverage, [0, 0.5, 1])
-    np.testing.assert_allclose(risk, [1 / 2, 1 / 2, 2 / 3])
-
-
-@pytest.mark.parametrize("risk", [0.0, 1.0])
-def test_awkward_rows_of_one_outcome_have_it_as_their_risk(risk):
-    for confidence in (
-        np.array([0.5]),
-        np.zeros(7),
-        np.array([np.inf, -np.inf, 0, np.inf]),
-        np.float16([0.1, 0.2, 0.2]),
-        np.array([1, 0, 1]),
-    ):
-        errors = np.full(len(confidence), risk)
-        assert area_under_risk_coverage(confidence, errors) == pytest.approx(risk)
-        assert risk_at_coverage(confidence, errors, 0.4) == pytest.approx(risk)
-        np.testing.assert_allclose(risk_coverage_curve(confidence, errors)[1], np.full(101, risk))
-
-
 def test_infinite_confidences_are_ranked_and_tied_with_each_other():
     # 1 and 0 tied, then 0, then 1: (1/2 + 1/2 + 1/3 + 2/4) / 4 = 0.458333
     confidence, errors = np.array([-np.inf, np.inf, 3, np.inf]), np.array([1, 1, 0, 0])
@@ -161,24 +138,6 @@ def test_infinite_confidences_are_ranked_and_tied_with_each_other():
     assert risk_coverage_curve(confidence, errors, 5)[1] == pytest.approx(
         [1 / 2, 1 / 2, 1 / 2, 1 / 3, 1 / 2]
     )
-
-
-def test_counts_and_truths_are_ranked_as_numbers():
-    # The errors from the most confident: 0, 0, 1. Risks 0, 0, 1/3.
-    area = area_under_risk_coverage(np.uint8([0, 1, 2]), np.array([True, False, False]))
-    assert area == pytest.approx(1 / 9)
-    got = detection_scores(np.array([False, False]), np.array([True, True]))
-    assert got == {"auroc": 1, "aupr": 1, "fpr95": 0}
-
-
-def test_half_precision_is_read_not_computed_with():
-    confidence, errors = rows(8, 3000)
-    half, half_errors = confidence.astype(np.float16), errors.astype(np.float16)
-    expected = slow_area(half.astype(float), half_errors.astype(float))
-    assert area_under_risk_coverage(half, half_errors) == pytest.approx(expected, abs=1e-9)
-    got = detection_scores(half[:1000], half[1000:])
-    expected = sklearn_detection(half[:1000].astype(float), half[1000:].astype(float))
-    assert got == pytest.approx(expected, abs=1e-9)
 
 
 def test_detection_scores_worked_by_hand():
@@ -231,15 +190,3 @@ def test_detection_scores_are_scikit_learns(count_in, count_out, decimals):
     for draw, weights in enumerate(zip(weights_in, weights_out, strict=True)):
         expected = sklearn_detection(scores_in, scores_out, *weights)
         assert {k: v[draw] for k, v in got.items()} == pytest.approx(expected, abs=1e-9)
-
-
-def test_detection_of_all_ties_of_single_rows_and_of_what_is_apart():
-    # All tied: a coin; the share of the positives, 3 of 5; all are detected at once.
-    tied = detection_scores(np.zeros(2), np.zeros(3))
-    assert tied == pytest.approx({"auroc": 0.5, "aupr": 0.6, "fpr95": 1})
-    one, two = np.array([1.0]), np.array([2.0])
-    assert detection_scores(one, two) == {"auroc": 1, "aupr": 1, "fpr95": 0}
-    assert detection_scores(two, one) == {"auroc": 0, "aupr": 0.5, "fpr95": 1}
-    # 0 and 1 exactly: of four pairs two are in order and two tied; 2 of the 3 rows from 1 on.
-    got = detection_scores(np.array([0, 1]), np.array([1, 1]))
-    assert got == pytest.approx({"auroc": 0.75, "aupr": 2 / 3, "fpr95": 0.5})

@@ -87,7 +87,6 @@ def test_a_column_of_targets_never_broadcasts_to_a_square(loss):
 
 
 EYE = np.eye(3, dtype=np.float32)[np.arange(EXAMPLES) % 3]
-TAGS = EYE + np.roll(EYE, 1, axis=1)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,6 @@ TAGS = EYE + np.roll(EYE, 1, axis=1)
     [
         ("gaussian", {"labels": np.zeros((EXAMPLES, 2), "f")}, r"The labels .* \[examples, 2\]"),
         ("categorical", {"labels": EYE.astype("i")}, "One-hot rows are converted to classes by ar"),
-        ("categorical", {"labels": EYE}, "One-hot rows are converted to classes by argmax"),
         (
             "categorical",
             {"labels": np.zeros(EXAMPLES, "f")},
@@ -127,11 +125,10 @@ def test_labels_and_weights_that_do_not_fit_are_refused(name, changes, message):
     assert not steps
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.float32])
-def test_rows_that_mark_several_classes_are_not_trained_on(dtype):
-    data = data_with(TAGS.astype(dtype))
-    with pytest.raises(UserError, match="(One-hot rows|do not sum to 1).* one label"):
-        de.fit(ensemble_of(de.losses.categorical(3)), data, steps=1, progress=False)
+def test_rows_that_mark_several_classes_are_not_trained_on():
+    tags = EYE + np.roll(EYE, 1, axis=1)
+    with pytest.raises(UserError, match="do not sum to 1.* one label"):
+        de.fit(ensemble_of(de.losses.categorical(3)), data_with(tags), steps=1, progress=False)
 
 
 @pytest.mark.parametrize("num_inputs", [3, 4])
@@ -146,9 +143,7 @@ def test_one_example_without_its_batch_is_told_and_a_batch_of_one_is_predicted(n
     state = ensemble.init({"inputs": inputs, "labels": np.zeros(EXAMPLES)})
     for use in (ensemble.predict, ensemble.apply):
         for one in (inputs[0], jnp.asarray(inputs[0])):
-            with pytest.raises(
-                UserError, match=rf"^The inputs float32\[{num_inputs}\] are one exam"
-            ):
+            with pytest.raises(UserError, match="A single example is an array of length 1"):
                 use(state, one)
     assert ensemble.predict(state, inputs[:1]).mean.tolist() == [num_inputs]
 

@@ -5,21 +5,6 @@ import pytest
 
 from dist_ens.data import ArraySplit, Spec
 from dist_ens.evaluation.shift import shifted_splits
-from dist_ens.experiment import (
-    CheckpointConfig,
-    DataConfig,
-    Experiment,
-    ModelConfig,
-    OptimizerConfig,
-    open_source,
-)
-from dist_ens.experiment.assess import assess
-from dist_ens.experiment.assessment import (
-    EvaluationRequest,
-)
-from dist_ens.experiment.build import evaluator_of_run
-from dist_ens.experiment.loaded import open_finished
-from dist_ens.experiment.train import train
 
 RANDOM = np.random.default_rng(0)
 ON = RANDOM.random((20, 8, 8)) < 0.295
@@ -80,35 +65,3 @@ def test_types_whose_steps_are_small_beside_the_noise_are_kept():
             assert values.max() <= inputs.max()
     of_72 = np.resize([100, 172], (20, 8, 8)).astype(np.int16)
     assert shifted(of_72)["blur", 1].dtype == np.float32
-
-
-def test_a_run_on_booleans_has_the_scores_of_one_on_floats(tmp_path):
-    digits = open_source(DataConfig(source="digits"))
-    taken = {s: getattr(digits, s).take(np.arange(300)) for s in ("train", "test")}
-    arrays = {f"{s}_images": t["inputs"] > 7.5 for s, t in taken.items()}
-    np.savez(
-        tmp_path / "digits.npz", **arrays, **{f"{s}_labels": t["labels"] for s, t in taken.items()}
-    )
-    config = Experiment(
-        num_members=2,
-        steps=40,
-        steps_per_call=20,
-        execution="vmap",
-        data=DataConfig(source=f"npz:{tmp_path / 'digits.npz'}", global_batch_size=64),
-        model=ModelConfig(name="mlp", options={"hidden_sizes": (16,)}),
-        optimizer=OptimizerConfig(learning_rate=0.01),
-        checkpoint=CheckpointConfig(every_steps=1000),
-    )
-    train(config, tmp_path / "run")
-    run, ensemble, state, *_ = open_finished(tmp_path / "run")
-    assert run.spec.input_dtype == "bool"
-    evaluator, source = evaluator_of_run(run, ensemble), open_source(run.experiment.data)
-    told = assess(run, evaluator, state, source, EvaluationRequest(shift=True)).to_dict()
-    floats = ArraySplit(arrays["test_images"].astype(np.float32), taken["test"]["labels"])
-    for name, splits in shifted_splits(floats, Spec((8, 8), "float32", (), 10)).items():
-        for each, found in zip(splits[::4], told["shift"][name][::4], strict=True):
-            expected = evaluator.evaluate(state, each).scores().ensemble
-            assert found["test"] == pytest.approx(expected, rel=1e-6)
-    # All pixels were on under contrast before: a picture of any digit looked the same.
-    contrast = [at["test"]["accuracy"] for at in told["shift"]["contrast"]]
-    assert contrast[0] > 0.8 * told["test"]["accuracy"] > 0.4

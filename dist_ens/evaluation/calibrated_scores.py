@@ -3,7 +3,6 @@
 import numpy as np
 
 from dist_ens.data import Split
-from dist_ens.evaluation import conformal
 from dist_ens.evaluation.calibration import Calibration
 from dist_ens.evaluation.conformal_rule import SETS, ConformalRule
 from dist_ens.evaluation.evaluator import Evaluator
@@ -13,7 +12,7 @@ from dist_ens.evaluation.row_scores import num_draws
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Score
-from dist_ens.metrics import bootstrap_weights, interval
+from dist_ens.metrics import bootstrap_weights, interval, mean_of
 from dist_ens.metrics.calibration_error import reliability_bins
 
 # Number of examples that are scored at a time. Their statistics of each class need much memory.
@@ -23,12 +22,9 @@ _AT_A_TIME = 1000
 def calibrated_scores(
     calibration: Calibration, evaluator: Evaluator, state: State, test: Split
 ) -> JsonDict:
-    """Scores the pooled prediction after a map of probabilities or variances.
+    """Returns the scores of the pooled prediction after a map of probabilities or variances.
 
-    Returns:
-        `method`, `parameters`, `warnings` (sentences about parameters that the validation split
-        does not determine), `test` and, unless there are too many rows, `test_interval`. Also
-        `reliability` for classes, the bins of the reliability diagram.
+    The map's `method`, `parameters` and `warnings` are included, and for classes the `reliability`.
     """
     summary, labels = pooled_of(evaluator, state, test)
     method, parameters = calibration.method or "", calibration.parameters
@@ -63,35 +59,29 @@ def calibrated_scores(
 def conformal_scores(
     rule: ConformalRule, level: float, evaluator: Evaluator, state: State, test: Split
 ) -> JsonDict:
-    """Scores conformal sets or intervals of the pooled prediction.
+    """Returns the scores of conformal sets or intervals, with `interval`s of these scores.
 
-    Returns:
-        `method`, `level`, `coverage`, and `mean_set_size` or, in the targets' own unit,
-        `mean_width`. Unless there are too many rows, also an `interval` of the two scores.
+    The score `mean_width` is in the targets' own unit. Too many rows have no `interval`.
     """
     distribution = evaluator.distribution
     summary, labels = pooled_of(evaluator, state, test)
     if rule.method in SETS:
         u = uniform_of_split(rule.method, test)
         sets = rule.sets(distribution.probabilities(summary), u, level)
-
-        def scores(weights: np.ndarray | None) -> dict[str, Score]:
-            return {
-                "coverage": conformal.coverage_of_sets(sets, labels, weights),
-                "mean_set_size": conformal.mean_set_size(sets, weights),
-            }
+        covered, sizes = sets[np.arange(len(labels)), labels], sets.sum(axis=1)
+        name, unit = "mean_set_size", 1.0
     else:
 
         def points() -> np.ndarray:
             return np.delete(held_out_means(evaluator, state, test), evaluator.left_out, axis=0)
 
         low, high = rule.interval(distribution, summary, points, level)
+        covered = (low <= labels) & (labels <= high)
+        sizes = np.maximum(high - low, 0)  # The lower end of an empty interval is the larger one.
+        name, unit = "mean_width", evaluator.units[0]
 
-        def scores(weights: np.ndarray | None) -> dict[str, Score]:
-            return {
-                "coverage": conformal.coverage_of_intervals(low, high, labels, weights),
-                "mean_width": conformal.mean_width(low, high, weights) * evaluator.units[0],
-            }
+    def scores(weights: np.ndarray | None) -> dict[str, Score]:
+        return {"coverage": mean_of(covered, weights), name: mean_of(sizes, weights) * unit}
 
     found: JsonDict = {"method": rule.method, "level": level, **scores(None)}
     draws = num_draws(len(test))

@@ -19,16 +19,7 @@ from dist_ens.losses import Distribution, Objective, Prediction
 
 @dataclasses.dataclass(frozen=True)
 class Predictor:
-    """The ensemble at a step, whose pooled prediction a calibration belongs to.
-
-    Attributes:
-        step: Number of updates that the members have seen.
-        member_ids: Ids of the members that are pooled.
-        seed: Seed of the ensemble.
-        objective: Name of the objective.
-        pooling: Way in which members are pooled.
-        dropout_samples: Number of samples of each member; None without.
-    """
+    """The ensemble at a step, without the members left out, that a calibration belongs to."""
 
     step: int
     member_ids: tuple[int, ...]
@@ -128,11 +119,8 @@ class Calibration:
     ) -> tuple[Mapping[str, np.ndarray], JsonDict]:
         """Returns the calibrated arrays of a prediction, and `sets` or `interval` by this name.
 
-        Args:
-            distribution: Predictive distribution.
-            shown: Prediction of the ensemble as `Distribution.shown` returns it.
-            points: Function that returns the members' means or medians, [members, batch].
-            inputs: Inputs of the examples, leaves [batch, ...].
+        `shown` is the prediction as `Distribution.shown` returns it, and `points` returns the
+        members' means or medians, [members, batch].
         """
         summary = distribution.from_shown(shown)
         found: JsonDict = {}
@@ -178,6 +166,6 @@ def objective_of(ensemble: Ensemble) -> Objective:
     if ensemble.objective is None:
         raise UserError(
             "The loss of this ensemble is a function, which says nothing of predictions that could "
-            "be calibrated. Make the ensemble with an objective, such as losses.categorical(10)."
+            "be calibrated. Use an objective, such as losses.categorical(10)."
         )
     return ensemble.objective

@@ -3,10 +3,6 @@
 The guarantee holds for any model if the calibration examples and the examples to predict are
 exchangeable. A level is the requested coverage, such as 0.9. Calibration examples must not be
 training examples.
-
-Ends of intervals and targets are in the targets' unit, float[rows]. `weights` are the number of
-times that each row is drawn in each resample, float[draws, rows]; by default every row counts once.
-A score is a float, or float64[draws] with weights.
 """
 
 import math
@@ -14,8 +10,6 @@ import math
 import numpy as np
 
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.types import Score
-from dist_ens.metrics import mean_of
 
 # Penalty of raps, and the number of classes without it.
 _PENALTY, _FREE_CLASSES = 0.01, 5
@@ -24,22 +18,12 @@ _CHUNK_BYTES = 2**23
 
 
 def conformal_quantile(scores: np.ndarray, level: float) -> float:
-    """Computes the conformal quantile of calibration scores.
+    """Computes the conformal quantile of calibration scores, of which higher is worse.
 
         quantile = the k-th smallest of n scores,  k = ceil((n + 1) * level)
 
     The score of a new example is at most this with probability at least `level`. If no two scores
     are equal, the probability is at most level + 1 / (n + 1).
-
-    Args:
-        scores: Nonconformity scores of the calibration examples, higher is worse; float[n].
-        level: Requested coverage, in (0, 1).
-
-    Raises:
-        UserError: If `level` is not in (0, 1), or k > n, so that there are too few scores.
-
-    >>> conformal_quantile(np.arange(1.0, 20.0), level=0.9)  # the 18th of 19, not the 17.1th
-    18.0
 
     Source: Vovk et al. (2005), "Algorithmic learning in a random world"; as here in Lei et al.
     (2018), https://arxiv.org/abs/1604.04173.
@@ -49,14 +33,7 @@ def conformal_quantile(scores: np.ndarray, level: float) -> float:
 
 
 def quantile_rank(num_scores: int, level: float) -> int:
-    """Returns the rank k of `conformal_quantile` among the calibration scores, from 1.
-
-    Raises:
-        UserError: If `level` is not in (0, 1), or the rank exceeds `num_scores`.
-
-    >>> quantile_rank(19, level=0.9)
-    18
-    """
+    """Returns the rank k of `conformal_quantile`; raises a `UserError` if it exceeds the number."""
     if not 0 < level < 1:
         raise UserError(f"level={level} is not a coverage between 0 and 1. Try 0.9 for 90 %.")
     rank = _ceil((num_scores + 1) * level)
@@ -73,24 +50,10 @@ def _ceil(value: float) -> int:
 
 
 def class_scores(method: str, probs: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Computes the score of each class as the label of each row.
+    """Returns the nonconformity score of each class of each row, float64[rows, classes].
 
         lac:  score(x, c) = 1 - p(c | x)
         aps and raps: see `adaptive_scores`
-
-    The sets of lac have the smallest mean size. Those of aps and raps are larger for harder rows.
-
-    Args:
-        method: "lac", "aps" or "raps".
-        probs: Class probabilities; float[rows, classes].
-        uniform: Number u of each row, in [0, 1), for aps and raps; float[rows].
-
-    Returns:
-        Nonconformity scores, float64[rows, classes]. A class is in the set of a row if its score is
-        at most the `conformal_quantile` of the calibration labels' scores. A set may be empty.
-
-    >>> class_scores("aps", np.array([[0.75, 0.25]]), uniform=np.array([0.5]))  # 0.75 / 2 first
-    array([[0.375, 0.875]])
 
     Source: Sadinle et al. (2019), https://arxiv.org/abs/1609.00451, for lac.
     """
@@ -110,14 +73,8 @@ def adaptive_scores(
         score(x, c) = sum of p(k | x) over the classes k more probable than c  +  u * p(c | x)
                       +  penalty * max(rank of c - k_reg, 0)
 
-    The most probable class has rank 1. The number u makes the coverage exact. Labels of probability
-    exactly 0 share one score, which can only raise the coverage.
-
-    Args:
-        probs: Class probabilities; float64[rows, classes].
-        uniform: Number u of each row, uniform in [0, 1); float[rows].
-        penalty: Penalty of each class after the first `k_reg`, lambda in the paper of raps.
-        k_reg: Number of classes without a penalty.
+    The most probable class has rank 1. The number u of each row, uniform in [0, 1), makes the
+    coverage exact.
 
     Source: Romano et al. (2020), https://arxiv.org/abs/2006.02544, for aps; Angelopoulos et al.
     (2021), https://arxiv.org/abs/2009.14193, for raps.
@@ -132,45 +89,13 @@ def adaptive_scores(
     return scores
 
 
-def coverage_of_sets(
-    sets: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
-) -> Score:
-    """Computes the fraction of rows whose set, bool[rows, classes], contains the label.
-
-    >>> coverage_of_sets(np.array([[True, False], [True, True]]), np.array([1, 1]))
-    0.5
-    """
-    return mean_of(sets[np.arange(len(labels)), labels], weights)
-
-
-def mean_set_size(sets: np.ndarray, weights: np.ndarray | None = None) -> Score:
-    """Computes the mean number of classes in a set, bool[rows, classes].
-
-    >>> mean_set_size(np.array([[True, False], [True, True]]))
-    1.5
-    """
-    return mean_of(sets.sum(axis=1), weights)
-
-
 def cqr_margin(lower: np.ndarray, upper: np.ndarray, targets: np.ndarray, level: float) -> float:
-    """Calibrates intervals by conformalised quantile regression.
+    """Returns the distance by which the ends of intervals are moved outwards to cover `level`.
 
         score(x, y) = max(lower(x) - y, y - upper(x))
         margin = conformal_quantile(scores, level)
 
-    Args:
-        lower: Lower ends for the calibration examples.
-        upper: Upper ends for the calibration examples.
-        targets: Targets of the calibration examples.
-        level: Requested coverage, in (0, 1). The given intervals may have another level.
-
-    Returns:
-        The distance by which each end is moved outwards. It is negative if the intervals were too
-        wide. A lower end can then become larger than the upper end: such an interval is empty.
-
-    >>> zeros = np.zeros(4)  # the intervals [0, 0] miss the targets by 3, 1, 4 and 2
-    >>> cqr_margin(zeros, zeros, np.array([3.0, 1.0, 4.0, 2.0]), level=0.6)
-    3.0
+    It is negative if the intervals were too wide. An interval can then become empty.
 
     Source: Romano et al. (2019), https://arxiv.org/abs/1905.03222.
     """
@@ -186,26 +111,10 @@ def jackknife_plus(
         lower(x) = the k-th largest of mu_{-i}(x) - residual_i,  k = ceil((n + 1) * level)
         upper(x) = the k-th smallest of mu_{-i}(x) + residual_i
 
-    Both are taken over the training examples i, so no separate calibration examples are needed. The
-    method is called CV+ for members of a k-fold cross-validation, and jackknife+-after-bootstrap
-    for bootstrap samples. Coverage is about `level`. CV+ covers at least
-    2 * level - 1 - sqrt(2 / n). After a bootstrap the bound is 2 * level - 1 if the number of
-    members was drawn from a binomial distribution.
-
-    Args:
-        residuals: |y_i - mu_{-i}(x_i)| of each training example, where mu_{-i}(x_i) comes from
-            `out_of_bag_means`, in the targets' unit; float[n].
-        out_of_bag: Whether a member was trained without an example; bool[members, n].
-        member_predictions: Prediction of each member for each row to predict;
-            float[members, rows].
-        level: Requested coverage, in (0, 1).
-
-    Raises:
-        UserError: If an example was seen by all members, or there are too few examples.
-
-    >>> out_of_bag = np.array([[True, True, False], [False, True, True]])
-    >>> jackknife_plus(np.array([1.0, 2.0, 3.0]), out_of_bag, np.array([[10.0], [20.0]]), 0.5)
-    (array([13.]), array([17.]))
+    Both are taken over the n training examples i. The method is called CV+ for members of a k-fold
+    cross-validation, which cover at least 2 * level - 1 - sqrt(2 / n), and
+    jackknife+-after-bootstrap for bootstrap samples. `out_of_bag` is bool[members, n], and
+    `member_predictions` are float[members, rows].
 
     Source: Barber et al. (2021), https://arxiv.org/abs/1905.02928, for CV+; Kim, Xu and Barber
     (2020), https://arxiv.org/abs/2002.09025, for the bootstrap.
@@ -225,36 +134,9 @@ def jackknife_plus(
 
 
 def out_of_bag_means(out_of_bag: np.ndarray, member_predictions: np.ndarray) -> np.ndarray:
-    """Computes the out-of-bag mean prediction of each training example, float64[n].
-
-        mean_i = mean of member_predictions[m, i] over the members m with out_of_bag[m, i]
-
-    >>> out_of_bag = np.array([[True, True, False], [False, True, True]])
-    >>> out_of_bag_means(out_of_bag, np.array([[1.0, 2.0, 3.0], [5.0, 6.0, 7.0]]))
-    array([1., 4., 7.])
-    """
+    """Computes the mean prediction of each training example by members not trained on it."""
     predictions = np.asarray(member_predictions, np.float64)
     return (_out_of_bag_weights(out_of_bag) * predictions).sum(axis=0)
-
-
-def coverage_of_intervals(
-    lower: np.ndarray, upper: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
-) -> Score:
-    """Computes the fraction of rows whose interval contains the target.
-
-    >>> coverage_of_intervals(np.zeros(2), np.ones(2), np.array([1.0, 2.0]))
-    0.5
-    """
-    return mean_of((lower <= targets) & (targets <= upper), weights)
-
-
-def mean_width(lower: np.ndarray, upper: np.ndarray, weights: np.ndarray | None = None) -> Score:
-    """Computes the mean width of the intervals, where an empty interval has width 0.
-
-    >>> mean_width(np.array([0.0, 2.0]), np.array([3.0, 1.0]))
-    1.5
-    """
-    return mean_of(np.maximum(upper - lower, 0), weights)
 
 
 def _kth_smallest(values: np.ndarray, k: int) -> np.ndarray:
@@ -270,7 +152,6 @@ def _out_of_bag_weights(out_of_bag: np.ndarray) -> np.ndarray:
     if seen_by_all:
         raise UserError(
             f"{seen_by_all:,} of {out_of_bag.shape[1]:,} examples are in the samples of all "
-            f"{len(out_of_bag)} members, so that no member predicts them out-of-bag. Train more "
-            "members."
+            f"{len(out_of_bag)} members. Train more members."
         )
     return out_of_bag / num_members

@@ -29,18 +29,9 @@ _ROUNDING = 1e-6
 class ConformalRule:
     """A conformal method with its calibration examples.
 
-    Attributes:
-        method: Name of the method, such as "aps".
-        examples: Arrays of the n calibration examples by name. For sets `scores`, the scores of the
-            labels. For cqr the `labels` and the leaves of the prediction. For cv+ and jackknife+
-            `residuals` and `out_of_bag`, bool[members, n].
-        mean: Mean that was subtracted from the real targets of the examples.
-        std: Standard deviation by which they were divided, positive.
-
-    >>> scores = np.arange(19) / 20
-    >>> rule = ConformalRule("lac", {"scores": scores})
-    >>> rule.sets(np.array([[0.5, 0.1]]), np.zeros(1), 0.9)  # 1 - p is at most the 18th: 0.85
-    array([[ True, False]])
+    `examples` are arrays of the n examples: for sets the `scores` of the labels, for cqr the
+    `labels` and the leaves of the prediction, for cv+ and jackknife+ `residuals` and `out_of_bag`,
+    bool[members, n]. `mean` and `std` are those by which real targets were standardised.
     """
 
     method: str
@@ -69,10 +60,7 @@ class ConformalRule:
         points: Callable[[], np.ndarray],
         level: float,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the ends of `interval` in the targets' own unit, from predictions in it.
-
-        The prediction of the ensemble is given as `Distribution.shown` returns it.
-        """
+        """Returns the ends of `interval` in the targets' own unit, from predictions in it."""
         mean, std = self.mean, self.std
         own = {name: values[None] for name, values in shown.items()}
         standard = distribution.shown(own, np.array([-mean / std]), np.array([1 / std]))
@@ -87,16 +75,9 @@ class ConformalRule:
         points: Callable[[], np.ndarray],
         level: float,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the lower and upper ends of the intervals of real targets; float64[batch] each.
+        """Returns the lower and upper ends of the intervals in the calibration examples' unit.
 
-        They are in the unit of the calibration examples.
-
-        Args:
-            distribution: Predictive distribution.
-            summary: Summary of the ensemble's prediction before any calibration.
-            points: Function that returns the members' means or medians, float[members, batch], for
-                cv+ and jackknife+.
-            level: Requested coverage, in (0, 1).
+        `points` returns the members' means or medians, [members, batch], for cv+ and jackknife+.
         """
         examples = self.examples
         if self.method != "cqr":
@@ -129,12 +110,7 @@ class ConformalRule:
 def uniform_of(inputs: Inputs) -> np.ndarray:
     """Returns a number in [0, 1) for each example that its inputs alone determine; float64[batch].
 
-    The sets of aps and raps need such a number. From a generator it would depend on the other
-    examples of a call. As a function of the inputs it gives an example the same set everywhere, and
-    the coverage holds as well.
-
-    Args:
-        inputs: Inputs, a pytree with leaves [batch, ...]. They are compared as float32.
+    So the sets of aps and raps, which need it, do not depend on the other examples of a call.
     """
     leaves = [np.asarray(leaf).astype(np.float32) + 0.0 for leaf in jax.tree.leaves(inputs)]
     rows = np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)

@@ -22,20 +22,12 @@ _DOUBTS = {"variance": "target^2", "width": "target"}
 
 
 def curves_of(evaluation: Evaluation) -> JsonDict:
-    """Returns the curves of the pooled prediction, and of the members taken together.
+    """Returns the curves of the pooled prediction, and of the members taken together, by name.
 
-    Args:
-        evaluation: Evaluation of a test split, made with `by_size`.
-
-    Returns:
-        Curves by name: `reliability` for classes; `coverage_curve` and `pit` for real targets with
-        a distribution; `risk_coverage` for predictions with an uncertainty;
-        `score_against_members`; `disagreement` of pairs of at most 100 members, whose ids are
-        `member_id`; and the `hardest` and the `most_uncertain` examples. The hardest examples have
-        the largest errors; an example whose class is predicted rightly is never among them. The
-        disagreement is the share of rows with different classes, or the root mean square of the
-        difference. The result is empty if a pooled prediction is NaN. Rows of weight 0 are left
-        out, and all other rows have equal weights.
+    The `hardest` examples have the largest errors; one whose class is predicted rightly is never
+    among them. `disagreement` of a pair is the share of rows with different classes, or the root
+    mean square of the difference. The result is empty if a pooled prediction is NaN. Rows have
+    equal weights.
     """
     if not evaluation.is_sound:
         return {}
@@ -64,12 +56,7 @@ def curves_of(evaluation: Evaluation) -> JsonDict:
 def pictures_of(
     evaluation: Evaluation, split: Split, curves: Mapping[str, Json]
 ) -> list[np.ndarray]:
-    """Returns the inputs of the examples in the curves, or an empty list if they are not pictures.
-
-    Args:
-        split: Split that was evaluated.
-        curves: Curves from `curves_of`.
-    """
+    """Returns the inputs of the examples in the curves, or nothing if they are not pictures."""
     shown = [each["index"] for n in ("hardest", "most_uncertain") for each in curves.get(n, [])]
     if not shown:
         return []
@@ -79,19 +66,16 @@ def pictures_of(
 
 
 def _reliability(values: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
-    """Returns the bins of a reliability diagram, as lists."""
     bins = reliability_bins(values["confidence"], values["correct"])
     return {name: of_bins.tolist() for name, of_bins in bins.items()}
 
 
 def _coverages(pit: np.ndarray) -> list[float]:
-    """Returns the share of targets in the central interval of each level, from PIT values."""
     distance = 2 * np.abs(pit - 0.5)
     return [float((distance <= level).mean()) for level in _LEVELS]
 
 
 def _single_examples(evaluation: Evaluation) -> JsonDict:
-    """Returns the `hardest` and the `most_uncertain` examples."""
     values = {name: rows[0] for name, rows in evaluation.groups.items()}
     distribution = evaluation.distribution
     hardest = _highest_first(values[distribution.error_statistic])
@@ -107,10 +91,7 @@ def _single_examples(evaluation: Evaluation) -> JsonDict:
 def _risks_of_targets(
     evaluation: Evaluation, both: Mapping[str, Mapping[str, np.ndarray]]
 ) -> JsonDict:
-    """Returns the RMSE of the most certain predictions, over the share of predictions.
-
-    The result is empty if the predictions have no uncertainty, or an error is infinite.
-    """
+    """Returns the RMSE of the most certain predictions, over the share of predictions."""
     ranked = {}
     for who, values in both.items():
         name = next((name for name in _DOUBTS if name in values), None)
@@ -133,10 +114,7 @@ def _risk_coverage(
     score: str,
     of_risk: Callable[[np.ndarray], np.ndarray] = np.asarray,
 ) -> JsonDict:
-    """Returns the risk-coverage curve of each predictor, from its confidences and errors.
-
-    `of_risk` converts mean errors to the risk, whose name is `score`.
-    """
+    """Returns the risk-coverage curve of each predictor, from its confidences and errors."""
     curves = {who: risk_coverage_curve(*pair) for who, pair in ranked.items()}
     return {
         "coverage": curves["ensemble"][0].tolist(),
@@ -146,10 +124,7 @@ def _risk_coverage(
 
 
 def _disagreement(evaluation: Evaluation) -> JsonDict:
-    """Returns the `disagreement` of every pair of some members, and their `member_id`.
-
-    The result is empty if there are no pairs.
-    """
+    """Returns the `disagreement` of every pair of some members, and their `member_id`."""
     member_ids = evaluation.member_ids[evaluation.is_pooled]
     if len(member_ids) == 1:
         return {}

@@ -18,7 +18,7 @@ from dist_ens.evaluation.label_checks import (
 )
 from dist_ens.evaluation.programs import programs_of
 from dist_ens.evaluation.row_scores import Evaluation
-from dist_ens.ground.errors import BrokenMembersError, UserError, counted
+from dist_ens.ground.errors import BrokenMembersError, UserError
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Labels, Outputs, PyTree, Shapes, Weights
 from dist_ens.layout import BATCH, to_host
@@ -35,22 +35,9 @@ _Summary = dict[str, np.ndarray]
 class Evaluator:
     """The evaluator of an ensemble, which scores or predicts every example exactly once.
 
-    A device gets the outputs of all members for its column's part of a batch. So the batch should
-    be small if there are many members and outputs. Only a few numbers are kept for each prediction,
-    and not the members' outputs.
-
-    Args:
-        ensemble: Ensemble. Member m is in group m % num_groups.
-        batch_size: Number of examples at a time over all hosts, at least 1.
-        spec: Description of the data. Default: its labels are classes.
-        distribution: Predictive distribution of the outputs. Default: `Categorical()` for classes,
-            and `Gaussian()` for real targets.
-        metrics: Metrics in addition to those of the distribution.
-        left_out: Positions of members whose predictions are not pooled.
-
-    Raises:
-        UserError: If groups have different numbers of members, no member remains, members are left
-            out of several groups, or two metrics have the same name.
+    A device gets the outputs of all members for its column's part of a batch. Without
+    `distribution` it is `Categorical()` for classes, as without `spec`, and `Gaussian()` for real
+    targets. Members at the positions `left_out` are not pooled.
     """
 
     def __init__(
@@ -69,10 +56,8 @@ class Evaluator:
         check_ids_of_groups(ensemble.ids.tolist(), self._num_groups)
         if left_out and (self._num_groups > 1 or len(left_out) >= ensemble.num_members):
             raise UserError(
-                f"{len(left_out)} of {counted(ensemble.num_members, 'member')}, in "
-                f"{counted(self._num_groups, 'group')}, cannot be left out: members are left out "
-                "of one group, and some must remain. Train again with a lower "
-                "--config.optimizer.learning_rate."
+                f"{len(left_out)} of {ensemble.num_members} members cannot be left out: there must "
+                "be one group, of which some remain. Train again with a lower learning rate."
             )
         self._standardization = given = spec.standardization if spec else None
         # By these the source divided the targets of each group, after it subtracted those.
@@ -85,13 +70,11 @@ class Evaluator:
         of_classes = spec is None or spec.num_classes is not None
         self.distribution = distribution or (Categorical() if of_classes else Gaussian())
         self.metrics = (*self.distribution.metrics, *self.own_metrics)
-        known = {metric.name for metric in self.distribution.metrics}
-        for metric in self.own_metrics:
-            if metric.name in known:
-                raise UserError(
-                    f"Two metrics are called {metric.name!r}. Give one of them another name."
-                )
-            known.add(metric.name)
+        names = [metric.name for metric in self.own_metrics]
+        names += {metric.name for metric in self.distribution.metrics}
+        if len({*names}) < len(names):
+            twice = max(names, key=names.count)
+            raise UserError(f"Two metrics are called {twice!r}. Give one another name.")
         self.programs = programs_of(ensemble, self.distribution, self.metrics, self.left_out)
 
     def without(self, positions: Sequence[int]) -> "Evaluator":
@@ -106,22 +89,10 @@ class Evaluator:
         )
 
     def evaluate(self, state: State, split: Split, *, by_size: bool = False) -> Evaluation:
-        """Computes the row statistics of a split.
+        """Returns the row statistics of a split on every host, without rows of weight 0.
 
-        Args:
-            state: State of the ensemble.
-            split: Examples with `inputs`, `labels` and optional `weights`, which have the shape
-                [examples] or that of the labels. The examples of several groups follow one another,
-                group by group. Each host reads the part of its columns.
-            by_size: Whether ensembles of 1, 2, … members are also scored.
-
-        Returns:
-            The evaluation, on every host. Rows of weight 0 are left out.
-
-        Raises:
-            UserError: If the labels do not have the shape of the outputs' rows, a metric does not
-                fit, a label is no class, NaN or infinite, or weights are negative, not finite or
-                all 0.
+        The examples of several groups follow one another, group by group. With `by_size` ensembles
+        of 1, 2, … members are also scored.
         """
         programs, length = self.programs, len(split) // self._num_groups
         parts: list[PyTree] = []
@@ -183,13 +154,7 @@ class Evaluator:
     def _counted(
         self, rows: tuple[PyTree, ...], length: int, num_outputs: int
     ) -> tuple[tuple[PyTree, ...], slice | np.ndarray]:
-        """Checks labels and weights. Returns the rows of a weight other than 0, and which they are.
-
-        Args:
-            rows: Labels, statistics and last the weights, or None, of all rows; leaves [..., rows].
-            length: Number of examples of a group.
-            num_outputs: Number of outputs for each row.
-        """
+        """Checks labels and weights. Returns the rows of a weight above 0, and which they are."""
         *others, weights = rows
         labels = others[0] if weights is None else np.where(weights == 0, 0, others[0])
         of_examples = labels.reshape(self._num_groups, length, -1).swapaxes(0, 1)
@@ -206,13 +171,7 @@ class Evaluator:
         return (*others, None if (weights == 1).all() else weights), counts
 
     def aligned(self, outputs: Outputs, labels: Labels, weights: Weights) -> tuple[Labels, Weights]:
-        """Returns labels and weights of a batch without an axis of length 1 at their end, checked.
-
-        Args:
-            outputs: Outputs, [members, batch, ...], or [members, batch, samples, ...].
-            labels: Labels, [batch, ...]. With several groups [groups, batch, ...].
-            weights: Weights, or None.
-        """
+        """Returns checked labels and weights of a batch, without a last axis of length 1."""
         rows = outputs.shape[1:-1]
         if self.ensemble.dropout_samples is not None:
             rows = (rows[0], *rows[2:])
@@ -224,30 +183,19 @@ class Evaluator:
         return one_a_row(labels, (*groups, *rows)), weights
 
     def outputs_shape(self, state: State, inputs: Shapes) -> Shapes:
-        """Returns the shape and type of the outputs of all members, from those of state and inputs.
-
-        For an ensemble in waves, the state is that of one wave.
-        """
+        """Returns the shape and type of all members' outputs, from the state of one wave."""
         of_wave = self.ensemble if self.ensemble.waves == 1 else self.ensemble.of_wave
         found = jax.eval_shape(of_wave.outputs, state, inputs)
         shape = (self.ensemble.num_members, *found.shape[1:])
         return jax.ShapeDtypeStruct(shape, found.dtype)
 
     def predict(self, state: State, inputs: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns predictions for inputs, with inputs and real targets in their own units.
+        """Returns predictions for inputs on every host, both in their own units.
 
-        Args:
-            state: State of the ensemble.
-            inputs: Inputs [examples, ...], the same on every host.
-
-        Returns:
-            A dict of arrays, on every host, with `member_id`, int32[members]. For classes it holds
-            the ensemble's `probs`, float32[examples, ..., classes], and `member_probs` with a
-            leading axis [members]. For real targets it holds `mean` and `variance`, [examples], or
-            `quantiles`, [examples, levels], and the same names with the prefix `member_`. Targets
-            that the source standardised are float64, because a mean may be far larger than its
-            deviation; others are float32. With several groups the ensemble's leaves have a leading
-            axis [groups].
+        The ensemble has `probs`, `mean` and `variance`, or `quantiles`, [examples, ...], with a
+        leading axis [groups] for several groups; the members have the same names with the prefix
+        `member_`. Targets that the source standardised are float64, because a mean may be far
+        larger than its deviation.
         """
         given = self._standardization
         own = [inputs] * self._num_groups if given is None else given.of_inputs(inputs)
@@ -262,23 +210,15 @@ class Evaluator:
         return {**groups, **members, "member_id": to_host(state.member_id)}
 
     def pooled_predictions(self, state: State, split: Split) -> dict[str, np.ndarray]:
-        """Returns the summaries of the ensemble's predictions of a split.
+        """Returns the summaries of the ensemble's predictions of a split, [groups, examples, ...].
 
-        The leaves float32[groups, examples, ...] are `log_probs`, in nats, for classes. For real
-        targets they are `mean` and `variance`, or `quantiles`, in the unit in which the source has
-        the targets.
-
-        Raises:
-            BrokenMembersError: If predictions of pooled members are NaN.
+        They are in the unit in which the source has the targets. NaN raises a `BrokenMembersError`.
         """
         batches = self._summaries(state, split, self.programs.pooled_predictions)
         return _joined([groups for groups, _ in self._sound(state, batches)])
 
     def member_predictions(self, state: State, split: Split) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the summaries of the members' predictions of a split, a batch at a time.
-
-        The leaves are [members, batch, ...]; see `pooled_predictions`.
-        """
+        """Yields the summaries of the members' predictions, leaves [members, batch, ...]."""
         batches = self._summaries(state, split, self.programs.predictions)
         for _, members in self._sound(state, batches):
             yield members
@@ -291,12 +231,7 @@ class Evaluator:
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Returns the row statistics of summaries of one group, and their sums over classes.
 
-        Statistics that a summary does not determine are left out.
-
-        Args:
-            summary: Summary of predictions, leaves [examples, ...].
-            labels: Labels of the split, [examples, ...].
-            counts: Whether each example counts, bool[examples]. Default: all examples count.
+        Statistics that a summary does not determine are left out, and examples without `counts`.
         """
         counts = np.ones(len(labels), bool) if counts is None else counts
         prediction, at = self.distribution.from_summary(summary), jnp.asarray(labels)
@@ -315,9 +250,6 @@ class Evaluator:
 
         They are scaled in float64 on the host, because float32 would lose a deviation of 1 around a
         mean of 1e8.
-
-        Args:
-            summary: Summary of predictions, leaves [groups or members, examples, ...].
         """
         if self._standardization is None:
             return self.distribution.shown(summary)
@@ -361,11 +293,7 @@ class Evaluator:
 
 
 def broken_positions(member_predictions: Mapping[str, np.ndarray]) -> list[int]:
-    """Returns the positions of the members with NaN among their predictions.
-
-    Args:
-        member_predictions: Predictions by name, leaves [members, examples, ...].
-    """
+    """Returns the positions of the members with NaN among their predictions."""
     broken = [
         np.isnan(leaf).reshape(len(leaf), -1).any(axis=1) for leaf in member_predictions.values()
     ]
@@ -373,5 +301,4 @@ def broken_positions(member_predictions: Mapping[str, np.ndarray]) -> list[int]:
 
 
 def _joined(parts: Sequence[PyTree]) -> PyTree:
-    """Returns batches of predictions joined, leaves [groups or members, examples, ...]."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)

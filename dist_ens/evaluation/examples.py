@@ -1,7 +1,7 @@
 """Data of a user's, of any kind, as examples to score."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,20 +13,14 @@ from dist_ens.data.class_names import are_names, listed, with_class_numbers
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.ground.errors import UserError, kind_of
-from dist_ens.ground.host_keys import generator_of, host_array
+from dist_ens.ground.host_keys import host_array
 from dist_ens.ground.state import refuse_lists
 from dist_ens.ground.types import Batch, Data, PyTree, Specs
 from dist_ens.losses import Objective
 
 
 class Examples(NamedTuple):
-    """The examples to score.
-
-    Attributes:
-        split: Examples with random access.
-        spec: Description of the source of the examples. None if they do not come from a source.
-        class_names: Names of the classes of arrays; empty if they have none.
-    """
+    """The examples to score, their source's description, and the names of the classes of arrays."""
 
     split: Split
     spec: Spec | None = None
@@ -35,11 +29,7 @@ class Examples(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WholeBatches(Split):
-    """Batches that hold no rows. A loss function scores one after another.
-
-    Attributes:
-        batches: Batches of one structure, arrays in the host's memory.
-    """
+    """Batches of one structure that hold no rows. A loss function scores one after another."""
 
     batches: Sequence[Batch]
 
@@ -60,22 +50,15 @@ class WholeBatches(Split):
 def examples_of(
     data: Data | Examples, names: Sequence[str] = (), batch_specs: Specs = "batch"
 ) -> Examples:
-    """Returns data as examples with random access.
+    """Returns data as examples with random access; an iterable of batches is read completely.
 
-    Args:
-        data: Examples, a source (its test split), a split, a pytree of arrays, or a finite iterable
-            of batches, which is read completely.
-        names: Names of the classes of training; empty if they have none.
-        batch_specs: Parts of a batch that hold no rows; see `Ensemble`.
-
-    Raises:
-        UserError: If the data has another type, or other classes than those of training.
+    `names` are those of the classes of training. `batch_specs` are as in `Ensemble`.
     """
     if isinstance(data, Source):
         if names and data.spec.class_names not in (None, tuple(names)):
             raise UserError(
-                f"The classes of the source are {listed(data.spec.class_names or ())}, and the "
-                f"members were trained on {listed(names)}. Give a source of the same classes."
+                f"The classes of the source are {listed(data.spec.class_names or ())}, and those "
+                f"of training {listed(names)}. Give a source of the same classes."
             )
         return Examples(data.test, data.spec)
     if isinstance(data, Examples):
@@ -99,17 +82,7 @@ def arrays_of(data: Data) -> PyTree:
 
 
 def parts_of_objective(objective: Objective, split: Split) -> Split:
-    """Returns a split with the parts that an objective reads.
-
-    Raises:
-        UserError: If the inputs or the labels are absent, a key is misspelt, or the examples are
-            batches without rows.
-    """
-    if isinstance(split, WholeBatches):
-        raise UserError(
-            f"The objective {objective.name} scores examples, and the arrays of a batch of the "
-            "data have different lengths. Give every array one row for each example."
-        )
+    """Returns a split with the parts that an objective reads; raises if one is absent."""
     example = split.take(np.zeros(1, np.int64))
     found = example if isinstance(example, Mapping) else {}
     check_keys(objective, found)
@@ -117,8 +90,7 @@ def parts_of_objective(objective: Objective, split: Split) -> Split:
     if absent:
         raise UserError(
             f"The objective {objective.name} takes data with the key {min(absent)!r}: got "
-            f"{', '.join(map(repr, found)) or 'no dict'}. Give a dict with {objective.INPUTS!r} "
-            f"and {objective.LABELS!r}."
+            f"{', '.join(map(repr, found)) or 'no dict'}. Give a dict with it."
         )
     if not isinstance(split, TreeSplit):
         return split
@@ -128,36 +100,21 @@ def parts_of_objective(objective: Objective, split: Split) -> Split:
 
 
 def _is_tree(data: Data) -> bool:
-    """Returns whether data is a pytree of arrays, and not an iterable of batches."""
     return isinstance(data, Mapping | tuple) or hasattr(data, "dtype")
 
 
 def _batches_of(data: Data) -> list[Batch]:
-    """Returns the batches of a finite iterable, checked; see `arrays_of`."""
-    if not isinstance(data, Iterable):
-        raise UserError(
-            f"The data is {kind_of(data)}. Give a dict of arrays, a source of "
-            "dist_ens.data, or an iterable of batches."
-        )
     batches = []
     for number, batch in enumerate(data):
         refuse_lists(batch, f"batch {number} of the data", and_numbers=False)
         batches.append(jax.tree.map(host_array, batch))
         leaves = jax.tree.leaves(batches[-1])
-        if not all(map(_is_of_batch, leaves)):
+        if any(are_names(leaf) and not leaf.ndim for leaf in leaves):
             found = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
             raise UserError(
-                f"The data is {kind_of(data)}, and its item {number} is no batch of examples, but "
-                f"holds {found}. Give a dict of arrays [examples, ...], or an iterable of such "
-                "batches."
+                f"The data is {kind_of(data)}, and its item {number} is no batch, but holds "
+                f"{found}. Give a dict of arrays [examples, ...], or an iterable of such dicts."
             )
     if not batches:
         raise UserError("The data has no batches. Give at least one.")
     return batches
-
-
-def _is_of_batch(leaf: np.ndarray) -> bool:
-    """Returns whether a leaf of a batch holds numbers, keys, or names of classes."""
-    is_number = jax.numpy.issubdtype(leaf.dtype, jax.numpy.number) or leaf.dtype == bool
-    is_name = are_names(leaf) and leaf.ndim > 0
-    return is_number or is_name or generator_of(leaf.dtype) is not None

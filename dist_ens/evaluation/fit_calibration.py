@@ -25,9 +25,8 @@ from dist_ens.losses import Distribution, Objective
 from dist_ens.metrics.metric import one_a_row
 
 _AUTO = "auto"
-# Methods that need members which leave out training examples, and what those are trained on: in
-# words, and as `data.examples`.
-_OF_LEFT_OUT = {"cv+": ("folds", "kfold"), "jackknife+": ("bootstrap samples", "bootstrap")}
+# Methods that need members which leave out training examples, and their `data.examples`.
+_OF_LEFT_OUT = {"cv+": "kfold", "jackknife+": "bootstrap"}
 # Number of examples whose inputs are read at a time.
 _AT_A_TIME = 1000
 
@@ -104,10 +103,7 @@ def calibrate(
     if method == _AUTO:
         method = next(iter(distribution.calibrations), None)
     if conformal is None and method is None:
-        raise UserError(
-            f"There is nothing to fit. Give one of {distribution.calibrations} as method=, or one "
-            f"of {distribution.conformal} as conformal=."
-        )
+        raise UserError(f"There is nothing to fit. Give conformal=, of {distribution.conformal}.")
     found = Calibration(predictor=Predictor.of(here, state))
     if method is not None:
         found = fit_map(method, evaluator, state, split)
@@ -118,10 +114,7 @@ def calibrate(
 
 
 def fit_map(method: str, evaluator: Evaluator, state: State, split: Split | None) -> Calibration:
-    """Fits a map of probabilities or variances, with an evaluator of an ensemble of one group.
-
-    `split` is the validation split, or None if no examples were held out.
-    """
+    """Fits a map of probabilities or variances on the validation split, with one group."""
     distribution = evaluator.distribution
     _require_fitting("calibration", method, distribution, distribution.calibrations)
     summary, labels = pooled_of(evaluator, state, _required(split))
@@ -142,17 +135,10 @@ def fit_rule(
     split: Split | None,
     out_of_bag: np.ndarray | None = None,
 ) -> ConformalRule:
-    """Fits a conformal rule, with an evaluator of an ensemble of one group.
+    """Fits a conformal rule on the validation split, with an evaluator of one group.
 
-    Args:
-        method: Name of the method.
-        level: Coverage, for which there must be enough examples; in (0, 1).
-        evaluator: Evaluator.
-        state: State of the ensemble.
-        split: Validation split; None if no examples were held out. For cv+ and jackknife+ the
-            training split.
-        out_of_bag: Whether a member was not trained on an example, for cv+ and jackknife+;
-            bool[members, examples].
+    For cv+ and jackknife+ it is the training split, and `out_of_bag`, bool[members, examples], says
+    which members were not trained on an example.
     """
     distribution = evaluator.distribution
     _require_fitting("conformal method", method, distribution, distribution.conformal)
@@ -161,10 +147,9 @@ def fit_rule(
     scale = evaluator.zeros[0], evaluator.units[0]
     if method in _OF_LEFT_OUT:
         if out_of_bag is None:
-            kind, examples = _OF_LEFT_OUT[method]
             raise UserError(
-                f"The conformal method {method!r} needs members that were trained on {kind}. Use "
-                f"dist-ens evaluate on a run of --config.data.examples={examples}."
+                f"The conformal method {method!r} is one of dist-ens evaluate, for a run of "
+                f"--config.data.examples={_OF_LEFT_OUT[method]}."
             )
         pooled = np.setdiff1d(np.arange(len(out_of_bag)), evaluator.left_out)
         points, mask = held_out_means(evaluator, state, split)[pooled], out_of_bag[pooled]
@@ -181,19 +166,11 @@ def fit_rule(
 def pooled_of(
     evaluator: Evaluator, state: State, split: Split
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Returns the pooled predictions of a split, leaves [examples, ...], and its labels.
-
-    Both are in the unit of the split.
-
-    Raises:
-        UserError: If there are several groups, or a label is not a class.
-        BrokenMembersError: If predictions of pooled members are NaN.
-    """
+    """Returns pooled predictions, [examples, ...], and labels of a split, in its unit."""
     if evaluator.ensemble.num_groups > 1:
         raise UserError(
-            f"A calibration is that of one group of members, and the ensemble has "
-            f"{evaluator.ensemble.num_groups}. Train on a table with one split, one row in its "
-            "train_idx and test_idx."
+            f"The ensemble has {evaluator.ensemble.num_groups} groups, and only one group can be "
+            "calibrated. Train on a table with one split."
         )
     labels = np.asarray(split.take(np.arange(len(split)))[Objective.LABELS])
     labels = one_a_row(labels, (len(split),))
@@ -218,22 +195,17 @@ def uniform_of_split(method: str, split: Split) -> np.ndarray:
 def _require_fitting(
     kind: str, method: str, distribution: Distribution, fitting: tuple[str, ...]
 ) -> None:
-    """Raises a `UserError` unless a method is one of those that fit a distribution."""
     if method not in fitting:
-        way_out = "Train with a loss that predicts a variance, such as gaussian_nll."
-        if fitting:
-            way_out = f"Choose one of {', '.join(fitting)}."
         raise UserError(
-            f"The {kind} {method!r} does not fit {type(distribution).__name__} predictions. "
-            f"{way_out}"
+            f"The {kind} {method!r} does not fit {type(distribution).__name__} predictions, which "
+            f"have {', '.join(fitting) or 'none'}."
         )
 
 
 def _required(split: Split | None) -> Split:
-    """Returns a validation split; raises a `UserError` if no examples were held out."""
     if split is None:
         raise UserError(
             "Calibrations are fitted on validation data, and the run held none out. Train with "
-            "--config.data.validation=0.1, or in Python on source.with_validation(0.1)."
+            "--config.data.validation=0.1."
         )
     return split

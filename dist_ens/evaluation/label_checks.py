@@ -15,22 +15,16 @@ from dist_ens.losses import Categorical, Distribution, Objective
 Shape = tuple[int, ...]
 # Largest difference between 1 and the sum of shares of classes, which may be rounded to 16 bits.
 _LARGEST_REST = 0.02
-# Least similarity, in [0, 1], of a misspelt key to the right one. "heights" may be a key of its
-# own, and is as similar to "weights" as "wieghts" is (0.86), which has the same letters.
+# Least similarity of a misspelt key to the right one, in [0, 1]. "heights" may be its own key.
 _SIMILAR = 0.9
 
 
 def check_keys(objective: Objective, keys: Iterable[object]) -> None:
-    """Raises a `UserError` if a key of the data is similar to an absent one of the objective.
-
-    Other keys are allowed, because a method of the user may read them.
-    """
+    """Raises a `UserError` if a key of the data is similar to an absent one of the objective."""
     given = list(keys)
     absent = sorted({objective.INPUTS, objective.LABELS, objective.WEIGHTS}.difference(given))
     for key in given:
-        name = str(key).lower()
-        near = difflib.get_close_matches(name, absent, n=1, cutoff=_SIMILAR)
-        near += [each for each in absent if sorted(each) == sorted(name)]
+        near = difflib.get_close_matches(str(key).lower(), absent, n=1, cutoff=_SIMILAR)
         if near:
             raise UserError(
                 f"The data has the key {key!r}, which the objective {objective.name} does not "
@@ -52,16 +46,9 @@ def check_inputs(objective: Objective | None, data: Data, name: str = "The data"
 def check_labels(
     distribution: Distribution, outputs: Shape, labels: Labels, weights: Weights = None
 ) -> None:
-    """Raises a `UserError` unless there is one label for each row of the outputs.
+    """Raises a `UserError` unless there is one label for each row of a member's outputs.
 
-    Labels may have a last axis of length 1. Classes must be whole numbers. Weights are those of
-    labels or of examples.
-
-    Args:
-        distribution: Predictive distribution of the outputs.
-        outputs: Shape of the outputs of one member, [batch, ..., outputs].
-        labels: Labels of the batch, or their shape and type.
-        weights: Weights of the batch, or their shape and type; None for none.
+    Labels may have a last axis of length 1. Weights are those of labels or of examples.
     """
     rows, of_classes = outputs[:-1], isinstance(distribution, Categorical)
     if labels.shape not in (rows, (*rows, 1)):
@@ -88,11 +75,7 @@ def check_examples(
 ) -> None:
     """Raises a `UserError` if a label or a weight of training examples has a wrong value.
 
-    Args:
-        objective: Objective that is trained.
-        examples: Examples with labels, and weights if they have any.
-        batch: Name of the batch of the examples, such as "batch 3", whose weights may all be 0.
-            Default: the examples are a whole data set.
+    The weights of a batch, which is given by its name, may all be 0.
     """
     labels = np.asarray(examples[objective.LABELS])
     if objective.WEIGHTS in examples:
@@ -104,26 +87,21 @@ def check_examples(
 
 
 def check_classes(labels: np.ndarray, num_classes: int, subject: str = "The labels") -> None:
-    """Raises a `UserError` if labels are neither classes nor shares of classes.
-
-    Classes are int[...], and shares float[..., num_classes].
-    """
+    """Raises a `UserError` if labels are neither classes nor shares of classes."""
     if labels.dtype.kind == "f" and labels.shape[1:] and labels.shape[-1] == num_classes:
         wrong = (abs(labels.sum(axis=-1) - 1) > _LARGEST_REST) | (labels < 0).any(axis=-1)
         if wrong.any():
             first = np.array2string(labels[wrong][0], threshold=8)
             raise UserError(
-                f"{subject} are shares of classes, and {counted(int(wrong.sum()), 'row')} such as "
-                f"{first} are negative or do not sum to 1. An objective of classes needs one label "
-                "for each example, or shares that sum to 1."
+                f"{subject} are shares of classes, and some do not sum to 1 or are negative, such "
+                f"as {first}. Give one label for each example, or shares."
             )
     if labels.dtype.kind in "iu" and labels.size:
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= num_classes:
             raise UserError(
-                f"{subject} lie in [{low}, {high}], and the objective has "
-                f"{counted(num_classes, 'class')}, 0 to {num_classes - 1}. Correct the labels or "
-                "the number of classes."
+                f"{subject} lie in [{low}, {high}], and the objective has {num_classes} classes, 0 "
+                f"to {num_classes - 1}. Correct the labels or the number of classes."
             )
 
 
@@ -150,10 +128,7 @@ def check_finite(
 
 
 def check_weights(weights: np.ndarray, batch: str | None = None) -> None:
-    """Raises a `UserError` if a weight is negative or not finite, or all of a data set are 0.
-
-    The weights of a batch, which is given by its name, may all be 0.
-    """
+    """Raises a `UserError` if a weight is negative or not finite, or all of a data set are 0."""
     wrong = ~np.isfinite(weights) | (weights < 0)
     if wrong.any():
         raise UserError(
@@ -165,5 +140,4 @@ def check_weights(weights: np.ndarray, batch: str | None = None) -> None:
 
 
 def _shown(shape: Shape) -> str:
-    """Returns a shape as text, with `examples` in place of the length of the first axis."""
     return f"[{', '.join(map(str, ('examples', *shape[1:])))}]"

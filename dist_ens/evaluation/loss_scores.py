@@ -43,10 +43,6 @@ def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int)
 
     The scores of `WholeBatches` are means over the batches. Any other set is one batch, or parts of
     `batch_size` examples if it does not fit in memory.
-
-    Raises:
-        UserError: If the set does not fit in memory and a value of the loss is not a `Ratio`, or
-            the loss draws random numbers or changes the model state in evaluation.
     """
     waves, length = Waves(ensemble.layout, ensemble.waves), len(split) // ensemble.num_groups
     if waves.count == 1:
@@ -80,10 +76,7 @@ def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int)
 def loss_directions(
     ensemble: Ensemble, state: State, split: Split, batch_size: int
 ) -> dict[str, str | None]:
-    """Returns the direction of each score by its name, after a check that a set can be scored.
-
-    Ensemble and state are those of the members that are on the devices at once.
-    """
+    """Returns the direction of each score by its name, after a check that a set can be scored."""
     programs = _programs_of(ensemble)
     with explained_errors():
         values = jax.eval_shape(programs.of_batch, state, programs.shapes_of_set(split))
@@ -114,8 +107,7 @@ class _Programs:
         """Returns the program for a set, and the number of examples that it takes at a time.
 
         The set is one batch unless its program would need more than half of the free memory of a
-        device. The decision is kept, so every evaluation of the set uses the same program. The
-        state may be given as shapes and shardings.
+        device. The decision is kept, so every evaluation of the set uses the same program.
         """
         length = len(split) // self._num_groups
         if length <= batch_size or isinstance(split, WholeBatches):
@@ -134,9 +126,8 @@ class _Programs:
             raise UserError(
                 f"The evaluation data has {len(split):,} examples, which need more than half of "
                 "the free memory as one batch. Values that are no Ratio cannot be computed in "
-                f"parts: {', '.join(others)}. Return batch_mean(values, weights, ratio=True) or "
-                "dist_ens.losses.Ratio(total, weight) as the loss and in aux, or score fewer "
-                "examples."
+                f"parts: {', '.join(others)}. Return batch_mean(values, weights, ratio=True) as "
+                "the loss and in aux, or score fewer examples."
             )
         return self.of_batch, batch_size
 
@@ -211,10 +202,7 @@ def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
 
 
 def _require_evaluation_mode(values: Callable[..., PyTree], *args: PyTree) -> None:
-    """Raises a `UserError` if a loss computes in evaluation what only training should.
-
-    `values` returns the values of the loss and the model state.
-    """
+    """Raises a `UserError` if a loss draws or changes the model state in evaluation."""
     jaxpr = jax.make_jaxpr(rewritten(values, {}))(*args).jaxpr
     params, model_state = (len(jax.tree.leaves(arg)) for arg in args[:2])
     num_values = len(jaxpr.outvars) - model_state

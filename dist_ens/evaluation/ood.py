@@ -17,13 +17,7 @@ _BINS = 40
 
 
 class Unlabelled:
-    """A split without its labels, with inputs of the type that the run's data has.
-
-    Args:
-        split: Examples. Their type may differ if the values can be converted.
-        spec: Description of the run's data.
-        where: Name of the examples in error messages.
-    """
+    """A split with labels of 0, and with inputs of the type that the run's data has."""
 
     def __init__(self, split: Split, spec: Spec, where: str) -> None:
         self._split, self._spec, self._where = split, spec, where
@@ -38,17 +32,12 @@ class Unlabelled:
         return len(self._split)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the examples at some positions, int[...], with labels of 0.
-
-        Raises:
-            UserError: If the inputs do not have the shape of the run's data, or a value does not
-                fit in its type.
-        """
+        """Returns the examples at some positions; raises a `UserError` if inputs do not fit."""
         inputs = self._split.take(np.ravel(indices))["inputs"]
         if inputs.shape[1:] != self._spec.input_shape:
             raise UserError(
                 f"{self._where} has examples of shape {list(inputs.shape[1:])}, and the members "
-                f"take {list(self._spec.input_shape)}. Reshape the examples, or choose others."
+                f"take {list(self._spec.input_shape)}. Choose others."
             )
         inputs = convert_inputs(self._spec, inputs, self._where)
         labels = np.broadcast_to(self._label, (*np.shape(indices), *self._label.shape))
@@ -58,20 +47,9 @@ class Unlabelled:
 def detection(inside: Evaluation, outside: Evaluation) -> JsonDict:
     """Scores the detection of examples out of distribution by measures of uncertainty.
 
-    Args:
-        inside: Evaluation of a test split, of one group of members.
-        outside: Evaluation of examples of another kind. Their labels are ignored.
-
-    Returns:
-        `ood` with the scores of `ensemble` and of `mean_member`. Each of `UNCERTAINTIES` that the
-        predictions have gives `auroc`, `aupr`, `fpr95`, and its means `mean_in` and `mean_out`, in
-        nats for entropies. `members` holds the same scores of each pooled member, with its
-        `member_id`. Unless there are too many rows, `ood_interval` holds 95 % intervals of the
-        scores.
-
-    Raises:
-        BrokenMembersError: If predictions of pooled members are NaN.
-        UserError: If the predictions have no measure of uncertainty.
+    `ood` has the `detection_scores` and means of each measure, of the `ensemble`, the `mean_member`
+    and the pooled `members`. `ood_interval` has their 95 % intervals, unless there are too many
+    rows.
     """
     inside.require_sound()
     outside.require_sound()
@@ -98,17 +76,14 @@ def detection(inside: Evaluation, outside: Evaluation) -> JsonDict:
             intervals["mean_member"][measure] = _intervals(_mean(drawn))
     if not scores["ensemble"]:
         raise UserError(
-            "The predictions have no entropy, variance or width by which examples could be "
-            "detected. Train several members, or with a loss that has a distribution."
+            "The predictions have no uncertainty by which examples could be detected. Train "
+            "several members, or with a loss that has a distribution."
         )
     return {"ood": scores, "ood_interval": intervals} if weights else {"ood": scores}
 
 
 def histograms(inside: Evaluation, outside: Evaluation) -> JsonDict:
-    """Returns the densities of the ensemble's measures in and out of distribution.
-
-    Each measure has the `edges` of the bins, and the densities `in` and `out` in each bin.
-    """
+    """Returns the densities of the ensemble's measures in and out of distribution, by bin."""
     drawn = {}
     for measure, name, _ in UNCERTAINTIES:
         if name in inside.groups:
@@ -132,10 +107,7 @@ def _drawn_weights(*sizes: int) -> list[np.ndarray]:
 def _scored(
     within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: np.ndarray
 ) -> dict[str, Score]:
-    """Returns the scores of a measure in and out of distribution, in resamples if weights follow.
-
-    `sign` is 1 if the measure is higher out of distribution, -1 if it is lower.
-    """
+    """Returns the scores of a measure, whose `sign` is -1 if it is lower out of distribution."""
     of_in, of_out = drawn or (None, None)
     return {
         "mean_in": mean_of(within, of_in),
@@ -145,11 +117,9 @@ def _scored(
 
 
 def _intervals(drawn: Mapping[str, Score]) -> dict[str, tuple[float, float]]:
-    """Returns the 95 % interval of each score, from its resamples."""
     return {name: interval(draws) for name, draws in drawn.items() if np.ndim(draws)}
 
 
 def _mean(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
-    """Returns the mean of each score over the members."""
     means = {name: np.mean([each[name] for each in scores], axis=0) for name in scores[0]}
     return {name: float(mean) if np.ndim(mean) == 0 else mean for name, mean in means.items()}

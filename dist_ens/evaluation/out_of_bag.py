@@ -43,18 +43,9 @@ def examples_out_of_bag(
 def held_out_predictions(
     evaluator: Evaluator, state: State, split: Split, out_of_bag: np.ndarray
 ) -> Iterator[tuple[Mapping[str, np.ndarray], np.ndarray]]:
-    """Yields the out-of-bag predictions of the training examples, a batch at a time.
+    """Yields summaries of the out-of-bag predictions, and whether a member left the example out.
 
-    Args:
-        evaluator: Evaluator of an ensemble of one group.
-        state: State of the ensemble.
-        split: Training split.
-        out_of_bag: Whether a member was not trained on an example; bool[members, examples], see
-            `examples_out_of_bag`.
-
-    Yields:
-        Summaries with leaves [batch, ...], in the split's order, and whether some member left the
-        example out, bool[batch]. An example that no member left out is predicted by all members.
+    An example that no member left out is predicted by all members.
     """
     first = 0
     for summaries in evaluator.member_predictions(state, split):
@@ -69,13 +60,9 @@ def held_out_predictions(
 def held_out_scores(
     evaluator: Evaluator, state: State, split: Split, out_of_bag: np.ndarray
 ) -> JsonDict:
-    """Scores the out-of-bag predictions of the training examples.
+    """Returns `scores` of the out-of-bag predictions, their `interval`, and `not_scored`.
 
-    The arguments are those of `held_out_predictions`.
-
-    Returns:
-        `scores`, `interval` (absent for too many rows), and `not_scored`, the number of examples
-        that no member left out.
+    `not_scored` counts the examples that no member left out. Too many rows have no `interval`.
     """
 
     def parts() -> Iterator[Part]:
@@ -92,11 +79,7 @@ def held_out_scores(
 
 
 def held_out_means(evaluator: Evaluator, state: State, split: Split) -> np.ndarray:
-    """Returns the members' point predictions of a split.
-
-    They are means or medians in the unit in which the source has the targets;
-    float64[members, examples].
-    """
+    """Returns the members' means or medians of a split, in its unit; [members, examples]."""
     parts = [
         evaluator.distribution.point(summary)
         for summary in evaluator.member_predictions(state, split)
@@ -107,15 +90,9 @@ def held_out_means(evaluator: Evaluator, state: State, split: Split) -> np.ndarr
 def scores_of_summaries(
     evaluator: Evaluator, parts: Iterable[Part]
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]] | None]:
-    """Computes the scores of summaries of one group, and their 95 % bootstrap intervals.
+    """Returns scores of one group in the targets' own unit, and their 95 % intervals.
 
-    Args:
-        evaluator: Evaluator of the ensemble.
-        parts: Parts of the examples. Small parts need less memory.
-
-    Returns:
-        The scores in the targets' own unit, and their intervals `(low, high)`. The intervals are
-        None for too many rows.
+    The intervals are None for too many rows. Small parts need less memory.
     """
     values: list[dict[str, np.ndarray]] = []
     classwise: Leaf = 0

@@ -26,27 +26,20 @@ class Evaluation:
     """The row statistics of a data set. A row is an example, or a position in an example.
 
     Attributes:
-        distribution: Predictive distribution of the members.
-        metrics: Metrics to compute.
-        by_size_metrics: Metrics of `by_size`, by name.
-        units: Standard deviation by which the targets of each group were divided. 1 if the targets
-            are in their own unit.
+        units: Standard deviation by which the targets of each group were divided.
         zeros: Mean that was subtracted from the targets of each group before the division.
-        member_ids: Ids of the members, in their order. The member at position m is in group
-            m % groups.
+        member_ids: Ids of the members. The member at position m is in group m % groups.
         left_out: Ids of the members that are not pooled.
-        rows_per_example: Number of positions in an example, or 1.
         example_of_row: Position of each row's example in the data set, int[rows].
         labels: Labels, [groups, rows].
-        groups: Statistics of each group's pooled prediction by name, float32[groups, rows].
-        members: Statistics of the members by name, float32[members, rows].
+        groups: Statistics of each group's pooled prediction, float32[groups, rows].
+        members: Statistics of the members, float32[members, rows].
         group_classwise: Sums over classes of the groups, float64[groups, ...].
         member_classwise: Sums over classes of the members, float64[members, ...].
         weights: Weight of each row, positive, float64[rows]. None: all rows count equally.
         sizes: Numbers of members of the ensembles in `by_size`. Empty if these were not scored.
-        by_size: First statistic of each of `by_size_metrics`, by name, for ensembles of randomly
-            drawn members; float32[sizes, groups, rows].
-        class_names: Names of the classes in the order of their numbers; empty if they have none.
+        by_size: First statistic of each of `by_size_metrics` for ensembles of randomly drawn
+            members, float32[sizes, groups, rows].
     """
 
     distribution: Distribution
@@ -86,7 +79,7 @@ class Evaluation:
 
     @property
     def pooled_members(self) -> dict[str, np.ndarray]:
-        """Statistics of the pooled members, like `members`."""
+        """Statistics of the pooled members."""
         is_pooled = self.is_pooled
         return {name: rows[is_pooled] for name, rows in self.members.items()}
 
@@ -103,11 +96,7 @@ class Evaluation:
         return self
 
     def scores(self, *, intervals: bool = False) -> Scores:
-        """Computes the scores.
-
-        Args:
-            intervals: Whether 95 % bootstrap intervals are computed. Too many rows have none.
-        """
+        """Returns the scores, with 95 % bootstrap intervals unless there are too many rows."""
         groups = [self._of_group(group) for group in range(self.num_groups)]
         members = [
             {"member_id": int(member_id), **self._of_member(position)}
@@ -125,7 +114,6 @@ class Evaluation:
     def _intervals(
         self, groups: Sequence[dict[str, float]], members: Sequence[dict[str, float]]
     ) -> JsonDict:
-        """Returns the intervals of scores; see `Scores.intervals`."""
         of_groups = [self._of_group(g, self._draws[g]) for g in range(self.num_groups)]
         of_members = [
             self._of_member(position, self._draws[position % self.num_groups])
@@ -163,11 +151,9 @@ class Evaluation:
         return found
 
     def score_against_members(self) -> JsonDict:
-        """Scores ensembles of 1, 2, … randomly drawn members, with 95 % intervals.
+        """Returns the scores of 1, 2, … randomly drawn members with 95 % intervals, as lists.
 
-        Returns:
-            The list `num_members`, and for each metric the lists `mean`, `low` and `high` of the
-            same length. `low` and `high` are NaN for too many rows.
+        `low` and `high` are NaN for too many rows.
         """
         curve: JsonDict = {"num_members": [int(size) for size in self.sizes]}
         nothing = [None] * self.num_groups
@@ -195,7 +181,6 @@ class Evaluation:
 
     @property
     def _num_draws(self) -> int:
-        """Number of resamples; 0 for too many rows."""
         return num_draws(self.labels.shape[1])
 
     @cached_property
@@ -234,10 +219,7 @@ def num_draws(num_rows: int) -> int:
 
 
 def draws_of(example_of_row: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Returns the number of times each row is drawn, float32[draws, rows].
-
-    The rows of an example are drawn together.
-    """
+    """Returns the counts of rows, [draws, rows]. Rows of an example are drawn together."""
     examples, position = np.unique(example_of_row, return_inverse=True)
     draws = bootstrap_weights(len(examples), num_draws(len(example_of_row)), seed)
     return draws if len(examples) == len(position) else draws[:, position]
@@ -260,5 +242,4 @@ def intervals_of(
 
 
 def _mean(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
-    """Returns the mean of each score over the predictors."""
     return {name: np.mean([each[name] for each in scores], axis=0) for name in scores[0]}

@@ -52,10 +52,9 @@ class Scores:
     def to_dict(self) -> JsonDict:
         """Returns the scores in the form in which files hold them.
 
-        Returns:
-            `test` and `members`; `test_std` for several groups; the intervals as `test_interval`,
-            `mean_member_interval` and `members_interval`; and the descriptions of metrics outside
-            the catalogue as `metrics`; and `by_class` if the classes have names.
+        `test` and `members` hold the scores, `test_std` the deviation over several groups.
+        Intervals are `test_interval`, `mean_member_interval` and `members_interval`. `metrics`
+        describes those outside the catalogue.
         """
         scores: JsonDict = {"test": self.ensemble}
         if len(self.groups) > 1:
@@ -99,16 +98,14 @@ class Scores:
         return as_text(self.table(title=None, others="in .members"))
 
     def _over_groups(self, reduce: Callable[[list[float]], float]) -> dict[str, float]:
-        """Returns each score reduced over the groups, such as its mean."""
         names = self.groups[0]
         return {name: float(reduce([scores[name] for scores in self.groups])) for name in names}
 
 
 def scores_of_means(member_ids: Sequence[int], means: Mapping[str, np.ndarray]) -> Scores:
-    """Returns the scores of members whose loss is a function, without an objective.
+    """Returns the scores of members from the means, [members], of a loss function's values.
 
-    `means` are the loss and each auxiliary scalar of the whole set, float64[members]. The scores of
-    the ensemble are empty, because the members' outputs are not pooled.
+    The scores of the ensemble are empty, because the members' outputs are not pooled.
     """
     members = [
         {"member_id": int(member_id)}

@@ -110,9 +110,8 @@ def score(
 ) -> tuple[Scores, Evaluation | None]:
     """Returns the scores, and the evaluation from which they are computed; see `evaluate`.
 
-    `fit`, `evaluate`, a loaded run and the command line all score with this function. With
-    `by_size` the evaluation includes ensembles of 1, 2, … of the members. It is None for an
-    ensemble without an objective.
+    `fit`, `evaluate`, a loaded run and the command line all score with this function. The
+    evaluation is None for an ensemble without an objective.
     """
     examples = examples_of(data, state.class_names, ensemble.batch_specs)
     here, state = ensemble.at(state._replace(class_names=()))
@@ -136,13 +135,10 @@ def score_directions(
     metrics: Sequence[Metric] = (),
     batch_size: int = BATCH_SIZE,
 ) -> dict[str, str | None]:
-    """Returns the direction of each score by its name: "lower", "higher" or None.
+    """Returns the direction of each score: "lower", "higher" or None.
 
     Only shapes are computed, from those of a training batch. So this also checks, before training,
     that examples can be scored.
-
-    Raises:
-        UserError: If the examples or a metric do not fit the ensemble.
     """
     of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
     state, objective = of_wave.abstract_state(batch), ensemble.objective
@@ -165,7 +161,6 @@ def score_directions(
 
 
 def _directions(evaluator: Evaluator, state: State, split: Split) -> dict[str, str | None]:
-    """Returns the direction of each score by its name, from the shapes of one example."""
     ensemble = evaluator.ensemble
     example = split.take(np.zeros(1, np.int64))
     check_parts("The evaluation data", example, may_have_weights=True)
@@ -212,10 +207,9 @@ def evaluator_of(
 
 
 def positions_left_out(ensemble: Ensemble, state: State) -> list[int]:
-    """Returns the positions of the members that failed, and are left out of the ensemble's scores.
+    """Returns the positions of the frozen members; every host must call this.
 
-    These are the frozen members. None are left out if all members are frozen, or if there are
-    several groups of members, whose scores need every member. Every host must call this.
+    None are left out if all members are frozen, or if several groups need every member.
     """
     frozen = frozen_positions(state)
     is_possible = ensemble.num_groups == 1 and len(frozen) < ensemble.num_members
@@ -233,18 +227,15 @@ def check_groups(ensemble: Ensemble, spec: Spec | None) -> None:
     if spec is not None and spec.num_groups != ensemble.num_groups:
         raise UserError(
             f"The source has num_groups={spec.num_groups}, and the ensemble has num_groups="
-            f"{ensemble.num_groups}: members would be scored on examples that they were trained "
-            f"on. Make the ensemble with num_groups={spec.num_groups}."
+            f"{ensemble.num_groups}. Make the ensemble with num_groups={spec.num_groups}."
         )
 
 
 def _require_no_metrics(metrics: Sequence[Metric]) -> None:
-    """Raises a `UserError` if metrics are given for a loss function."""
     if metrics:
         raise UserError(
-            f"The metric {metrics[0].name!r} is computed from a predictive distribution, and "
-            "the loss of this ensemble is a function. Use an objective, or return the metric "
-            "from the loss as an auxiliary scalar."
+            f"The metric {metrics[0].name!r} needs a predictive distribution, and the loss of this "
+            "ensemble is a function. Return the metric from it as an auxiliary scalar."
         )
 
 
@@ -257,8 +248,7 @@ def _scored_by(
     """
     if ensemble.own_step is None:
         raise UserError(
-            "objective and eval_loss score an ensemble that Ensemble.from_step made. This one is "
-            "scored by its loss. Leave them out."
+            "objective and eval_loss score an ensemble of Ensemble.from_step. Leave them out."
         )
     kept, key = ensemble.programs.evaluation, (objective, eval_loss)
     if "scored_by" not in kept or kept["scored_by"][0] != key:

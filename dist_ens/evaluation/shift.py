@@ -19,17 +19,7 @@ _MOST_ROUNDING = 0.05  # Root mean square of the rounding, as a fraction of the 
 
 @dataclasses.dataclass(frozen=True)
 class ShiftedSplit:
-    """A split with shifted inputs. An example is always shifted in the same way.
-
-    Attributes:
-        split: Split with the original examples.
-        name: Name of the shift, such as "blur".
-        strength: Strength of the shift, from 1 to 5.
-        low: Smallest value that an input may have.
-        high: Largest value that an input may have.
-        dtype: Type of the shifted inputs: the type of the split's inputs, or float32 if that type
-            is too coarse.
-    """
+    """A split whose inputs, within [low, high], are always shifted in the same way."""
 
     split: Split
     name: str
@@ -47,11 +37,7 @@ class ShiftedSplit:
         return len(self.split)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the examples at some positions, with shifted inputs.
-
-        Args:
-            indices: Positions in the split, int[...].
-        """
+        """Returns the examples at some positions, with shifted inputs."""
         batch = self.split.take(indices)
         inputs, shift = batch["inputs"], _SHIFTS[self.name]
         span = self.high - self.low
@@ -68,18 +54,9 @@ class ShiftedSplit:
 def shifted_splits(split: Split, spec: Spec) -> dict[str, list[ShiftedSplit]]:
     """Returns the shifted splits of a split, by name of the shift, in ascending strength.
 
-    Pictures, [height, width] or [height, width, channels], get noise, blur, lower contrast and
-    rotations. All other inputs get noise only. Values stay within the range of the first examples.
-    Inputs keep their type if its steps are small compared with the weakest noise, such as uint8
-    from 0 to 255. For booleans, or uint8 from 0 to 16, rounding would remove or exaggerate a shift.
-    Such shifted inputs are float32.
-
-    Args:
-        split: Split with the original examples.
-        spec: Description of the data.
-
-    Raises:
-        UserError: If an example has several labels, as text has, or the data has several groups.
+    Only pictures, [height, width] or [height, width, channels], get more than noise. Inputs keep
+    their type if its steps are small compared with the weakest noise, such as uint8 from 0 to 255.
+    Others become float32, as rounding would remove or exaggerate a shift.
     """
     if spec.label_shape or spec.num_groups > 1:
         raise UserError(
@@ -105,7 +82,6 @@ def _is_fine(dtype: np.dtype, low: float, high: float) -> bool:
 
 
 def _gaussian_noise(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
-    """Adds Gaussian noise, with a standard deviation that is a fraction of the inputs' range."""
     return x + random.normal(scale=_NOISE[at], size=x.shape)
 
 
@@ -116,13 +92,11 @@ def _blur(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
 
 
 def _contrast(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
-    """Lowers the contrast, by moving values towards the mean of each channel."""
     mean = x.mean(axis=(0, 1), keepdims=True)
     return mean + (0.75, 0.5, 0.4, 0.3, 0.15)[at] * (x - mean)
 
 
 def _rotation(x: np.ndarray, at: int, random: np.random.Generator) -> np.ndarray:
-    """Rotates the picture to the left or right, with corners filled from the nearest edge."""
     angle = (15, 30, 45, 60, 75)[at] * random.choice((-1, 1))
     return ndimage.rotate(x, angle, reshape=False, order=1, mode="nearest")
 

@@ -92,7 +92,6 @@ def _at_least_float32(values: ArrayLike) -> jax.Array:
 
 
 def _as_wide_as(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns weights in the shape and type of the values."""
     weights = jnp.asarray(weights)
     shapes = dict.fromkeys([values.shape, values.shape[:1]])
     if weights.shape not in shapes:

@@ -1,4 +1,9 @@
-"""Objectives for classes: cross-entropies, and the categorical distributions that they train."""
+"""Objectives for classes: cross-entropies, and the categorical distributions that they train.
+
+Logits are unnormalised log-probabilities, in nats, or log-odds; float[..., classes]. Labels are
+classes, int[...], in [0, classes); or shares of each class, float[..., classes], over which a loss
+is averaged. Losses are in nats, float[...].
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -32,14 +37,6 @@ def softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
         loss = -log_softmax(logits)[label]
 
-    Args:
-        logits: Unnormalised log-probabilities, in nats; float[..., classes].
-        labels: Classes, int[...], in [0, classes); or shares of each class, float[..., classes],
-            over which the loss is averaged.
-
-    Returns:
-        Losses in nats, float[...].
-
     >>> round(float(softmax_cross_entropy(jnp.zeros(2), jnp.array(0))), 4)  # log 2
     0.6931
     """
@@ -56,10 +53,6 @@ def class_mean_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     Tutorials write it as `-mean(log_softmax(logits) * one_hot)`. Its learning rate must be larger
     by the number of classes.
 
-    Args:
-        logits: Unnormalised log-probabilities, in nats; float[..., classes].
-        labels: Classes or shares of each class, see `softmax_cross_entropy`.
-
     >>> round(float(class_mean_cross_entropy(jnp.zeros(2), jnp.array(0))), 4)  # log 2 / 2
     0.3466
 
@@ -72,10 +65,6 @@ def sigmoid_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Computes the sum over the classes of the binary cross-entropies, one against the rest.
 
         loss = -sum_c ([c = label] log sigmoid(logits_c) + [c != label] log sigmoid(-logits_c))
-
-    Args:
-        logits: Log-odds of each class, in nats; float[..., classes].
-        labels: Classes or shares of each class, see `softmax_cross_entropy`.
 
     >>> round(float(sigmoid_cross_entropy(jnp.zeros(2), jnp.array(0))), 4)  # 2 log 2
     1.3863
@@ -90,11 +79,6 @@ def accuracy(logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
 
     Among tied logits the first one counts. This is cheaper in a training step than `credit`, by
     which predictions are scored.
-
-    Args:
-        logits: Logits, float[..., classes].
-        labels: Classes, int[...], in [0, classes); or shares of each class, float[..., classes],
-            of which the largest counts.
 
     >>> accuracy(jnp.array([[0.0, 2.0], [0.0, 2.0]]), jnp.array([1, 0]))["accuracy"].tolist()
     [1.0, 0.0]
@@ -187,8 +171,8 @@ class Categorical(Distribution):
     def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
         """Returns the ensemble's probabilities and their entropy in nats.
 
-        `epistemic` is at least 0. With a pooling other than "probs", `mean` is not the mixture of
-        the members. Its entropy can then be lower than theirs, and `epistemic` is 0.
+        With a pooling other than "probs", `mean` is not the mixture of the members. Its entropy can
+        then be lower than theirs, and `epistemic` is 0.
         """
         predictions = jax.vmap(self.from_outputs)(with_samples(outputs, has_samples))
         pooled = self.pool(predictions)["log_probs"]
@@ -209,7 +193,6 @@ class Categorical(Distribution):
 
     @override
     def classwise(self, prediction: Values, labels: jax.Array, weights: jax.Array) -> jax.Array:
-        """Returns the sums of `classwise_sums`."""
         return classwise_sums(prediction["log_probs"], labels, weights)
 
     @override
@@ -219,7 +202,6 @@ class Categorical(Distribution):
 
     @override
     def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
-        """Returns the logarithm of the mean of the members' probabilities."""
         log_probs = summaries["log_probs"].astype(np.float64)
         counted = masks.reshape(*masks.shape, *(1,) * (log_probs.ndim - 2))
         added = np.logaddexp.reduce(np.where(counted, log_probs, -np.inf), axis=0)
@@ -229,7 +211,6 @@ class Categorical(Distribution):
     def shown(
         self, summary: Summary, mean: np.ndarray | None = None, std: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Returns the probabilities as `probs`."""
         return {"probs": np.exp(summary["log_probs"])}
 
     @override
@@ -267,7 +248,6 @@ class Categorical(Distribution):
 
     @override
     def with_shown(self, prediction: Prediction, shown: Summary) -> Prediction:
-        """Returns the calibrated probabilities and their entropy, of which no parts are known."""
         probs = shown["probs"]
         total = -(probs * np.log(probs)).sum(axis=-1)  # A calibrated probability is never 0.
         return dataclasses.replace(
@@ -320,7 +300,6 @@ def one_vs_rest(num_classes: int) -> Objective:
 
 
 def _objective(name: str, loss: Loss, distribution: Categorical, num_classes: int) -> Objective:
-    """Returns an objective for classes; raises a `UserError` for an invalid `num_classes`."""
     if not isinstance(num_classes, int | np.integer) or num_classes < 2:
         raise UserError(
             f"num_classes of {name} is {num_classes!r}. Give a whole number of at least 2, such as "

@@ -61,11 +61,9 @@ class Distribution(Protocol):
 
     @abc.abstractmethod
     def from_outputs(self, outputs: jax.Array) -> Values:
-        """Returns a member's prediction.
+        """Returns a member's prediction from its outputs, [samples, batch, ..., outputs].
 
-        Args:
-            outputs: Outputs of the member, [samples, batch, ..., outputs]. There is one sample, or
-                several samples that were drawn with dropout.
+        There is one sample, or several samples that were drawn with dropout.
         """
         ...
 
@@ -83,9 +81,8 @@ class Distribution(Protocol):
     def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
         """Returns the ensemble's prediction and its uncertainty.
 
-        Args:
-            outputs: Outputs of the members, [members, batch, ..., outputs].
-            has_samples: Whether `outputs` has an axis of samples behind the members.
+        Outputs are [members, batch, ..., outputs], with an axis behind the members if
+        `has_samples`.
         """
         ...
 
@@ -96,10 +93,7 @@ class Distribution(Protocol):
     def classwise(self, prediction: Values, labels: jax.Array, weights: jax.Array) -> jax.Array:
         """Returns the terms that a batch adds to sums over classes; default: an empty array.
 
-        Args:
-            prediction: Prediction of the ensemble or of a member.
-            labels: Labels of the batch, [batch, ...].
-            weights: Mask of the examples that count, bool[batch]; or weights, float[batch, ...].
+        `weights` are a mask of the examples that count, bool[batch], or weights, float[batch, ...].
         """
         return jnp.zeros(0)
 
@@ -114,12 +108,7 @@ class Distribution(Protocol):
     def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
         """Returns the summaries pooled over a subset of the members for each example.
 
-        Default: the mean of each leaf, in float64.
-
-        Args:
-            summaries: Summaries of the members, [members, examples, ...].
-            masks: Whether a member is pooled for an example; bool[members, examples]. Every example
-                needs at least one member.
+        Default: the mean of each leaf, in float64. `masks` are bool[members, examples].
         """
         return {
             name: masked_mean(values.astype(np.float64), masks)
@@ -131,11 +120,8 @@ class Distribution(Protocol):
     ) -> dict[str, np.ndarray]:
         """Returns the predictions that users see; default: the summary, as locations of targets.
 
-        Args:
-            summary: Summary with leaves [n, examples, ...].
-            mean: Mean that was subtracted from the targets, float64[n]. Default: they were not
-                standardised.
-            std: Standard deviation by which the targets were divided, float64[n].
+        Mean and std, float64[n], are those by which the targets of each of n predictors were
+        standardised; None if they were not.
         """
         if mean is None or std is None:
             return dict(summary)
@@ -167,16 +153,10 @@ class Distribution(Protocol):
     def calibrate(
         self, method: str, summary: Summary, labels: np.ndarray
     ) -> tuple[JsonDict, tuple[str, ...]]:
-        """Fits one of the maps in `calibrations`, of summaries, on validation data.
+        """Fits one of the maps in `calibrations` on summaries of validation data.
 
-        Args:
-            method: Name of the map.
-            summary: Summary of pooled predictions of the validation data.
-            labels: Labels of the validation data.
-
-        Returns:
-            The parameters of the map as JSON values, and sentences about parameters that the
-            validation data do not determine.
+        Returns the parameters of the map as JSON values, and sentences about parameters that the
+        data do not determine.
         """
         raise TypeError(f"{type(self).__name__} predictions have no calibration {method!r}.")
 
@@ -185,10 +165,7 @@ class Distribution(Protocol):
         return summary
 
     def with_shown(self, prediction: Prediction, shown: Summary) -> Prediction:
-        """Returns a prediction on the host with a calibrated part in the form of `shown`.
-
-        Default: the prediction unchanged.
-        """
+        """Returns a prediction with a calibrated part as `shown` gives it; default: unchanged."""
         return prediction
 
     def with_pooling(self, name: str) -> Self:
@@ -204,7 +181,7 @@ class Distribution(Protocol):
 
 
 def with_samples(outputs: jax.Array, has_samples: bool) -> jax.Array:
-    """Returns outputs with an axis of samples behind the members, added with length 1 if absent."""
+    """Returns outputs with an axis of samples behind the members, of length 1 if it was absent."""
     return outputs if has_samples else outputs[:, None]
 
 

@@ -1,4 +1,7 @@
-"""Objectives for real targets with a predicted variance: the Gaussian NLL and the beta-NLL."""
+"""Objectives for real targets with a predicted variance: the Gaussian NLL and the beta-NLL.
+
+Outputs are a mean and a raw variance, float[..., 2]; targets are float[...].
+"""
 
 import dataclasses
 from functools import partial
@@ -35,9 +38,6 @@ def normal_distribution(outputs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
         mean, raw = outputs;  variance = softplus(raw) + 1e-6
 
-    Args:
-        outputs: Mean and raw variance, float[..., 2].
-
     >>> mean, variance = normal_distribution(jnp.array([2.0, 0.0]))
     >>> float(mean), round(float(variance), 4)  # softplus(0) = log 2
     (2.0, 0.6931)
@@ -53,18 +53,9 @@ def gaussian_nll(outputs: jax.Array, targets: jax.Array) -> jax.Array:
         mean, variance = normal_distribution(outputs)
         loss = (log(2 pi variance) + (target - mean)^2 / variance) / 2
 
-    Args:
-        outputs: Mean and raw variance, float[..., 2].
-        targets: Targets, float[...].
-
-    Returns:
-        Losses in nats, float[...].
-
     >>> outputs = jnp.array([0.0, 0.541325])  # mean 0 and variance softplus(0.541325) = 1
     >>> round(float(gaussian_nll(outputs, jnp.array(1.0))), 4)  # (log(2 pi) + 1) / 2
     1.4189
-
-    Source: Lakshminarayanan et al. (2017), https://arxiv.org/abs/1612.01474.
     """
     mean, variance = normal_distribution(outputs)
     targets = one_a_row(targets, mean.shape)
@@ -78,11 +69,6 @@ def beta_nll(outputs: jax.Array, targets: jax.Array, *, beta: float) -> jax.Arra
 
     With `beta` 0 it is the Gaussian NLL. With `beta` 1 the gradient of the mean is that of the
     squared error, so that examples with large initial errors keep their influence.
-
-    Args:
-        outputs: Mean and raw variance, float[..., 2].
-        targets: Targets, float[...].
-        beta: Exponent of the variance weighting, in [0, 1]; 0.5 in the paper.
 
     >>> outputs = jnp.array([0.0, 3.981515])  # mean 0 and variance softplus(3.981515) = 4
     >>> round(float(beta_nll(outputs, jnp.array(2.0), beta=0.5)), 3)  # 2 (log(8 pi) + 1) / 2
@@ -136,7 +122,6 @@ class Gaussian(Distribution):
 
     @override
     def pool(self, predictions: Values) -> Values:
-        """Returns the mixture of the components of all members."""
         return {
             name: jnp.moveaxis(values, 0, -2).reshape(*values.shape[1:-1], -1)
             for name, values in predictions.items()
@@ -168,13 +153,11 @@ class Gaussian(Distribution):
 
     @override
     def summary(self, prediction: Values) -> Values:
-        """Returns the mean and the variance of the mixture."""
         mean, variance = mixture_moments(*components(prediction))
         return {"mean": mean, "variance": variance}
 
     @override
     def from_summary(self, summary: Summary) -> Values:
-        """Returns a mixture of one component that has the mean and the variance."""
         return {
             name: jnp.asarray(values, jnp.float32)[..., None] for name, values in summary.items()
         }
@@ -190,7 +173,6 @@ class Gaussian(Distribution):
     def shown(
         self, summary: Summary, mean: np.ndarray | None = None, std: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Returns `mean` and `variance` in the targets' own unit."""
         shown = super().shown(summary, mean, std)
         if std is not None:
             shown["variance"] = summary["variance"] * along(std, summary["variance"]) ** 2
@@ -202,7 +184,6 @@ class Gaussian(Distribution):
 
     @override
     def central_interval(self, summary: Summary, level: float) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the central interval of one normal distribution."""
         mean, variance = (summary[name].astype(np.float64) for name in ("mean", "variance"))
         half = NormalDist().inv_cdf((1 + level) / 2) * np.sqrt(variance)
         return mean - half, mean + half
@@ -211,7 +192,6 @@ class Gaussian(Distribution):
     def calibrate(
         self, method: str, summary: Summary, labels: np.ndarray
     ) -> tuple[JsonDict, tuple[str, ...]]:
-        """Fits one factor for all variances."""
         # The module imports scipy.optimize, which takes half a second.
         from dist_ens.metrics.recalibration import fit_variance_scale
 

@@ -57,9 +57,7 @@ class Objective:
     def shares_of_labels(self, labels: jax.Array) -> jax.Array:
         """Returns labels that can be averaged: shares of the classes, or the real targets.
 
-        Args:
-            labels: Classes, int[batch, ...]; shares of classes, float[batch, ..., classes]; or real
-                targets, float[batch, ...].
+        Labels of classes are int[batch, ...], or already shares, float[batch, ..., classes].
 
         >>> from dist_ens.losses import categorical
         >>> categorical(2).shares_of_labels(jax.numpy.array([1]))

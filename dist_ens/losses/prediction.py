@@ -68,12 +68,8 @@ class Prediction:
     def in_unit(self, mean: ArrayLike, std: ArrayLike) -> "Prediction":
         """Returns the prediction of standardised targets in the labels' own unit.
 
-        Args:
-            mean: Mean that was subtracted from the labels; scalar or broadcastable array.
-            std: Standard deviation by which the labels were divided; scalar or broadcastable array.
-
-        Returns:
-            The same prediction if `unit` is not "target".
+        `mean` and `std` are those by which the labels were standardised, scalars or broadcastable
+        arrays. A prediction whose `unit` is not "target" is unchanged.
         """
         if self.unit != "target":
             return self
@@ -114,8 +110,6 @@ _SPREADS = ("total", "aleatoric", "epistemic", "member_variance", "std")
 
 @partial(jax.jit, static_argnums=1)  # One program for all fields.
 def _first(prediction: Prediction, size: int) -> Prediction:
-    """Returns the prediction for the first inputs of the batch."""
-
     def cut(field: str) -> PyTree:
         axis = 1 if field in _OF_MEMBERS else 0
         return jax.tree.map(
@@ -148,7 +142,6 @@ def predict_leaves(outputs: Outputs) -> Prediction:
 
 
 def _described(tree: PyTree) -> str:
-    """Returns the types and shapes of a pytree's leaves."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if len(leaves) == 1 and not leaves[0][0]:
         return f"{tree.dtype}{list(tree.shape)}"

@@ -19,14 +19,9 @@ from dist_ens.metrics.metric import Metric, one_a_row
 
 
 def pinball(outputs: jax.Array, targets: jax.Array, *, levels: tuple[float, ...]) -> jax.Array:
-    """Computes the mean pinball loss over quantile levels.
+    """Computes the mean pinball loss of predicted quantiles, float[..., levels].
 
         loss = mean_q max(q (target - output_q), (q - 1) (target - output_q))
-
-    Args:
-        outputs: Predicted quantile of each level, float[..., levels].
-        targets: Targets, float[...].
-        levels: Quantile levels, in (0, 1).
 
     >>> float(pinball(jnp.array([1.0]), jnp.array(3.0), levels=(0.75,)))
     1.5
@@ -62,7 +57,6 @@ class Quantiles(Distribution):
 
     @override
     def pool(self, predictions: Values) -> Values:
-        """Returns the mean of the members' quantiles, level by level."""
         return {"quantiles": predictions["quantiles"].mean(axis=0)}
 
     @override
@@ -106,7 +100,6 @@ class Quantiles(Distribution):
 
     @override
     def point(self, summary: Summary) -> np.ndarray:
-        """Returns the median."""
         quantiles = summary["quantiles"]
         return quantiles[..., quantiles.shape[-1] // 2]
 
@@ -153,5 +146,4 @@ def quantiles(
 def _median_error(
     levels: tuple[float, ...], outputs: jax.Array, targets: jax.Array
 ) -> dict[str, jax.Array]:
-    """Returns the squared error of the median."""
     return squared_error_score(outputs[..., levels.index(0.5), None], targets)

@@ -16,13 +16,9 @@ from dist_ens.metrics.regression import regression_values
 
 
 def mse(outputs: jax.Array, targets: jax.Array) -> jax.Array:
-    """Computes the squared error of a prediction without a variance.
+    """Computes the squared error of a prediction without a variance, float[..., 1].
 
         loss = (target - output)^2
-
-    Args:
-        outputs: Predictions, float[..., 1].
-        targets: Targets, float[...].
 
     >>> float(mse(jnp.array([1.0]), jnp.array(3.0)))
     4.0

@@ -18,26 +18,17 @@ _MOST = 12
 
 @pinned_generator()
 def poisson_weight(key: Key, index: jax.Array) -> jax.Array:
-    """Draws the count of each example in a member's bootstrap sample.
+    """Draws the count of each example in a member's bootstrap sample, float32[...].
 
         count ~ Poisson(1)
 
     For many examples, the counts are distributed as in a sample with replacement. A fraction 1 / e
-    of the examples, about a third, has count 0.
-
-    Args:
-        key: Key of the member's examples, [].
-        index: Positions of the examples in the split, int32[...].
-
-    Returns:
-        Counts, whole numbers; float32[...]. They depend on `key` and `index` alone, so they are the
-        same at every step.
+    of the examples, about a third, has count 0. Counts depend on the key of the member's examples
+    and on their positions in the split, `index`, alone, so they are the same at every step.
 
     >>> counts = poisson_weight(jax.random.key(0), jnp.arange(1000))
     >>> bool(abs(counts.mean() - 1) < 0.1)
     True
-
-    Source: Oza and Russell (2001), "Online Bagging and Boosting".
     """
     draw = jnp.vectorize(
         lambda at: jax.random.uniform(jax.random.fold_in(key, at), dtype=jnp.float32)
@@ -81,7 +72,7 @@ def bootstrap() -> Method:
             if info.positions is None:
                 raise UserError(
                     "bootstrap needs the positions of the examples, and batches from an iterator "
-                    "have none. Give the data as arrays, or resample in the iterator."
+                    "have none. Give the data as arrays."
                 )
             counts = poisson_weight(jax.random.fold_in(info.member_key, EXAMPLES), info.positions)
             return loss(params, model_state, batch, info._replace(counts=counts))

@@ -39,8 +39,7 @@ def label_smoothing(alpha: float) -> Method:
             objective = require_objective(info, "label_smoothing")
             if objective.num_classes is None:
                 raise UserError(
-                    f"label_smoothing was given with the objective {objective.name}, whose labels "
-                    "are not classes. Leave it out."
+                    f"label_smoothing needs classes, not {objective.name}. Leave it out."
                 )
             shares = objective.shares_of_labels(batch[objective.LABELS])
             smooth = {**batch, objective.LABELS: optax.smooth_labels(shares, alpha)}

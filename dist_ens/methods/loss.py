@@ -62,14 +62,6 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
 
     It takes dict batches with the keys `inputs`, `labels` and, if examples are weighted, `weights`.
 
-    Args:
-        objective: Objective with the loss of each example.
-        member: Network.
-
-    Raises:
-        UserError: When the loss is traced, if a key is missing or the labels do not have the shape
-            of the outputs' rows.
-
     >>> from dist_ens.losses import squared_error
     >>> from dist_ens.members import as_member
     >>> member = as_member((lambda key: jax.numpy.ones((1, 1)), lambda params, x: x @ params))
@@ -85,8 +77,7 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
         if absent:
             raise UserError(
                 f"The objective {objective.name} takes batches with the key {min(absent)!r}: got "
-                f"{_shown(batch)}. Give a dict with {objective.INPUTS!r} and "
-                f"{objective.LABELS!r}, or a loss function for other batches."
+                f"{_shown(batch)}. Give a dict with it, or a loss function for other batches."
             )
         labels, weights = batch[objective.LABELS], batch.get(objective.WEIGHTS)
         if objective.standardize:
@@ -100,8 +91,7 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
         if not has_rows or losses.shape != rows:
             raise UserError(
                 f"The labels have the shape {list(labels.shape)}, and the network returned "
-                f"{list(outputs.shape)}, of which {objective.name} takes each row with its label. "
-                f"Give one label for each row of the outputs: shape {list(rows)}."
+                f"{list(outputs.shape)}. Give one label for each row of the outputs: {list(rows)}."
             )
         scores = objective.training_scores(outputs, labels)
         if info.counts is not None:
@@ -117,13 +107,9 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
 def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> MemberLoss:
     """Returns a user's `loss_fn(params, model_state, batch, key)` as a loss that methods wrap.
 
-    Args:
-        fn: Loss function of the user. An argument after the first four that switches between
-            training and evaluation is set if it has a usual name, such as `train`. An argument
-            `counts` is given the number of times that each example counts, float[batch], or 1.0 if
-            each counts once.
-        compute_dtype: Type to which the floating-point parameters and batch are converted before
-            the call of `fn`. Default: no conversion.
+    An argument after the first four that switches between training and evaluation is set if it has
+    a usual name, such as `train`. An argument `counts` is given the number of times that each
+    example counts, float[batch], or 1.0 if each counts once.
 
     >>> double = lambda params, model_state, batch, key: (2 * batch.mean(), (model_state, {}))
     >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(0), None, None)
@@ -143,9 +129,8 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
             named["counts"] = 1.0 if info.counts is None else info.counts
         elif info.counts is not None:
             raise UserError(
-                "bootstrap counts the examples of each member, and the loss function does not take "
-                "the counts. Give it the argument counts, float[batch], and multiply the loss of "
-                "each example by it: loss_fn(params, model_state, batch, key, counts)."
+                "bootstrap needs a loss function with the argument counts, float[batch], by which "
+                "it multiplies the losses: loss_fn(params, model_state, batch, key, counts)."
             )
         return fn(params, model_state, batch, info.key, **named)
 
@@ -156,9 +141,8 @@ def require_objective(info: LossInfo, method: str) -> Objective:
     """Returns the objective of the ensemble; raises a `UserError` if its loss is a function."""
     if info.objective is None:
         raise UserError(
-            f"{method} changes the labels, and the loss of this ensemble is a function that may "
-            "use them in any way. Use an objective such as dist_ens.losses.categorical(10), or "
-            f"write {method} into the loss function."
+            f"{method} needs an objective such as dist_ens.losses.categorical(10), and the loss of "
+            f"this ensemble is a function. Write {method} into it."
         )
     return info.objective
 
@@ -167,10 +151,7 @@ def with_float_inputs(batch: Batch, method: str, key: str = "inputs") -> jax.Arr
     """Returns the inputs of a batch as floating-point numbers; raises unless they are an array."""
     inputs = batch[key] if key in _keys_of(batch) else None
     if not isinstance(inputs, jax.Array):
-        raise UserError(
-            f"{method} changes batch[{key!r}], which must be one array. The batch has "
-            f"{_shown(batch)}."
-        )
+        raise UserError(f"{method} needs an array batch[{key!r}]: got {_shown(batch)}.")
     return inputs.astype(jax.numpy.result_type(inputs, jax.numpy.float32))
 
 
@@ -179,5 +160,4 @@ def _keys_of(batch: Batch) -> Collection[object]:
 
 
 def _shown(batch: Batch) -> str:
-    """Returns the keys of a batch for an error message, or its type if it is not a dict."""
     return ", ".join(map(repr, batch)) or "nothing" if isinstance(batch, dict) else kind_of(batch)

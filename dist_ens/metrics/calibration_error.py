@@ -23,17 +23,7 @@ def expected_calibration_error(
 
         ece = sum_b weight_b / total * |accuracy_b - confidence_b|
 
-    The bins are [0, 1/15], (1/15, 2/15], …, as in `classwise_sums`. Confidences are compared with
-    the edges in float32.
-
-    Args:
-        confidence: Probability of each predicted class.
-        correct: Credit of each predicted class.
-        weights: Weights of the rows.
-        num_bins: Number of bins, at least 1.
-
-    >>> expected_calibration_error(np.array([0.75, 0.5]), np.array([1, 0]))  # (1/4 + 1/2) / 2
-    0.375
+    The bins are [0, 1/15], (1/15, 2/15], …, as in `classwise_sums`.
 
     Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599.
     """
@@ -61,19 +51,8 @@ def adaptive_calibration_error(
 
         aece = 1 / bins * sum_b |accuracy_b - confidence_b|
 
-    The rows are sorted by confidence and divided into bins of exactly the same weight. A row at the
-    edge of two bins belongs to both in part. Rows with equal confidences are divided among their
-    bins in equal parts, which is the expectation over their random order.
-
-    Args:
-        confidence: Probability of each predicted class.
-        correct: Credit of each predicted class.
-        weights: Weights of the rows.
-        num_bins: Number of bins, at least 1. It may exceed the number of rows.
-
-    >>> confidence, correct = np.array([0.75, 0.5, 0.5]), np.array([1, 1, 0])
-    >>> adaptive_calibration_error(confidence, correct, num_bins=3)  # (1/4 + 0 + 0) / 3
-    0.08333333333333333
+    A row at the edge of two bins belongs to both in part. Rows with equal confidences are divided
+    among their bins in equal parts, which is the expectation over their random order.
 
     Source: Nguyen and O'Connor (2015), https://arxiv.org/abs/1508.05154.
     """
@@ -95,22 +74,9 @@ def adaptive_calibration_error(
 def classwise_calibration_error(
     count: np.ndarray, hits: np.ndarray, confidence: np.ndarray
 ) -> float | np.ndarray:
-    """Computes the classwise calibration error: the mean over classes of the ECE of a class.
+    """Computes the mean over classes of the ECE of a class from sums, [..., classes, bins].
 
         mean_c sum_b count_cb / total_c * |hits_cb / count_cb - confidence_cb / count_cb|
-
-    Args:
-        count: Number of rows whose probability of the class falls in the bin;
-            float[..., classes, bins].
-        hits: Number of these rows that belong to the class; float[..., classes, bins].
-        confidence: Sum of their probabilities of the class; float[..., classes, bins].
-
-    Returns:
-        The error in [0, 1]: a float, or float64[...] if there are axes before the classes.
-
-    >>> count, hits = np.array([[1, 1], [1, 1]]), np.array([[0, 1], [0, 1]])
-    >>> classwise_calibration_error(count, hits, np.array([[0.25, 0.75], [0.25, 0.75]]))
-    0.25
 
     Source: Kull et al. (2019), https://arxiv.org/abs/1910.12656.
     """
@@ -124,16 +90,10 @@ def drawn_classwise_errors(sums: np.ndarray, num_draws: int, seed: int) -> np.nd
     """Draws `classwise_calibration_error` in approximate resamples, from sums alone.
 
     A cell is one bin of one class. In a resample, hits minus confidence of a cell is drawn from a
-    normal distribution. It has the mean and variance of that sum in a bootstrap resample, or a
-    slightly larger variance for examples with many positions. Cells are drawn independently, except
-    those of two classes, which mirror each other. With ten overconfident classes, the spread of the
-    errors is about a seventh smaller than in resamples of the examples.
-
-    Args:
-        sums: Sums over the examples, float[4, classes, bins]: count, hits and confidence as in
-            `classwise_calibration_error`, and the squares of each example's hits minus confidence.
-        num_draws: Number of resamples.
-        seed: Seed of the draws.
+    normal distribution with the mean and variance of that sum in a bootstrap resample. Cells are
+    drawn independently, except those of two classes, which mirror each other. With ten
+    overconfident classes, the spread of the errors is about a seventh smaller than in resamples of
+    the examples. `sums` are those of `classwise_sums`.
     """
     random = np.random.default_rng(seed)
     count, hits, confidence, squares = np.asarray(sums, np.float64)
@@ -159,17 +119,9 @@ def drawn_classwise_errors(sums: np.ndarray, num_draws: int, seed: int) -> np.nd
 def reliability_bins(
     confidence: np.ndarray, correct: np.ndarray, num_bins: int = 15
 ) -> dict[str, np.ndarray]:
-    """Computes a reliability diagram: accuracy and mean confidence in bins of confidence.
+    """Computes accuracy and mean confidence in the bins of `expected_calibration_error`.
 
-    The bins are those of `expected_calibration_error`.
-
-    Returns:
-        The means `confidence` and `accuracy` in [0, 1], NaN in a bin without rows, and the number
-        of rows `count`; float64[bins] each.
-
-    >>> bins = reliability_bins(np.array([0.75, 1.0]), np.array([1, 0]), num_bins=2)
-    >>> bins["confidence"].tolist(), bins["accuracy"].tolist(), bins["count"].tolist()
-    ([nan, 0.875], [nan, 0.5], [0.0, 2.0])
+    Both means are NaN in a bin without rows.
 
     Source: DeGroot and Fienberg (1983), "The comparison and evaluation of forecasters".
     """

@@ -1,7 +1,7 @@
 """The catalogue of metrics, with the properties that reports read."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -33,18 +33,14 @@ INTERVAL_LEVEL = 0.9
 
 
 def _nll(name: str) -> Reduction:
-    """Returns the reduction to the mean negative log-likelihood."""
     return lambda rows: in_own_unit("log density", rows.mean(name), rows.unit)
 
 
 def _root(name: str) -> Reduction:
-    """Returns the reduction to the square root of the mean."""
     return lambda rows: np.sqrt(rows.mean(name)) * rows.unit
 
 
 def _calibration(error: Callable[..., Score]) -> Reduction:
-    """Returns the reduction to a calibration error of the most probable class."""
-
     def reduce(rows: Rows) -> Score:
         confidence, correct = (rows.statistics[name] for name in _TOP)
         return rows.ordered(
@@ -57,7 +53,6 @@ def _calibration(error: Callable[..., Score]) -> Reduction:
 
 
 def _classwise(rows: Rows) -> Score:
-    """Returns the classwise calibration error of rows."""
     sums = np.asarray(rows.classwise)
 
     def error() -> Score:
@@ -69,8 +64,6 @@ def _classwise(rows: Rows) -> Score:
 
 
 def _risk(risk: Callable[..., Score], *level: float) -> Reduction:
-    """Returns the reduction to a risk under selective prediction."""
-
     def reduce(rows: Rows) -> Score:
         confidence, errors = rows.statistics["confidence"], 1 - rows.statistics["correct"]
         return rows.ordered(
@@ -81,72 +74,66 @@ def _risk(risk: Callable[..., Score], *level: float) -> Reduction:
 
 
 def _coverage_of_pit(rows: Rows) -> Score:
-    """Returns the coverage of the central interval, from the PIT values of rows."""
     pit = rows.statistics["pit"]
     inside = np.where(np.isnan(pit), np.nan, np.abs(pit - 0.5) <= INTERVAL_LEVEL / 2)
     return rows.of_weights(lambda weights: mean_of(inside, weights))
 
 
 def _spread_skill(rows: Rows) -> Score:
-    """Returns the ratio of the predicted standard deviation to the RMSE."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.sqrt(rows.mean("variance")) / np.sqrt(rows.mean("squared_error"))
 
 
 _TOP = ("confidence", "correct")
-_LOWER: dict[str, Any] = {"direction": "lower"}
-_APART: dict[str, Any] = {"in_table": False}
-_CALIBRATION: dict[str, Any] = {**_LOWER, "statistics": _TOP, "interval": "unbiased"}
+_SQUARED = ("squared_error",)
+_lower = partial(Metric, direction="lower")
+_apart = partial(Metric, in_table=False)
+_lower_apart = partial(_lower, in_table=False)
+_calibration_error = partial(_lower, statistics=_TOP, interval="unbiased")
 
 ACCURACY = Metric("accuracy", direction="higher", statistics=("correct",))
-NLL = Metric("nll", label="NLL", unit="nats", reduce=_nll("nll"), **_LOWER)
-ECE = Metric("ece", label="ECE", reduce=_calibration(expected_calibration_error), **_CALIBRATION)
-MUTUAL_INFORMATION = Metric("mutual_information", unit="nats", **_APART)
-_SQUARED = ("squared_error",)
-RMSE = Metric(
-    "rmse", label="RMSE", unit="target", statistics=_SQUARED, reduce=_root(*_SQUARED), **_LOWER
-)
-MAE = Metric("mae", label="MAE", unit="target", statistics=("absolute_error",), **_LOWER)
-PINBALL = Metric("pinball", unit="target", **_LOWER)
-_WIDE_ECE = _CALIBRATION | _APART
-_RISK: dict[str, Any] = {**_LOWER, **_APART}
+NLL = _lower("nll", label="NLL", unit="nats", reduce=_nll("nll"))
+ECE = _calibration_error("ece", label="ECE", reduce=_calibration(expected_calibration_error))
+MUTUAL_INFORMATION = _apart("mutual_information", unit="nats")
+RMSE = _lower("rmse", label="RMSE", unit="target", statistics=_SQUARED, reduce=_root(*_SQUARED))
+MAE = _lower("mae", label="MAE", unit="target", statistics=("absolute_error",))
+PINBALL = _lower("pinball", unit="target")
 
 # Metrics of class probabilities, and of how far members differ in them. A row with a tied label
 # counts as partly correct, so ece, aece, aurc and risk_at_80 are expectations over random ties.
 CLASSIFICATION: tuple[Metric, ...] = (
     ACCURACY,
     NLL,
-    Metric("brier", label="Brier", **_LOWER),
+    _lower("brier", label="Brier"),
     ECE,
-    Metric("top_5", label="top-5 accuracy", direction="higher", **_APART),
-    Metric(
-        "aece", label="adaptive ECE", reduce=_calibration(adaptive_calibration_error), **_WIDE_ECE
+    _apart("top_5", label="top-5 accuracy", direction="higher"),
+    _calibration_error(
+        "aece",
+        label="adaptive ECE",
+        reduce=_calibration(adaptive_calibration_error),
+        in_table=False,
     ),
-    Metric(
+    _calibration_error(
         "classwise_ece",
         label="classwise ECE",
         reduce=_classwise,
-        **_WIDE_ECE | {"statistics": (*_TOP, CLASSWISE)},
+        statistics=(*_TOP, CLASSWISE),
+        in_table=False,
     ),
-    Metric(
+    _lower_apart(
         "aurc",
         label="AURC",
         statistics=(*_TOP, WHOLE_WEIGHTS),
         reduce=_risk(area_under_risk_coverage),
-        **_RISK,
     ),
-    Metric(
-        "risk_at_80",
-        label="risk at 80 %",
-        statistics=_TOP,
-        reduce=_risk(risk_at_coverage, 0.8),
-        **_RISK,
+    _lower_apart(
+        "risk_at_80", label="risk at 80 %", statistics=_TOP, reduce=_risk(risk_at_coverage, 0.8)
     ),
-    Metric("entropy", unit="nats", **_APART),
-    Metric("aleatoric", unit="nats", **_APART),
+    _apart("entropy", unit="nats"),
+    _apart("aleatoric", unit="nats"),
     MUTUAL_INFORMATION,
-    Metric("disagreement", **_APART),
-    Metric("variance", **_APART),
+    _apart("disagreement"),
+    _apart("variance"),
 )
 
 # Metrics of predictions of real targets.
@@ -154,16 +141,14 @@ REGRESSION: tuple[Metric, ...] = (
     RMSE,
     MAE,
     NLL,
-    Metric("mixture_nll", label="mixture NLL", unit="nats", reduce=_nll("mixture_nll"), **_RISK),
-    Metric("crps", label="CRPS", unit="target", **_LOWER),
+    _lower_apart("mixture_nll", label="mixture NLL", unit="nats", reduce=_nll("mixture_nll")),
+    _lower("crps", label="CRPS", unit="target"),
     PINBALL,
     Metric("coverage", statistics=("pit",), reduce=_coverage_of_pit),
     Metric("coverage", statistics=("inside",)),
-    Metric("width", unit="target", **_APART),
-    Metric(
-        "sharpness", unit="target", statistics=("variance",), reduce=_root("variance"), **_APART
-    ),
-    Metric("spread_skill", statistics=("variance", *_SQUARED), reduce=_spread_skill, **_APART),
+    _apart("width", unit="target"),
+    _apart("sharpness", unit="target", statistics=("variance",), reduce=_root("variance")),
+    _apart("spread_skill", statistics=("variance", *_SQUARED), reduce=_spread_skill),
 )
 
 # All metrics by name, in the order of the columns on the screen.
@@ -208,10 +193,7 @@ def headlines(scores: Iterable[str]) -> list[Metric]:
 
 
 def described(name: str, others: Mapping[str, Json]) -> tuple[str, str | None]:
-    """Returns the label and the direction of a metric, or of another number of a report.
-
-    `others` are descriptions of metrics outside the catalogue, see `Metric.describe`.
-    """
+    """Returns the label and the direction of a metric, or of one described in `others`."""
     if name in CATALOGUE:
         return CATALOGUE[name].label, CATALOGUE[name].direction
     other = others.get(name, {})
@@ -219,15 +201,7 @@ def described(name: str, others: Mapping[str, Json]) -> tuple[str, str | None]:
 
 
 def direction_of(name: str, metrics: Sequence[Metric] = ()) -> str | None:
-    """Returns whether a "lower" or a "higher" score is better; None if that is not known.
-
-    Args:
-        name: Name of a metric, of the loss or of an auxiliary scalar.
-        metrics: Metrics beside those of the catalogue.
-
-    >>> direction_of("accuracy"), direction_of("loss"), direction_of("entropy")
-    ('higher', 'lower', None)
-    """
+    """Returns whether a "lower" or a "higher" score is better; None if that is not known."""
     own = {metric.name: metric.describe() for metric in metrics}
     return "lower" if name == LOSS else described(name, own)[1]
 
@@ -258,11 +232,7 @@ def formatted(scores: Mapping[str, float], name: str) -> str:
 
 
 def in_table(scores: Iterable[str], metrics: Sequence[Metric] = ()) -> list[str]:
-    """Returns the names of the scores that the table on the screen shows, in its order.
-
-    Metrics outside the catalogue follow those of the catalogue, as do scores that no metric
-    describes.
-    """
+    """Returns the names of the scores that the table on the screen shows, in its order."""
     names = list(scores)
     columns = {metric.name: metric for metric in metrics} | CATALOGUE
     shown = [name for name in names if name not in columns or columns[name].in_table]

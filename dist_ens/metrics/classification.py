@@ -11,23 +11,14 @@ _TOP = 5
 
 
 def credit(log_probs: jax.Array, labels: jax.Array, k: int = 1) -> jax.Array:
-    """Returns the probability that the label is among the k most probable classes.
+    """Returns the probability that the label is among the k most probable classes, float32[...].
 
     Ties are broken at random, so a label that is tied with other classes counts in part:
 
         credit = clip((k - number of more probable classes) / number of tied classes, 0, 1)
 
-    The label itself is one of the tied classes. Without ties the credit is 0 or 1. A prediction
-    with equal probabilities for all classes has the credit k / classes.
-
-    Args:
-        log_probs: Log-probabilities or logits; float[..., classes]. Classes of -inf are tied.
-        labels: Classes; int[...], in [0, classes).
-        k: Number of classes that are chosen, at least 1.
-
-    Returns:
-        Credits in [0, 1]; float32[...]. 0 for a label outside the range, NaN where `log_probs` has
-        a NaN.
+    The label itself is one of the tied classes. Without ties the credit is 0 or 1. It is 0 for a
+    label outside the range, and NaN where `log_probs`, float[..., classes], has a NaN.
 
     >>> log_probs = jnp.log(jnp.array([[0.5, 0.5], [0.75, 0.25]]))
     >>> credit(log_probs, jnp.array([1, 1])).tolist()
@@ -80,10 +71,7 @@ def votes_of(log_probs: jax.Array) -> jax.Array:
     """Returns the vote of a prediction: 1 for its most probable class, 0 for the others.
 
     Tied most probable classes share the vote equally, which is the expectation when ties are broken
-    at random.
-
-    Returns:
-        Votes that sum to 1; float32[..., classes]. NaN where a prediction has a NaN.
+    at random. Votes are NaN where a prediction has a NaN.
 
     >>> votes_of(jnp.log(jnp.array([0.4, 0.2, 0.4]))).tolist()
     [0.5, 0.0, 0.5]
@@ -181,16 +169,11 @@ def classwise_sums(log_probs: jax.Array, labels: jax.Array, mask: jax.Array) -> 
 
 
 def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
-    """Computes the log-probabilities of the uniform mixture of the members.
+    """Computes the log-probabilities of the uniform mixture of the members, [members, ...].
 
     Probabilities are averaged, not logits:
 
         log p(c | x) = logsumexp_m(log p_m(c | x)) - log(members)
-
-    A single member's log-probabilities are unchanged.
-
-    Args:
-        member_log_probs: Normalised log-probabilities, in nats; float[members, ...].
 
     >>> jnp.exp(mixture_log_probs(jnp.log(jnp.array([[0.25], [0.75]])))).round(4)
     Array([0.5], dtype=float32)
@@ -203,12 +186,9 @@ def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
 
 
 def entropy(log_probs: jax.Array) -> jax.Array:
-    """Computes the entropy of distributions over classes.
+    """Computes the entropy in nats of distributions over classes, float[..., classes].
 
         H(p) = -sum_c p(c) log p(c),  0 log 0 = 0
-
-    Args:
-        log_probs: Normalised log-probabilities, in nats; float[..., classes].
 
     >>> round(float(entropy(jnp.log(jnp.array([0.5, 0.5])))), 4)  # log 2
     0.6931

@@ -227,12 +227,8 @@ def scores_of(metrics: Iterable[Metric], rows: Rows) -> dict[str, Score]:
 def in_own_unit(unit: str, value: Score, scale: Leaf, shift: float = 0.0) -> Score:
     """Converts a number about standardised targets to the targets' own unit, if it has one.
 
-    Args:
-        unit: Unit of the number: one of `UNITS`, "position" for a target itself, or "log density"
-            for the negative logarithm of a density over targets.
-        value: Number, or array of numbers.
-        scale: Standard deviation by which the targets were divided; number, or array.
-        shift: Mean that was subtracted from the targets before the division.
+    The unit may also be "position" for a target itself, or "log density" for the negative logarithm
+    of a density over targets.
     """
     if unit == "target":
         return value * scale
@@ -249,16 +245,6 @@ def one_a_row(labels: Labels, rows: tuple[int, ...]) -> Labels:
     """Returns labels without an axis of length 1 that the predictions do not have.
 
     A column of labels [batch, 1] and predictions [batch] would broadcast to [batch, batch].
-
-    Args:
-        labels: Labels, [*rows] or [*rows, 1], or shares of classes, [*rows, classes].
-        rows: Shape of the predictions without their last axis, such as (batch,).
-
-    Raises:
-        UserError: If labels and predictions would broadcast to a shape that neither has.
-
-    >>> one_a_row(np.zeros((8, 1)), (8,)).shape
-    (8,)
     """
     at, shape = len(rows), np.shape(labels)
     if shape[: at + 1] == (*rows, 1):

@@ -23,20 +23,12 @@ def area_under_risk_coverage(
 
         aurc = 1/n sum_{k=1..n} 1/k sum_{j=1..k} e_j,  rows from the most confident to the least
 
-    It is the mean, over all k, of the mean error of the k most confident rows. Rows of equal
-    confidence each get the mean of their errors, which is the expectation over their random order.
-    A row of weight w counts as w rows. Let a group of m rows of equal confidence and mean error e
-    follow C rows of total error E. With the harmonic numbers H, the group adds
+    Rows of equal confidence each get the mean of their errors, which is the expectation over their
+    random order. A row of weight w, a whole number, counts as w rows. Let a group of m rows of
+    equal confidence and mean error e follow C rows of total error E. With the harmonic numbers H,
+    it adds
 
         sum_{j=1..m} (E + j e) / (C + j) = m e + (E - C e) (H(C + m) - H(C))
-
-    Args:
-        confidence: Confidence of each prediction.
-        errors: Error of each prediction.
-        weights: Weights of the rows, whole numbers.
-
-    >>> area_under_risk_coverage(np.array([0.9, 0.8]), np.array([0, 1]))  # (0 + 1/2) / 2
-    0.25
 
     Source: Geifman et al. (2019), https://arxiv.org/abs/1805.08206.
     """
@@ -66,15 +58,6 @@ def risk_at_coverage(
 
     If the fraction ends within a row, or within rows of equal confidence, these count in part.
 
-    Args:
-        confidence: Confidence of each prediction.
-        errors: Error of each prediction.
-        coverage: Fraction of the rows, in (0, 1].
-        weights: Weights of the rows.
-
-    >>> risk_at_coverage(np.array([0.9, 0.8]), np.array([0, 1]), coverage=0.75)  # (0 + 1/2) / 1.5
-    0.3333333333333333
-
     Source: Geifman and El-Yaniv (2017), https://arxiv.org/abs/1705.08500.
     """
     order, ends = ranked(confidence)
@@ -93,18 +76,9 @@ def risk_at_coverage(
 def risk_coverage_curve(
     confidence: np.ndarray, errors: np.ndarray, num_points: int = 101
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the risk-coverage curve: `risk_at_coverage` for coverages from 0 to 1.
+    """Returns equally spaced coverages from 0 to 1, and the `risk_at_coverage` of each.
 
     At coverage 0 the risk is the limit, the mean error of the rows of the highest confidence.
-
-    Returns:
-        Coverage, equally spaced, and risk; float64[num_points] each.
-
-    >>> coverage, risk = risk_coverage_curve(np.array([0.9, 0.8]), np.array([0, 1]), num_points=3)
-    >>> risk.tolist()
-    [0.0, 0.0, 0.5]
-
-    Source: Geifman and El-Yaniv (2017), https://arxiv.org/abs/1705.08500.
     """
     order, ends = ranked(confidence)
     lost = cumulative(errors[order][None].astype(np.float64), ends)[0]
@@ -124,19 +98,6 @@ def detection_scores(
         auroc = P(out > in) + P(out = in) / 2
         aupr  = sum_t (recall_t - recall_t') precision_t,  over thresholds t, t' the next higher
         fpr95 = P(in >= t) for the largest t with P(out >= t) >= 0.95
-
-    Args:
-        scores_in: Scores of the rows in distribution; float[rows_in]. They may be infinite.
-        scores_out: Scores of the rows out of distribution; float[rows_out]. They may be infinite.
-        weights_in: Weights of the rows in distribution.
-        weights_out: Weights of the rows out of distribution, given if and only if those are.
-
-    Returns:
-        `auroc`, `aupr` and `fpr95`, each in [0, 1]. An uninformative score has an `aupr` of
-        rows_out / (rows_in + rows_out).
-
-    >>> detection_scores(np.array([0.0, 2.0]), np.array([1.0, 3.0]))
-    {'auroc': 0.75, 'aupr': 0.8333333333333333, 'fpr95': 0.5}
 
     Source: Hendrycks and Gimpel (2017), https://arxiv.org/abs/1610.02136, for the first two; Liang
     et al. (2018), https://arxiv.org/abs/1706.02690, for the third.
@@ -168,10 +129,6 @@ def ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows in descending order of their scores, and the ends of groups of equal scores.
 
     The ends are 0 and then the number of rows up to the end of each group, int[groups + 1].
-
-    >>> order, ends = ranked(np.array([1.0, 3.0, 1.0]))
-    >>> order.tolist(), ends.tolist()
-    ([1, 0, 2], [0, 1, 3])
     """
     scores = np.asarray(scores, np.float64)
     order = np.argsort(-scores, kind="stable")
@@ -181,13 +138,7 @@ def ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cumulative(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Computes the sums of the values up to each of the ends from `ranked`.
-
-    The values are those of the rows in order, float64[draws, rows].
-
-    >>> cumulative(np.array([[1.0, 2.0, 3.0]]), np.array([0, 1, 3]))
-    array([[0., 1., 6.]])
-    """
+    """Computes the sums of the rows' values, [draws, rows], up to each end from `ranked`."""
     sums = np.zeros((len(values), values.shape[1] + 1))
     np.cumsum(values, axis=1, out=sums[:, 1:])
     return sums if len(ends) == sums.shape[1] else np.take(sums, ends, axis=1)

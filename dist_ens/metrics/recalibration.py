@@ -27,16 +27,10 @@ _LISTED = 10
 
 @dataclasses.dataclass(frozen=True)
 class Recalibration:
-    """A map from log-probabilities to calibrated log-probabilities.
+    """A map, fitted by a function of `RECALIBRATIONS`, to calibrated log-probabilities.
 
-    `Recalibration(method, parameters)` restores a map from its JSON values.
-
-    Attributes:
-        method: Name in `RECALIBRATIONS`.
-        parameters: Numbers and lists of numbers: `temperature` for temperature, `scale` and `bias`
-            by class for vector, `thresholds` and `values`, lists by class, for isotonic.
-        warnings: Sentences about parameters that the validation rows do not determine: an optimum
-            at a bound or at infinity, or a label of probability 0.
+    The parameters are JSON values. The warnings are sentences about parameters that the validation
+    rows do not determine: an optimum at a bound or at infinity, or a label of probability 0.
     """
 
     method: str
@@ -44,12 +38,7 @@ class Recalibration:
     warnings: tuple[str, ...] = ()
 
     def __call__(self, log_probs: np.ndarray) -> np.ndarray:
-        """Returns calibrated log-probabilities, finite and normalised; float64[rows, classes].
-
-        Args:
-            log_probs: Log-probabilities of the ensemble, in nats, -inf for a probability of 0;
-                float[rows, classes].
-        """
+        """Returns calibrated log-probabilities, finite and normalised; float64[rows, classes]."""
         calibrated = _MAPS[self.method](_normalised(log_probs), **self.parameters)
         return np.maximum(calibrated, np.log(MIN_PROB))
 
@@ -59,24 +48,8 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
 
         p(c | x) = softmax_c(log_probs(x) / T),  T minimises the mean of -log p(label | x)
 
-    The mean is convex in 1/T. T is limited to [`MIN_TEMPERATURE`, `MAX_TEMPERATURE`]. Rows without
-    errors give the lower bound, and predictions no better than chance the upper bound. T is 1 if it
-    changes nothing. The map's `warnings` report the bounds.
-
-    Args:
-        log_probs: Log-probabilities of the ensemble on validation data, in nats, -inf for a
-            probability of 0; float[rows, classes].
-        labels: Labels of the validation data; int[rows], in [0, classes).
-
-    Returns:
-        The map. Its parameter `temperature` is above 1 if the predictions were overconfident.
-
-    >>> log_probs = np.log([[0.9, 0.1]] * 4)  # confidence 0.9, and 3 of 4 labels are class 0
-    >>> recalibration = fit_temperature(log_probs, np.array([0, 0, 0, 1]))
-    >>> round(recalibration.parameters["temperature"], 6)
-    2.0
-    >>> np.exp(recalibration(log_probs[:1])).round(6)
-    array([[0.75, 0.25]])
+    The mean is convex in 1/T. T is limited to [`MIN_TEMPERATURE`, `MAX_TEMPERATURE`], and 1 if it
+    changes nothing.
 
     Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599; of the pooled prediction: Rahaman
     and Thiery (2021), https://arxiv.org/abs/2007.08792.
@@ -111,25 +84,13 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
 
 
 def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
-    """Fits a scale and a bias for each class.
+    """Fits a scale and a bias for each class, each of which must occur.
 
         p(c | x) = softmax_c(scale * log_probs(x) + bias)
 
     The mean of -log p(label | x) is convex. L-BFGS minimises it, starting from the fitted
     temperature. The biases are determined up to a constant, and sum to 0. The mean has no minimum
-    if the rows can be separated without an error. The search then ends with slopes below 1e-9, and
-    the map's `warnings` report it.
-
-    Args:
-        log_probs: Log-probabilities; see `fit_temperature`.
-        labels: Labels, each class at least once; int[rows].
-
-    >>> log_probs = np.log([[0.5, 0.5], [0.8, 0.2], [0.2, 0.8]] * 4)
-    >>> labels = np.array([0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1])  # class 0 in 3, 3 and 1 of 4 rows
-    >>> np.exp(fit_vector(log_probs, labels)(log_probs[:3])).round(3)
-    array([[0.75, 0.25],
-           [0.75, 0.25],
-           [0.25, 0.75]])
+    if the rows can be separated without an error. The search then ends with slopes below 1e-9.
 
     Source: Guo et al. (2017), https://arxiv.org/abs/1706.04599.
     """
@@ -179,21 +140,8 @@ def fit_isotonic(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
         p(c | x) = f_c(p_c(x)) / sum_k f_k(p_k(x)),  f_c increasing, linear between thresholds
 
     Rows for which all f are 0 get equal probabilities. An f is exactly 0 below the lowest
-    probability with which its class occurred in validation. A test row of that class then costs
-    87 nats. So fit the map on many rows, and judge it by accuracy, Brier score and calibration
-    error. The map's `warnings` name the classes whose f is a single step from 0 to 1.
-
-    Args:
-        log_probs: Log-probabilities; see `fit_temperature`.
-        labels: Labels, each class at least once; int[rows].
-
-    >>> log_probs = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.2, 0.8]])
-    >>> recalibration = fit_isotonic(log_probs, np.array([0, 1, 0, 1]))
-    >>> np.exp(recalibration(log_probs)).round(6)  # 0.8 and 0.7 are pooled: class 0 in 1 of 2 rows
-    array([[1. , 0. ],
-           [0.5, 0.5],
-           [0.5, 0.5],
-           [0. , 1. ]])
+    probability with which its class occurred in validation. A test row of that class then costs 87
+    nats. So the map needs many rows.
 
     Source: Zadrozny and Elkan (2002), "Transforming classifier scores into accurate multiclass
     probability estimates".
@@ -231,21 +179,9 @@ RECALIBRATIONS: dict[str, Callable[[np.ndarray, np.ndarray], Recalibration]] = {
 
 
 def fit_variance_scale(means: np.ndarray, variances: np.ndarray, targets: np.ndarray) -> float:
-    """Fits one factor for all variances of normal distributions.
+    """Fits the factor for all variances that minimises the mean of -log N(y; mean, scale variance).
 
         scale = mean((y - mean)^2 / variance)
-
-    This factor minimises the mean of -log N(y; mean, scale * variance).
-
-    It is above 1 if the predictions were overconfident.
-
-    Args:
-        means: Means that the ensemble predicts on validation data; float[rows].
-        variances: Variances that it predicts, positive; float[rows].
-        targets: Targets of the validation data; float[rows].
-
-    >>> fit_variance_scale(np.array([0.0, 0.0]), np.array([1.0, 4.0]), np.array([3.0, 2.0]))
-    5.0
 
     Source: Laves et al. (2020), "Well-calibrated regression uncertainty in medical imaging with
     deep learning", https://proceedings.mlr.press/v121/laves20a.html.
@@ -280,14 +216,12 @@ def _warnings_of_zeros(log_probs: np.ndarray, labels: np.ndarray) -> list[str]:
 
 
 def _errors(log_probs: np.ndarray, labels: np.ndarray) -> str:
-    """Returns how many rows are predicted wrongly, in words."""
     of_label = log_probs[np.arange(len(labels)), labels]
     count = np.count_nonzero(log_probs.max(axis=1) > of_label)
     return f"{count:,} of {len(labels):,} validation rows are predicted wrongly"
 
 
 def _classes(numbers: list[int]) -> str:
-    """Returns the classes in words, the first few of many."""
     listed = ", ".join(map(str, numbers[:_LISTED]))
     more = f" and {len(numbers) - _LISTED:,} more" if len(numbers) > _LISTED else ""
     return f"class{'' if len(numbers) == 1 else 'es'} {listed}{more}"

@@ -20,16 +20,10 @@ _NODES_PER_DEVIATION = 1.5
 def mixture_moments(
     member_means: jax.Array, member_variances: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes mean and variance of the uniform mixture of the members.
+    """Computes mean and variance of the uniform mixture of the members, [members, ...].
 
         mean     = mean_m(mean_m)
         variance = mean_m(variance_m) + mean_m((mean_m - mean)^2)
-
-    A single member's moments are unchanged.
-
-    Args:
-        member_means: Means of the members, float[members, ...].
-        member_variances: Variances of the members, positive; float[members, ...].
 
     >>> mean, variance = mixture_moments(jnp.array([1.0, 3.0]), jnp.array([0.5, 0.5]))
     >>> float(mean), float(variance)
@@ -106,13 +100,7 @@ def mixture_quantile(means: jax.Array, variances: jax.Array, level: float) -> ja
 
         F(quantile) = level,  F: distribution function of the mixture
 
-    Args:
-        means: Means of the members, float[members, ...].
-        variances: Variances of the members, positive; float[members, ...].
-        level: Quantile level, in (0, 1).
-
-    Returns:
-        The quantile, float[...], exact to a millionth of the range of the members' quantiles.
+    It is exact to a millionth of the range of the members' quantiles.
 
     >>> round(float(mixture_quantile(jnp.array([0.0]), jnp.array([1.0]), 0.975)), 2)
     1.96

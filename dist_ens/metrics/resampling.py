@@ -40,18 +40,10 @@ def mean_of(values: np.ndarray, weights: np.ndarray | None = None) -> Score:
 
 
 def bootstrap_weights(num_examples: int, draws: int, seed: int) -> np.ndarray:
-    """Draws bootstrap weights: the count of each example in resamples with replacement.
+    """Draws the counts of examples in resamples with replacement, float32[draws, examples].
 
-    The weights depend on the arguments alone. Predictors that are scored with the same weights see
-    the same resamples, so the differences of their scores are paired.
-
-    Args:
-        num_examples: Number of examples in the split and in each resample, at least 1.
-        draws: Number of resamples.
-        seed: Seed of NumPy's generator, not negative.
-
-    Returns:
-        Counts; float32[draws, examples]. Every row sums to `num_examples`.
+    They depend on the arguments alone. Predictors that are scored with the same counts see the same
+    resamples, so the differences of their scores are paired.
 
     >>> bootstrap_weights(4, draws=2, seed=0).sum(axis=1)
     array([4., 4.], dtype=float32)
@@ -67,16 +59,9 @@ def bootstrap_weights(num_examples: int, draws: int, seed: int) -> np.ndarray:
 
 
 def interval(samples: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """Computes the percentile interval of a score.
+    """Computes the percentile interval of a score from its resamples; NaN if one is NaN.
 
         [q((1 - level) / 2), q((1 + level) / 2)],  q: quantile, linear between two samples
-
-    Args:
-        samples: Score in each draw; float[draws]. Samples may be infinite.
-        level: Share of the samples within the interval, in (0, 1).
-
-    Returns:
-        Lower and upper bound. Both are NaN if a sample is NaN.
 
     >>> interval(np.arange(101.0), level=0.5)
     (25.0, 75.0)
@@ -97,21 +82,11 @@ def interval(samples: np.ndarray, level: float = 0.95) -> tuple[float, float]:
 
 
 def over_draws(score: Callable[..., np.ndarray], *weighted: tuple[np.ndarray | None, int]) -> Score:
-    """Computes a score in every resample, or of the rows themselves.
+    """Returns a score in every resample, float64[draws, ...], or of the rows without weights.
 
-    Args:
-        score: Function of the weights, float64[draws, rows] for each of `weighted`, that returns
-            float64[draws, ...]. It is called with few draws at a time, so that its intermediate
-            arrays are small.
-        *weighted: Pairs of weights, float[draws, rows] and not negative, and the number of rows. If
-            the weights are None, every row counts once.
-
-    Returns:
-        The score in every draw, float64[draws, ...], NaN in a draw without any row. Without weights
-        the score of the rows, a float or float64[...].
-
-    >>> over_draws(lambda weights: weights @ np.array([1.0, 2.0]), (np.array([[2, 0], [1, 1]]), 2))
-    array([2., 3.])
+    `score` is a function of the weights, float64[draws, rows], for each pair of weights and number
+    of rows in `weighted`. It is called with few draws at a time, so that its arrays are small. A
+    draw without any row gives NaN.
     """
     given = [weights for weights, _ in weighted if weights is not None]
     if not given:

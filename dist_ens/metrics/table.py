@@ -32,16 +32,7 @@ def scores_table(
 ) -> Table:
     """Returns the table of the ensemble, the mean member and the first 20 members.
 
-    Args:
-        ensemble: Scores of the ensemble by name, or their means over the groups; empty if absent.
-        mean_member: Mean scores of the members.
-        members: Scores of each member, with its `member_id`.
-        num_groups: Number of groups of members, each an ensemble.
-        left_out: Ids of the members that are not pooled.
-        metrics: Metrics outside the catalogue. They follow those of the catalogue.
-        by_class: Scores of the ensemble on the examples of each class, with its name as `class`.
-        title: Title of the table.
-        others: Text that says where the scores of further members are.
+    `others` says where the scores of further members are.
     """
     names = in_table(ensemble or mean_member, metrics)[:_MOST_COLUMNS]
     table = Table(title=title, title_justify="left")
