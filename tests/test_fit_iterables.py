@@ -189,7 +189,7 @@ def test_hosts_that_yield_different_examples_for_one_column_are_both_refused(sai
     for of_host in said_by_two:
         assert of_host["different"].startswith(
             "Hosts [0, 1] feed column 0 of the mesh 8 x 1 (ensemble x data), and yield different "
-            "examples for it, so that members would not see the same batch. Yield the same"
+            "examples for it. Yield the same examples on hosts that share columns"
         )
 
 
@@ -198,7 +198,7 @@ def test_leaves_that_are_shared_are_the_same_on_all_hosts(said_by_two):
         # The mean of the rows of both hosts, (1 + 2) / 2, and ten times the points of both, 2.
         assert of_host["points"] == pytest.approx(1.5 + 10 * 2)
         assert of_host["other points"].startswith(
-            "The hosts yield different values of the leaves that batch_specs calls shared, so that"
+            "The hosts yield different values of the leaves that batch_specs calls shared."
         )
 
 

@@ -69,11 +69,8 @@ class EarlyStopping:
         self._num_without = 0
 
     def begin(self, run: RunInfo) -> Stop | None:
-        """Checks the score, and returns `STOP` if the run that is resumed has ended already.
-
-        A run that does not resume another one forgets the best score of an earlier run.
-        """
-        if not self._is_restored:
+        """Checks the score, and returns `STOP` if the run that is resumed has ended already."""
+        if not self._is_restored:  # An earlier run may have used this callback.
             self._best = self._to_beat = math.inf
             self._best_step, self._num_without = None, 0
         self._is_restored = False

@@ -46,18 +46,8 @@ class BatchIterable(TrainingData):
     """Training data from an iterable, an iterator, or a function that returns an iterator.
 
     On several hosts, a batch holds the examples of the mesh columns in which the host has a device,
-    `Layout.host_columns`. Hosts that share columns must yield the same examples. Every host must
-    make its own instance.
-
-    Args:
-        source: Iterable of batches. It is started again when it ends, unless it is an iterator.
-        layout: Layout of the members and the data.
-        objective: Objective whose labels are checked in each batch; None to check none.
-        batch_specs: Parts of a batch that hold no rows; see `Ensemble`.
-
-    Raises:
-        UserError: If the first batch is absent or cannot be trained on, or hosts yield other
-            batches than they should.
+    `Layout.host_columns`. An iterable is started again when it ends, unless it is an iterator. The
+    labels of an objective are checked in each batch.
     """
 
     def __init__(
@@ -192,9 +182,8 @@ class BatchIterable(TrainingData):
         if self._is_iterator:
             raise RunError(
                 f"The data iterator ended after {counted(self._num_batches, 'batch')}, and the run "
-                f"has {counted(last_step, 'step')}. Give an iterable that can be started again "
-                "(such as a list, a loader, or a function that returns an iterator), or "
-                f"steps={step}."
+                f"has {counted(last_step, 'step')}. Give an iterable that can be started again, "
+                f"such as a function that returns an iterator, or steps={step}."
             )
         self._iterator = self._start()
         self._num_passes += 1
@@ -202,17 +191,12 @@ class BatchIterable(TrainingData):
         if batch is _NO_BATCH:
             raise RunError(
                 f"The data yielded no batch when it was started again after step {step:,}. Give an "
-                "iterable that can be started several times, or a function that returns a new "
-                "iterator."
+                "iterable that can be started often, or a function that returns a new iterator."
             )
         return batch
 
     def _fits(self, batch: Batch, step: int) -> bool:
-        """Returns whether a batch has the shapes of the first; False if it only has fewer rows.
-
-        Raises:
-            UserError: If the batch differs from the first in any other way.
-        """
+        """Returns whether a batch has the shapes of the first; False if it only has fewer rows."""
         structure: Structure = jax.tree.structure(batch)
         expected: Structure = jax.tree.structure(self._shapes)
         if structure != expected:
@@ -232,8 +216,7 @@ class BatchIterable(TrainingData):
             if not (have_rows and is_part and leaf.shape[0] < first.shape[0]):
                 raise UserError(
                     f"Leaf {leaf_name(path)} of the batch of step {step} is {leaf_type(leaf)}, and "
-                    f"that of the first batch {leaf_type(first)}. Yield batches of one shape and "
-                    "type."
+                    f"that of the first batch {leaf_type(first)}. Yield batches of one shape."
                 )
             fits = False
         return fits

@@ -32,20 +32,10 @@ from dist_ens.training.preparing import Job
 from dist_ens.training.states import saved_position
 from dist_ens.training.steps_per_call import choose_steps_per_call
 
-# Largest number of differing leaves that a message names.
-_MOST_NAMED = 5
-
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """A run before its first step.
-
-    Attributes:
-        info: Steps of the run, and the ensemble with the execution and the layout to use.
-        state: State at the first step, on the layout.
-        steps_per_call: Number of steps in one call of the update.
-        batches: Batches of each call from the first step on.
-    """
+    """A run before its first step, with the ensemble in the execution that it uses."""
 
     info: RunInfo
     state: State
@@ -87,12 +77,7 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
         folder = None if checkpoints is None else pathlib.Path(checkpoints.folder)
         may_move = not isinstance(train, BatchIterable) and not ensemble.layout.is_fixed
         chosen, choice = choose(
-            ensemble,
-            state,
-            first,
-            info.last_step,
-            workdir=folder,
-            may_move=may_move,
+            ensemble, state, first, info.last_step, workdir=folder, may_move=may_move
         )
         say(str(choice))
         if chosen.layout is ensemble.layout:
@@ -132,12 +117,7 @@ def _first_state(
 
 
 def _resumed(job: Job, opened: OpenCheckpoints | None) -> tuple[Ensemble, State | None]:
-    """Returns the ensemble and the state of the run that is resumed.
-
-    Returns:
-        The ensemble with the execution of that run, without the members that it has dropped, and
-        the state of its newest sound checkpoint. Or the given ensemble and None if there is none.
-    """
+    """Returns the ensemble and the state of the newest sound checkpoint; None without one."""
     ensemble = job.info.ensemble
     while opened is not None and opened.saved_step:
         as_saved = _without_dropped(_as_saved(ensemble, opened), opened)
@@ -170,8 +150,7 @@ def _as_saved(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
 def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
     """Returns an ensemble of the members that a resumed run still has.
 
-    A member that the policy `drop` gave up leaves the arrays now, if no device then has more
-    members, or another part of a batch, than before. Otherwise it stays, and takes no updates.
+    A member that the policy `drop` gave up leaves the arrays now, if it fits the devices.
     """
     ids = ensemble.ids.tolist()
     there = [member for member in opened.members if member.member_id in ids]
@@ -195,13 +174,10 @@ def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
 
 
 def _layout_of_fewer(layout: Layout, num_members: int) -> Layout | None:
-    """Returns a layout of fewer members on rows of the same mesh; None if a row would have more.
-
-    On several hosts it returns None, too, since each of them must keep its rows.
-    """
+    """Returns a layout of fewer members on rows of the same mesh; None if it does not fit."""
     rows = max(k for k in range(1, layout.ensemble_axis + 1) if num_members % k == 0)
     if num_members // rows > layout.members_per_device or jax.process_count() > 1:
-        return None
+        return None  # Each host must keep its rows.
     devices = layout.mesh.devices[:rows].flatten().tolist()
     return Layout.make(num_members, ensemble_axis=rows, devices=devices)
 
@@ -225,15 +201,10 @@ def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State
     expected, found = leaf_types(like), leaf_types(state)
     names = differing(expected, found)
     if names:
-        different = "; ".join(
-            f"leaf {name} is {found.get(name, 'absent')} there and "
-            f"{expected.get(name, 'absent')} here"
-            for name in names[:_MOST_NAMED]
-        )
-        more = f"; {len(names) - _MOST_NAMED} more leaves differ" if names[_MOST_NAMED:] else ""
+        different = (f"{name} ({found.get(name)}, not {expected.get(name)})" for name in names)
         raise UserError(
-            f"The given state does not fit this ensemble: {different}{more}. Give a state that an "
-            "ensemble of the same network, optimizer and number of members made."
+            f"The given state does not fit this ensemble: {'; '.join(different)[:500]}. Give a "
+            "state that an ensemble of the same network, optimizer and number of members made."
         )
     with jax.transfer_guard("allow"):
         member_ids = to_host(state.member_id).tolist()

@@ -32,10 +32,7 @@ _FOLDER = "a folder as dist_ens.Checkpoints('runs/a')"
 def check_arguments(given: FitArguments) -> None:
     """Raises a `UserError` unless the arguments of `fit` have their types and ranges."""
     if not isinstance(given.ensemble, Ensemble):
-        raise UserError(
-            f"ensemble is {kind_of(given.ensemble)}. Give a dist_ens.Ensemble, made of a network, "
-            "an optimizer and a loss."
-        )
+        raise UserError(f"ensemble is {kind_of(given.ensemble)}. Give a dist_ens.Ensemble.")
     of_init = "a State, such as that of Ensemble.init or of an earlier FitResult"
     _check_type("checkpoints", given.checkpoints, Checkpoints, _FOLDER)
     _check_type("The given state", given.state, State, of_init)
@@ -54,10 +51,6 @@ def check_arguments(given: FitArguments) -> None:
         whole_number("steps", steps, least=0, most=MOST_STEPS)
     if epochs is not None:
         require_coefficient("epochs", epochs, "Give the number of passes over the data.")
-    if isinstance(given.eval_every, str) and given.eval_every != EPOCH:
-        raise UserError(
-            f"eval_every is {given.eval_every!r}. Give a whole number of steps, or {EPOCH!r}."
-        )
     for name in ("steps_per_call", "log_every", "eval_every"):
         if getattr(given, name) not in (None, EPOCH):
             whole_number(name, getattr(given, name), least=1)
@@ -91,11 +84,7 @@ def check_parts(
     eval_data: EvalData | None,
     say: Callable[[str], None],
 ) -> Mapping[str, str | None]:
-    """Checks that ensemble, data and arguments fit each other, and prints notes on them.
-
-    Returns:
-        The direction of each score by its name; empty without data to score.
-    """
+    """Checks that ensemble, data and arguments fit, and returns the direction of each score."""
     ensemble = given.ensemble
     label_checks.check_inputs(ensemble.trained_objective, given.data)
     for name in ("eval_every", "metrics"):
@@ -124,9 +113,8 @@ def _checked_labels(ensemble: Ensemble, train: TrainingData) -> np.ndarray | Non
         label_checks.check_keys(objective, train.batch)
     if objective.standardize and not isinstance(train, OrderedSplit):
         raise UserError(
-            f"{objective.name}(standardize=True) takes the mean and the standard deviation of all "
-            "training labels, and the data is an iterable. Give the data as arrays, or standardise "
-            "the labels in the iterable."
+            f"{objective.name}(standardize=True) reads all training labels, and the data is an "
+            "iterable. Give the data as arrays, or standardise the labels in the iterable."
         )
     if not isinstance(train, OrderedSplit) or not train.split.in_memory:
         return None
@@ -138,7 +126,13 @@ def _checked_labels(ensemble: Ensemble, train: TrainingData) -> np.ndarray | Non
             f"{{{objective.INPUTS!r}: x, {objective.LABELS!r}: y}}."
         )
     label_checks.check_examples(objective, examples)
-    return np.asarray(examples[objective.LABELS])
+    labels = np.asarray(examples[objective.LABELS])
+    if objective.standardize and not labels.std():
+        raise UserError(
+            "All labels are equal, so that standardize=True would divide by 0. Correct the labels, "
+            "or leave it out."
+        )
+    return labels
 
 
 def _note_on_labels(
@@ -156,13 +150,11 @@ def _note_on_labels(
 
 
 def _check_groups(ensemble: Ensemble, train: TrainingData) -> None:
-    """Raises a `UserError` if data and ensemble have different numbers of groups."""
     num_groups = train.order.num_groups if isinstance(train, OrderedSplit) else 1
     if num_groups != ensemble.num_groups:
         raise UserError(
             f"The training data has num_groups={num_groups}, and the ensemble has "
-            f"num_groups={ensemble.num_groups}: each member belongs to one group, and learns from "
-            f"its examples alone. Make the ensemble with num_groups={num_groups}."
+            f"num_groups={ensemble.num_groups}. Make the ensemble with num_groups={num_groups}."
         )
 
 

@@ -32,30 +32,11 @@ class TrainingData(Service, abc.ABC):
         member_ids: Sequence[int],
         say: Callable[[str], None],
     ) -> Iterator[CallBatches]:
-        """Yields the batches of each call on the layout.
-
-        Args:
-            layout: Layout of the members and the data.
-            first_step: Number of steps already taken.
-            last_step: Number of steps of the whole run.
-            steps_per_call: Number of steps in one call of the update.
-            member_ids: Ids of the members, on which their orders may depend.
-            say: Function that prints a sentence.
-
-        Raises:
-            UserError: If a batch has another structure, shape or type than the first.
-            RunError: If the data ends too early and cannot be started again.
-        """
+        """Yields the batches of each call on the layout. The ids may decide on their order."""
 
     def state(self) -> Json:
         """Returns the position of this host in the data; None if the step determines it."""
         return None
 
     def restore(self, position: Json, step: int, say: Callable[[str], None]) -> None:
-        """Restores a position, or skips the batches before a step if there is none.
-
-        Args:
-            position: Position that `state` returned; None without one.
-            step: Number of steps that the state has seen.
-            say: Function that prints a sentence.
-        """
+        """Restores a position, or skips the batches before a step if there is none."""

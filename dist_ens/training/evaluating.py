@@ -13,12 +13,7 @@ from dist_ens.training.runner import Runner, crossed
 
 
 class Evaluating(Service):
-    """The service that scores the evaluation data, every few steps and at the end.
-
-    Attributes:
-        scores: Last scores; None before the first evaluation.
-        evaluation: Last evaluation with the statistics of its examples.
-    """
+    """The service that scores the evaluation data, every few steps and at the end."""
 
     def __init__(self, run: Runner, data: EvalData | None, member_score: str | None) -> None:
         self._run, self._data, self._member_score = run, data, member_score
@@ -35,14 +30,16 @@ class Evaluating(Service):
         return self._is_owed or None
 
     def restore(self, state: bool) -> None:
-        """Restores a state that `state` returned: the first step is evaluated then."""
+        """Has the first step evaluated, if it is owed."""
         self._is_owed, self._recorded_step = state, None
 
     def before(self, info: StepInfo) -> Stop | None:
         """Scores the state if it is due, and returns `STOP` if a callback ends the run here."""
+        if self._data is None:
+            return None
         previous, self._previous_step = self._previous_step, info.step
         is_due = crossed(self._run.info.eval_every, previous, info.step)
-        if self._data is None or not (info.is_last or self._is_owed or is_due):
+        if not (info.is_last or self._is_owed or is_due):
             return None
         self._is_owed = True
         try:

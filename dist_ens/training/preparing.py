@@ -29,15 +29,7 @@ from dist_ens.training.run_record import record_of, with_data
 class Job:
     """A training that was asked for, all of it checked.
 
-    Attributes:
-        arguments: Arguments of `fit`.
-        door: What the door adds, with the record of the run.
-        data: Training data.
-        eval_data: Data to score; None to score nothing.
-        info: Ensemble to train, and steps of the whole run.
-        class_names: Names of the classes; empty if they have none.
-        say: Function that prints a sentence.
-        warn: Function that prints a warning, even where nothing else is printed.
+    `say` prints a sentence, and `warn` prints one even where nothing else is printed.
     """
 
     arguments: FitArguments
@@ -93,17 +85,14 @@ def _print(sentence: str) -> None:
     PlainConsole().print(sentence, soft_wrap=True)
 
 
-def _be_silent(sentence: str) -> None:
-    """Ignores a sentence."""
+def _be_silent(_: str) -> None:
+    pass
 
 
 def numbered_classes(
     objective: Objective | None, data: Data, state: State | None
 ) -> tuple[Data, tuple[str, ...]]:
-    """Returns training data with class numbers in place of names, and the sorted names.
-
-    The names are those of a state that training starts from. They are empty if there are none.
-    """
+    """Returns training data with class numbers in place of names, and the sorted names."""
     names = state.class_names if state is not None else ()
     if isinstance(data, Source):
         of_source = data.spec.class_names or names
