@@ -62,13 +62,12 @@ class BatchIterable(TrainingData):
         self._iterator = self._start()
         self._num_passes, self._num_batches = 0, 0
         self._has_dropped = False
-        self._first = read_together(self._first_of_all)
-        self._shapes = _shapes(self._first)
+        first = self._waiting = read_together(self._first_of_all)
+        self._shapes = _shapes(first)
         check_hosts_agree(self._shapes)
-        self._specs = specs_of_batch(batch_specs, self._first)
-        check_rows(layout, self._first, self._specs)
-        check_columns_agree(layout, self._first, self._specs)
-        self._waiting: Batch = self._first
+        self._specs = specs_of_batch(batch_specs, first)
+        check_rows(layout, first, self._specs)
+        check_columns_agree(layout, first, self._specs)
         # Number of steps that the state had seen when it was given the data's first batch.
         self._began_at: int | None = None
 
@@ -76,10 +75,6 @@ class BatchIterable(TrainingData):
     @override
     def batch(self) -> Shapes:
         return global_shapes(self._layout, self._shapes, self._specs)
-
-    @override
-    def first_batch(self, layout: Layout) -> Batch:
-        return layout.put(self._first, self._specs)
 
     @override
     def batches(

@@ -24,7 +24,7 @@ from dist_ens.ensemble.batches import CallBatches
 from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.numbers import whole_number
-from dist_ens.ground.types import Batch, Data, Shapes
+from dist_ens.ground.types import Data, Shapes
 from dist_ens.layout import BATCH, Layout
 from dist_ens.losses import Objective
 from dist_ens.sampling import Order
@@ -54,10 +54,6 @@ class OrderedSplit(TrainingData):
         )
 
     @override
-    def first_batch(self, layout: Layout) -> Batch:
-        return layout.put(self.split.take(layout.host_rows(self.order.global_batch_size)), BATCH)
-
-    @override
     def batches(
         self,
         layout: Layout,
@@ -84,10 +80,6 @@ class NoData(TrainingData):
     """The training data of a loss that draws its own examples from its key: empty batches."""
 
     batch: Shapes = None
-
-    @override
-    def first_batch(self, layout: Layout) -> Batch:
-        return None
 
     @override
     def batches(

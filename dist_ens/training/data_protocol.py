@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dist_ens.callbacks.protocol import Service
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ground.json_text import Json
-from dist_ens.ground.types import Batch, Shapes
+from dist_ens.ground.types import Shapes
 from dist_ens.layout import Layout
 
 
@@ -17,10 +17,6 @@ class TrainingData(Service, abc.ABC):
     @abc.abstractmethod
     def batch(self) -> Shapes:
         """Shapes and types of a global batch, a pytree of `jax.ShapeDtypeStruct`."""
-
-    @abc.abstractmethod
-    def first_batch(self, layout: Layout) -> Batch:
-        """Returns a batch of real examples on the layout, leaves [batch, ...]."""
 
     @abc.abstractmethod
     def batches(

@@ -18,7 +18,7 @@ from dist_ens.losses import Objective
 from dist_ens.metrics.metric import checked_metrics
 from dist_ens.processes import cluster
 from dist_ens.training.arguments import Door, FitArguments
-from dist_ens.training.checks import check_arguments, check_parts
+from dist_ens.training.checks import check_arguments, try_parts
 from dist_ens.training.data import eval_steps_of, last_step_of, training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.held_out import EvalData, eval_data_of, with_validation
@@ -62,7 +62,7 @@ def prepared(arguments: FitArguments, door: Door) -> Job:
         first_step=0,
         last_step=last_step_of(train, arguments.steps, arguments.epochs),
         batch_size=rows_of(train.batch),
-        directions=check_parts(arguments, train, eval_data, say),
+        directions=try_parts(arguments, train, eval_data, say),
         eval_every=eval_steps_of(train, arguments.eval_every),
     )
     if door.record is None and arguments.checkpoints is not None:
@@ -110,7 +110,7 @@ def numbered_classes(
     if objective.num_classes is None:
         raise UserError(
             f"{where} has names of classes, and {objective.name} takes real targets. Give numbers, "
-            "or an objective of classes, such as dist_ens.losses.categorical."
+            "or an objective of classes."
         )
     names = names or ClassNames(names_in(np.asarray(labels), where))
     if len(names) != objective.num_classes:

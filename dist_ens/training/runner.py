@@ -193,7 +193,7 @@ class Runner:
             if result is STOP:
                 stoppers.append(service)
             elif result is not None:
-                info = info._replace(state=_checked(service, result, info.state, self.info))
+                info = info._replace(state=_placed(service, result, info.state, self.info))
         return info.state, stoppers
 
     def _is_stopped(self, stoppers: Sequence[Callback]) -> bool:
@@ -209,7 +209,7 @@ def crossed(every_steps: int | Fraction | None, previous_step: int, step: int) -
     return every_steps is not None and step // every_steps > previous_step // every_steps
 
 
-def _checked(callback: Callback, result: object, state: State, info: RunInfo) -> State:
+def _placed(callback: Callback, result: object, state: State, info: RunInfo) -> State:
     """Returns the state that a callback returned, on the layout, if it has the right structure."""
     name, layout = name_of_callback(callback), info.ensemble.layout
     if not isinstance(result, State):
@@ -221,7 +221,7 @@ def _checked(callback: Callback, result: object, state: State, info: RunInfo) ->
     if different:
         raise UserError(
             f"The callback {name} returned a state of another structure: {', '.join(different)} "
-            "differ in shape or type, or are absent. Return the state with other values only, such "
-            "as info.state._replace(params=new_params)."
+            "differ. Return the state with other values only, such as "
+            "info.state._replace(params=new_params)."
         )
     return layout.placed(result, MEMBERS, f"The state of callback {name}")
