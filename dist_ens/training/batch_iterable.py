@@ -2,13 +2,14 @@
 
 import base64
 import collections.abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import jax
 import numpy as np
 from typing_extensions import override
 
+from dist_ens.callbacks import RunInfo
 from dist_ens.data import calls
 from dist_ens.data.class_names import are_names
 from dist_ens.ensemble import Batches
@@ -78,18 +79,12 @@ class BatchIterable(TrainingData):
 
     @override
     def batches(
-        self,
-        layout: Layout,
-        first_step: int,
-        last_step: int,
-        steps_per_call: int,
-        member_ids: Sequence[int],
-        say: Callable[[str], None],
+        self, layout: Layout, run: RunInfo, steps_per_call: int, say: Callable[[str], None]
     ) -> Iterator[CallBatches]:
         if self._began_at is None:
-            self._began_at = first_step
-        for steps in calls(first_step, last_step, steps_per_call):
-            host_batches = read_together(partial(self._next_of_call, steps, last_step, say))
+            self._began_at = run.first_step
+        for steps in calls(run.first_step, run.last_step, steps_per_call):
+            host_batches = read_together(partial(self._next_of_call, steps, run.last_step, say))
             yield Batches.put(layout, host_batches, self._specs)
 
     @override

@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -42,12 +41,6 @@ class Begun:
     steps_per_call: int
     batches: Iterator[CallBatches]
 
-    @property
-    def execution(self) -> str | None:
-        """Execution of the run; None if none was chosen because no step is left."""
-        execution = self.info.ensemble.execution
-        return None if execution == AUTO else execution
-
 
 def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
     """Returns a run before its first step."""
@@ -63,15 +56,8 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
     if opened is not None and opened.saved_step:  # The choice of the execution draws a batch.
         train.restore(saved_position(opened), first_step, say)
     steps_per_call = _steps_per_call(job, ensemble, state, opened)
-    batches_on = partial(
-        train.batches,
-        first_step=first_step,
-        last_step=info.last_step,
-        steps_per_call=steps_per_call,
-        member_ids=ensemble.ids.tolist(),
-        say=say,
-    )
-    batches = batches_on(ensemble.layout)
+    info = info._replace(member_ids=ensemble.ids.tolist(), first_step=first_step)
+    batches = train.batches(ensemble.layout, info, steps_per_call, say)
     if first_step < info.last_step and ensemble.execution == AUTO:
         first = next(batches)
         folder = None if checkpoints is None else pathlib.Path(checkpoints.folder)
@@ -84,17 +70,14 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
             batches = _with_first(first, batches)
         else:
             state = chosen.layout.moved(state, MEMBERS)
-            batches = batches_on(chosen.layout)
+            batches = train.batches(chosen.layout, info, steps_per_call, say)
         ensemble = chosen
     if first_step < info.last_step and restored is None and ensemble.microbatches > 1:
         first = next(batches)
-        warning = microbatch_warning(ensemble, state, first)
-        if warning is not None:
+        if warning := microbatch_warning(ensemble, state, first):
             job.warn(warning)
         batches = _with_first(first, batches)
-    ids = ensemble.ids.tolist()
-    info = info._replace(ensemble=ensemble, member_ids=ids, first_step=first_step)
-    return Begun(info, state, steps_per_call, batches)
+    return Begun(info._replace(ensemble=ensemble), state, steps_per_call, batches)
 
 
 def _first_state(
@@ -137,7 +120,7 @@ def _resumed(job: Job, opened: OpenCheckpoints | None) -> tuple[Ensemble, State 
 
 def _as_saved(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
     """Returns an ensemble with the execution of the run that is resumed, unless one is given."""
-    saved: Mapping[str, Json] = opened.saved_record or {}
+    saved = opened.saved_record or {}
     if ensemble.execution != AUTO or not saved.get("execution"):
         return ensemble
     layout = ensemble.layout

@@ -32,7 +32,7 @@ _LARGE = 10.0
 def check_arguments(given: FitArguments) -> None:
     """Raises a `UserError` unless the arguments of `fit` have their types and ranges."""
     of_init = "a State, such as that of Ensemble.init or of an earlier FitResult"
-    _check_type("ensemble", given.ensemble, Ensemble, "a dist_ens.Ensemble")
+    _check_type("The ensemble", given.ensemble, Ensemble, "a dist_ens.Ensemble")
     _check_type("checkpoints", given.checkpoints, Checkpoints, "Checkpoints('runs/a')")
     _check_type("The given state", given.state, State, of_init)
     _check_type("callbacks", given.callbacks, Sequence, "a list of callbacks: callbacks=[...]")

@@ -2,22 +2,15 @@
 
 import collections.abc
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import jax
 import numpy as np
 from typing_extensions import override
 
-from dist_ens.data import (
-    OrderRule,
-    Source,
-    Split,
-    TreeSplit,
-    calls,
-    example_shapes_of,
-    shared,
-)
+from dist_ens.callbacks import RunInfo
+from dist_ens.data import OrderRule, Source, Split, TreeSplit, calls, example_shapes_of, shared
 from dist_ens.data.feed import feed
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
@@ -55,23 +48,17 @@ class OrderedSplit(TrainingData):
 
     @override
     def batches(
-        self,
-        layout: Layout,
-        first_step: int,
-        last_step: int,
-        steps_per_call: int,
-        member_ids: Sequence[int],
-        say: Callable[[str], None],
+        self, layout: Layout, run: RunInfo, steps_per_call: int, say: Callable[[str], None]
     ) -> Iterator[CallBatches]:
         return feed(
             self.split,
             self.order,
             layout,
             seed=self.seed,
-            first_step=first_step,
-            last_step=last_step,
+            first_step=run.first_step,
+            last_step=run.last_step,
             steps_per_call=steps_per_call,
-            member_ids=member_ids,
+            member_ids=run.member_ids,
             say=say,
         )
 
@@ -83,15 +70,9 @@ class NoData(TrainingData):
 
     @override
     def batches(
-        self,
-        layout: Layout,
-        first_step: int,
-        last_step: int,
-        steps_per_call: int,
-        member_ids: Sequence[int],
-        say: Callable[[str], None],
+        self, layout: Layout, run: RunInfo, steps_per_call: int, say: Callable[[str], None]
     ) -> Iterator[CallBatches]:
-        for steps in calls(first_step, last_step, steps_per_call):
+        for steps in calls(run.first_step, run.last_step, steps_per_call):
             yield Batches.put(layout, [None] * len(steps), BATCH)
 
 

@@ -1,9 +1,9 @@
 """The protocol between the training loop and its data."""
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from dist_ens.callbacks.protocol import Service
+from dist_ens.callbacks.protocol import RunInfo, Service
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ground.json_text import Json
 from dist_ens.ground.types import Shapes
@@ -20,15 +20,9 @@ class TrainingData(Service, abc.ABC):
 
     @abc.abstractmethod
     def batches(
-        self,
-        layout: Layout,
-        first_step: int,
-        last_step: int,
-        steps_per_call: int,
-        member_ids: Sequence[int],
-        say: Callable[[str], None],
+        self, layout: Layout, run: RunInfo, steps_per_call: int, say: Callable[[str], None]
     ) -> Iterator[CallBatches]:
-        """Yields the batches of each call on the layout. The ids may decide on their order."""
+        """Yields the batches of each call of a run on a layout."""
 
     def state(self) -> Json:
         """Returns the position of this host in the data; None if the step determines it."""

@@ -120,11 +120,10 @@ def report_end(run: Run, job: Job, result: FitResult) -> None:
         reason = call_hook(run.stopper, "reason")
         because = f": {reason}" if reason else ""
         stopped = f"at step {run.step:,} of {last_step:,} by {result.stopped_by}{because}."
-        say(
-            f"This run has ended: it was stopped {stopped} To train further, change this callback."
-            if run.step == run.info.first_step > 0
-            else f"Stopped {stopped}"
-        )
+        if run.step == run.info.first_step > 0:
+            say(f"This run has ended: it was stopped {stopped} Change this callback to go on.")
+        else:
+            say(f"Stopped {stopped}")
     if result.best_step not in (None, run.step):
         say(f"The result is the state of step {result.best_step:,}, which was scored best.")
 

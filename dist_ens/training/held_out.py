@@ -77,15 +77,8 @@ def eval_data_of(
     def evaluate(
         ensemble: Ensemble, state: State, is_last: bool
     ) -> tuple[Scores, Evaluation | None]:
-        return score(
-            ensemble,
-            state,
-            examples,
-            metrics=metrics,
-            batch_size=batch_size,
-            intervals=is_last,
-            by_size=is_last,
-        )
+        at_end = {"intervals": is_last, "by_size": is_last}
+        return score(ensemble, state, examples, metrics=metrics, batch_size=batch_size, **at_end)
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
         directions = score_directions(

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -74,19 +75,15 @@ def prepared(arguments: FitArguments, door: Door) -> Job:
 
 def _printers(door: Door, progress: bool) -> tuple[Callable[[str], None], Callable[[str], None]]:
     """Returns the functions that print a sentence and a warning."""
+
+    def silent(_: str) -> None:
+        pass
+
     if not cluster.is_main():
-        return door.say or _be_silent, _be_silent
+        return door.say or silent, silent
     if door.say is not None or progress:
-        return (door.say or _print,) * 2
-    return _be_silent, logging.warning
-
-
-def _print(sentence: str) -> None:
-    PlainConsole().print(sentence, soft_wrap=True)
-
-
-def _be_silent(_: str) -> None:
-    pass
+        return (door.say or partial(PlainConsole().print, soft_wrap=True),) * 2
+    return silent, logging.warning
 
 
 def numbered_classes(
@@ -113,10 +110,4 @@ def numbered_classes(
             "or an objective of classes."
         )
     names = names or ClassNames(names_in(np.asarray(labels), where))
-    if len(names) != objective.num_classes:
-        raise UserError(
-            f"{where} has {len(names)} classes, {listed(names)}, and the objective "
-            f"{objective.name} has {objective.num_classes}. Give the objective {len(names)} "
-            "classes, and the network as many outputs."
-        )
     return with_class_numbers(data, objective.LABELS, names, "The data"), names

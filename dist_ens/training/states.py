@@ -1,15 +1,13 @@
 """The states of services, callbacks and data in a checkpoint, each with the name of its owner."""
 
 import json
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
 
 from dist_ens.callbacks.protocol import OWN, Service, call_hook, name_of_callback
 from dist_ens.checkpoint import Checkpoints, OpenCheckpoints
 from dist_ens.ground.commands import quoted
-from dist_ens.ground.errors import UserError, first_line, kind_of
+from dist_ens.ground.errors import UserError, first_line
 from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.types import Callback
 from dist_ens.training.data_protocol import TrainingData
@@ -77,21 +75,15 @@ def _with_state(services: Sequence[Callback]) -> list[Callback]:
     return [service for service in services if hasattr(service, "restore")]
 
 
-def _plain(service: Callback, state: Any) -> Json:
+def _plain(service: Callback, state: object) -> Json:
     """Returns a copy of a state in types that JSON holds; the state itself if it is a function."""
     if isinstance(service, Service) and callable(state):
         return state
     try:
-        return json.loads(json.dumps(state, default=_number))
-    except (TypeError, ValueError) as error:
+        return json.loads(json.dumps(state, default=operator.methodcaller("item")))
+    except (AttributeError, TypeError, ValueError) as error:
         name = name_of_callback(service)
         raise UserError(
             f"The state of the callback {name} cannot be saved: {first_line(error)} Return what "
             f"JSON can hold from {name}.state, such as a dict of numbers."
         ) from error
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, np.generic) or (hasattr(value, "item") and np.ndim(value) == 0):
-        return value.item()
-    raise TypeError(f"{kind_of(value)} is not what JSON can hold")
