@@ -97,7 +97,7 @@ def test_a_callback_of_ones_own_chooses_the_state_that_is_returned():
 
 
 def test_the_best_score_counts_also_where_it_improves_by_less_than_min_delta():
-    stopping = EarlyStopping("loss", patience=3, min_delta=0.1)
+    stopping = EarlyStopping("loss", patience=3, min_delta=0.1, direction="lower")
     answers = [
         stopping.evaluated(step, types.SimpleNamespace(ensemble={"loss": loss}, metrics=()))
         for step, loss in enumerate((1.0, 0.95, 0.92, 0.94), start=1)
