@@ -184,7 +184,11 @@ def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State
     expected, found = leaf_types(like), leaf_types(state)
     names = differing(expected, found)
     if names:
-        different = (f"{name} ({found.get(name)}, not {expected.get(name)})" for name in names)
+        different = (
+            f"leaf {name} is {found.get(name, 'absent')} there and "
+            f"{expected.get(name, 'absent')} here"
+            for name in names
+        )
         raise UserError(
             f"The given state does not fit this ensemble: {'; '.join(different)[:500]}. Give a "
             "state that an ensemble of the same network, optimizer and number of members made."
