@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import types
 
 import jax
 import numpy as np
@@ -12,7 +13,6 @@ import dist_ens as de
 import failing
 from dist_ens.callbacks import STOP, EarlyStopping
 from dist_ens.checkpoint import CheckpointStore
-from test_train import experiment, lines, train
 
 _RANDOM = np.random.default_rng(0)
 # 16 examples of 20 inputs are learnt by heart, so that the score of others rises from some step on.
@@ -41,10 +41,6 @@ def fit(steps=60, *, rows=2, columns=1, waves=1, said=None, **options):
     return ensemble, failing.fit(ensemble, TRAIN, steps=steps, say=say, **options)
 
 
-def nll_by_step(result):
-    return {at["step"]: at["test/nll"] for at in result.history if "test/nll" in at}
-
-
 def saved_in(folder, **options):
     return de.Checkpoints(folder, every_secs=None, **options)
 
@@ -56,7 +52,7 @@ def steps_in(folder):
 @pytest.fixture(scope="module")
 def best():
     """The step with the lowest NLL, and that NLL."""
-    of_steps = nll_by_step(fit()[1])
+    of_steps = {at["step"]: at["test/nll"] for at in fit()[1].history if "test/nll" in at}
     best = min(of_steps, key=of_steps.get)
     assert 2 < best < 40, of_steps
     return best, of_steps[best]
@@ -93,27 +89,19 @@ def test_the_last_state_is_returned_if_it_is_asked_for_or_no_callback_knows_a_be
 
 
 def test_a_callback_of_ones_own_chooses_the_state_that_is_returned():
-    class Third:
-        def best_step(self):
-            return 6
-
-        def evaluated(self, step, scores):
-            return STOP if step == 10 else None
-
-    result = fit(callbacks=[EarlyStopping(restore_best=False), Third(), EarlyStopping()])[1]
+    third = types.SimpleNamespace(
+        best_step=lambda: 6, evaluated=lambda step, _: STOP if step == 10 else None
+    )
+    result = fit(callbacks=[EarlyStopping(restore_best=False), third, EarlyStopping()])[1]
     assert (result.step, result.history[-1]["step"]) == (6, 10)
 
 
 def test_the_best_score_counts_also_where_it_improves_by_less_than_min_delta():
-    stopping = EarlyStopping("loss", patience=3, min_delta=0.1)
-
-    class Scored:
-        metrics = ()
-
-    answers = []
-    for step, loss in [(1, 1.0), (2, 0.95), (3, 0.92), (4, 0.94)]:
-        Scored.ensemble = {"loss": loss}
-        answers.append(stopping.evaluated(step, Scored))
+    stopping = EarlyStopping("loss", patience=3, min_delta=0.1, direction="lower")
+    answers = [
+        stopping.evaluated(step, types.SimpleNamespace(ensemble={"loss": loss}, metrics=()))
+        for step, loss in enumerate((1.0, 0.95, 0.92, 0.94), start=1)
+    ]
     # No score is below 1.0 - 0.1, and three have come since.
     assert answers == [None, None, None, STOP]
     assert stopping.best_step() == 3
@@ -157,27 +145,11 @@ def test_a_run_that_is_interrupted_has_the_best_state_after_it_resumes(best, tmp
     assert de.load(tmp_path / "lost", ensemble=ensemble).step == step + 6
 
 
-def test_an_evaluation_that_is_the_best_so_far_is_saved(best, tmp_path):
-    result = fit(checkpoints=saved_in(tmp_path, keep=1, keep_best="nll"))[1]
+@pytest.mark.parametrize("kept", ["keep_best", "keep_best_of_members"])
+def test_the_best_evaluation_of_the_ensemble_or_of_each_member_is_saved(kept, tmp_path):
+    result = fit(checkpoints=saved_in(tmp_path, keep=1, **{kept: "nll"}))[1]
     assert (result.step, result.best_step) == (60, None)
-    assert steps_in(tmp_path) == [best[0], 60]
-
-
-def test_the_best_evaluation_of_each_member_is_saved(tmp_path):
-    result = fit(checkpoints=saved_in(tmp_path, keep=1, keep_best_of_members="nll"))[1]
     of_steps = [at for at in result.history if "test/nll" in at]
-    bests = {min(of_steps, key=lambda at: at[f"test/nll/member_0{k}"])["step"] for k in range(4)}
+    names = [f"test/nll/member_0{k}" for k in range(4)] if "members" in kept else ["test/nll"]
+    bests = {min(of_steps, key=lambda at: at[name])["step"] for name in names}
     assert steps_in(tmp_path) == sorted({*bests, 60})
-
-
-def test_a_run_from_a_config_saves_its_best_evaluation(tmp_path):
-    changes = {
-        "evaluation": {"every_steps": 4},
-        "checkpoint": {"every_steps": None, "every_secs": None, "keep": 1, "keep_best": "brier"},
-        "optimizer": {"name": "sgd", "learning_rate": 8.0},
-    }
-    train(experiment(**changes), tmp_path)
-    of_steps = {at["step"]: at["test/brier"] for at in lines(tmp_path) if "test/brier" in at}
-    best = min(of_steps, key=of_steps.get)
-    assert best < 24
-    assert steps_in(tmp_path) == [best, 24]

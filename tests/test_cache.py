@@ -98,21 +98,15 @@ def test_a_cache_that_cannot_be_used_is_off(tmp_path, is_file):
 
 def test_a_second_training_compiles_nothing_anew(tmp_path):
     def programs_after_training(workdir):
-        subprocess.run(
-            [
-                *(sys.executable, "-c", "import launch; launch.main()", "train"),
-                f"--config={ROOT / 'configs' / 'digits.py'}",
-                f"--workdir={tmp_path / workdir}",
-                "--config.steps=25",  # calls of ten, ten and five steps
-                "--config.checkpoint.every_steps=10",
-                "--config.execution=vmap",
-            ],
-            cwd=ROOT,
-            env=ENVIRONMENT
-            | {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-            | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"},
-            check=True,
-        )
+        command = [
+            *(sys.executable, "-c", "import launch; launch.main()", "train"),
+            *("--config=configs/digits.py", f"--workdir={tmp_path / workdir}"),
+            *("--config.steps=25", "--config.checkpoint.every_steps=10"),  # calls of 10, 10 and 5
+            "--config.execution=vmap",
+        ]
+        variables = {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+        variables["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=0"
+        subprocess.run(command, cwd=ROOT, env=ENVIRONMENT | variables, check=True)
         folder = tmp_path / "dist_ens" / "compiled"
         return {path.name for path in folder.iterdir() if path.name.endswith("-cache")}
 
@@ -131,15 +125,11 @@ def test_what_the_cache_has_spared_is_never_less_than_nothing():
     assert compile_cache.spared_secs() == before + 2.0
 
 
-def no_home(name):
-    raise RuntimeError("could not determine the home directory")
-
-
-@pytest.mark.parametrize("platform", [no_home, lambda name: f"~/.cache/{name}"])
-def test_a_user_without_a_home_folder_has_no_cache(platform, monkeypatch, caplog):
-    # platformdirs raises an error, or leaves the tilde in the path, by its version.
+def test_a_user_without_a_home_folder_has_no_cache(monkeypatch, caplog):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    monkeypatch.setattr(compile_cache.platformdirs, "user_cache_dir", platform)
+    monkeypatch.setattr(
+        compile_cache.platformdirs, "user_cache_dir", lambda name: f"~/.cache/{name}"
+    )
     with caplog.at_level("WARNING"):
         compile_cache.use_compile_cache()
     assert "cannot be used: this user has no home folder. Set XDG_CACHE_HOME" in caplog.text
@@ -149,13 +139,7 @@ def test_a_user_without_a_home_folder_has_no_cache(platform, monkeypatch, caplog
 
 @pytest.mark.parametrize(
     ("members", "devices", "options"),
-    [
-        (4, 1, {}),
-        (4, 1, {"execution": "loop"}),
-        (4, 1, {"waves": 2}),
-        (2, 4, {"failures": "skip"}),
-    ],
-    ids=["auto", "loop", "waves", "data axis"],
+    [(4, 1, {}), (4, 1, {"execution": "loop"}), (4, 1, {"waves": 2}), (2, 4, {"failures": "skip"})],
 )
 def test_a_second_fit_of_an_ensemble_compiles_nothing(members, devices, options):
     ensemble = de.Ensemble(

@@ -102,16 +102,13 @@ def descendants(pid):
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
 
 
-def check_nothing_is_left(left, segments, record_property, what):
+def check_nothing_is_left(left, segments):
     """Checks that processes and segments of shared memory disappear in time."""
     wait_for(
         lambda: not any(map(is_alive, left)) and {*SEGMENTS.iterdir()} <= segments,
         lambda: f"{[*filter(is_alive, left)]} { ({*SEGMENTS.iterdir()} - segments) }",
         LIMIT_SECS,
     )
-    record_property("killed", what)
-    record_property(f"processes left after {LIMIT_SECS} s", 0)
-    record_property("segments of shared memory left", 0)
 
 
 def trainer_in(folder):
@@ -141,7 +138,7 @@ def trainer(folder, *arguments):
         )
 
 
-def test_the_workers_of_a_trainer_end_with_it(tmp_path, record_property):
+def test_the_workers_of_a_trainer_end_with_it(tmp_path):
     segments = {*SEGMENTS.iterdir()}
     process = trainer(tmp_path, "run", "1000000", "Notes")
     left = []
@@ -152,12 +149,12 @@ def test_the_workers_of_a_trainer_end_with_it(tmp_path, record_property):
         assert {*SEGMENTS.iterdir()} - segments
         process.kill()
         process.wait()
-        check_nothing_is_left(left, segments, record_property, "a trainer")
+        check_nothing_is_left(left, segments)
     finally:
         end(process.pid, *left)
 
 
-def test_a_run_whose_worker_is_killed_ends_and_goes_on_where_it_was(tmp_path, record_property):
+def test_a_run_whose_worker_is_killed_ends_and_goes_on_where_it_was(tmp_path):
     for name, code in (("run", 1), ("run", 0), ("whole", 0)):
         ended = trainer(tmp_path, name, "60", "KillsAWorker").wait(300)
         told = (tmp_path / "log_run").read_text()
@@ -165,13 +162,10 @@ def test_a_run_whose_worker_is_killed_ends_and_goes_on_where_it_was(tmp_path, re
         assert ("exit code -9" in told) == bool(code)
     run, whole = (np.load(tmp_path / f"{name}.npz") for name in ("run", "whole"))
     assert [array.tobytes() for array in run.values()] == [a.tobytes() for a in whole.values()]
-    record_property("killed", "a worker")
-    record_property("exit code", 1)
-    record_property("after another start", "the bits of a run never stopped")
 
 
 @pytest.mark.parametrize("what", ["trainer", "launcher"])
-def test_the_workers_of_a_process_of_local_end_with_it(what, tmp_path, record_property):
+def test_the_workers_of_a_process_of_local_end_with_it(what, tmp_path):
     (tmp_path / "config.py").write_text(OF_LOCAL)
     segments = {*SEGMENTS.iterdir()}
     launcher = begin(tmp_path, "run", 1, "--max_restarts=0")
@@ -184,6 +178,6 @@ def test_the_workers_of_a_process_of_local_end_with_it(what, tmp_path, record_pr
         launcher.wait()
         # Without its launcher, the trainer saves first.
         wait_for(lambda: not is_alive(pid), lambda: (tmp_path / "log_run").read_text())
-        check_nothing_is_left(left, segments, record_property, f"the {what} of dist-ens local")
+        check_nothing_is_left(left, segments)
     finally:
         end(launcher.pid, *left)

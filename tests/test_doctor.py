@@ -14,14 +14,11 @@ LIMIT_SECS = 200
 
 
 def started(*arguments, **variables):
-    environment = COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    fixed = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, "-m", "launch.doctor", *map(str, arguments)]
     return subprocess.Popen(
-        [sys.executable, "-m", "launch.doctor", *map(str, arguments)],
-        cwd=ROOT,
-        env=environment | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, cwd=ROOT, env=COMMAND_ENVIRONMENT | fixed | variables, **streams
     )
 
 

@@ -90,15 +90,7 @@ def make_callbacks(spec):
 
 
 def in_shell(line, cwd, environ=(), before=(), **options):
-    """What a line of bash has printed, in which every command has succeeded.
-
-    Args:
-        line: The line.
-        cwd: Folder in which it runs.
-        environ: Variables that are changed; None unsets one.
-        before: Command that starts the shell.
-        options: Arguments of `subprocess.run`.
-    """
+    """What a line of bash has printed, in which every command has succeeded."""
     fixed = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": fast_xla.flags(1)}
     variables = COMMAND_ENVIRONMENT | fixed | dict(environ)
     ended = subprocess.run(
@@ -116,13 +108,11 @@ def in_shell(line, cwd, environ=(), before=(), **options):
 
 
 def trained(cwd, workdir, after="", steps=3, **options):
-    """What a short run has printed."""
+    """Trains a short run."""
     words = shlex.join(["train", *TINY, f"--workdir={workdir}", f"--config.steps={steps}"])
     told = in_shell(f"{DIST_ENS} {words}{after}", cwd, **options)
-    assert (cwd / workdir / "summary.json").exists(), told
-    assert (cwd / workdir / "report.html").exists()
+    assert (cwd / workdir / "report.html").exists(), told
     assert CheckpointStore(cwd / workdir, read_only=True).latest_step() == steps
-    return told
 
 
 def test_a_run_works_where_everything_is_odd_at_once(tmp_path):
@@ -134,19 +124,17 @@ def test_a_run_works_where_everything_is_odd_at_once(tmp_path):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("odd", ODD)
-def test_every_command_works_in_an_odd_environment(odd, tmp_path, record_property):
+def test_every_command_works_in_an_odd_environment(odd, tmp_path):
     np.save(tmp_path / "x.npy", load_digits().images[:5])
     trained(tmp_path, STRANGE, **ODD[odd])
     for verb in VERBS:
         words = verb.format(run=shlex.quote(STRANGE), tiny=shlex.join(TINY))
         in_shell(f"{DIST_ENS} {words}", tmp_path, **ODD[odd])
     assert not (tmp_path / "~").exists()
-    record_property("environment", odd)
-    record_property("exit codes", "0")
 
 
 @pytest.mark.faults
-def test_a_clock_that_is_set_back_during_a_run_changes_nothing(tmp_path, record_property):
+def test_a_clock_that_is_set_back_during_a_run_changes_nothing(tmp_path):
     (tmp_path / "clock.c").write_text(CLOCK)
     library = tmp_path / "clock.so"
     compiler = ["cc", "-shared", "-fPIC", "-o", library, tmp_path / "clock.c", "-ldl"]
@@ -177,5 +165,3 @@ def test_a_clock_that_is_set_back_during_a_run_changes_nothing(tmp_path, record_
     # The run that ended at step 80 was scored there.
     trained_on = [record for record in records(tmp_path / "run") if "test/nll" not in record]
     assert trained_on == [r for r in records(tmp_path / "whole") if "test/nll" not in r]
-    record_property("environment", "clock set back by an hour at step 40 of 120")
-    record_property("exit codes", "0")

@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 from sklearn.preprocessing import StandardScaler
 
 import networks
-from dist_ens.data import ArraySplit, Source, Spec, evaluation_batches
+from dist_ens.data import ArraySplit, Spec, evaluation_batches
 from dist_ens.evaluation import Evaluator, curves_of
 from dist_ens.experiment import (
     CheckpointConfig,
@@ -63,8 +63,6 @@ def test_a_table_is_standardised_on_each_splits_training_rows(tmp_path):
     given = source.spec.standardization
     assert (given.target_mean, given.target_std) == ((15.0, 50.0), (5.0, 10.0))
     np.testing.assert_array_equal(given.of_inputs(TABLE["data"][:1, :2]), [[[-1, 0]], [[-3, 0]]])
-    with pytest.raises(UserError, match=r"value 5e\+299 at index \(1, 0, 0\) does not fit in floa"):
-        dataclasses.replace(given, input_std=((1e299, 1.0), (2.0, 1.0))).of_inputs([[1e300, 7.0]])
     assert Spec.from_dict(json.loads(json.dumps(source.spec.to_dict()))) == source.spec
     assert describe_source(config) == (source.spec, 2)
     of_one = open_source(written(tmp_path, train_idx=np.array([0, 1]), test_idx=np.array([2, 3])))
@@ -128,15 +126,6 @@ def test_a_table_is_scaled_as_scikit_learn_does(tmp_path):
     given = source.spec.standardization
     np.testing.assert_allclose(given.input_mean[0], scaler.mean_, rtol=1e-15)
     np.testing.assert_allclose(given.input_std[0], scaler.scale_, rtol=1e-9)
-
-
-def test_what_is_no_table_is_told(tmp_path):
-    (tmp_path / "table.npz").write_bytes(b"PK\x03\x04 torn")
-    config = DataConfig(source=f"uci:{tmp_path / 'table.npz'}")
-    with pytest.raises(UserError, match="is not a zip file"):
-        open_source(config)
-    with pytest.raises(UserError, match="'uci' is not a data source"):
-        open_source(dataclasses.replace(config, source="uci"))
 
 
 def test_a_member_sees_the_examples_of_its_group_in_an_order_of_its_own():
@@ -212,13 +201,6 @@ def test_members_in_another_order_than_their_groups_are_refused():
     ensemble = networks.ensemble_of(member, optax.identity(), Layout.make(4), num_groups=3)
     with pytest.raises(UserError, match="not the same number of each of the 3 groups"):
         Evaluator(ensemble, 4)
-    split = ArraySplit(np.ones((6, 4), np.float32), np.zeros(6, np.int32))
-    spec = Spec((4,), "float32", (), 3, num_groups=4)
-    with pytest.raises(
-        UserError,
-        match="The train split has 6 examples, which cannot be divided evenly among 4 groups.",
-    ):
-        Source(spec, train=split, test=split)
 
 
 RANDOM = np.random.default_rng(0)

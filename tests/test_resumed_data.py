@@ -28,11 +28,7 @@ def trained(folder, data, *, resume="same", **options):
     [
         (OTHER_ORDER, {}, "the hash of the training examples is '"),
         (DATA | {"labels": (LABELS + 1) % CLASSES}, {}, "the hash of the training examples is '"),
-        (
-            TWICE,
-            {},
-            f"the number of training examples is {len(LABELS)} there and {2 * len(LABELS)} ",
-        ),
+        (TWICE, {}, f"the number of training examples is {len(LABELS)} there and "),
         (DATA, {"validation": 0.25}, "validation is None there and 0.25 here"),
     ],
 )
@@ -67,20 +63,16 @@ def test_iterables_have_no_facts_of_their_data(tmp_path):
     assert read_newest(tmp_path)[1]["num_examples"] is None
 
 
-@pytest.mark.parametrize("record", [RECORD, {"experiment": {}}], ids=["python", "config"])
-def test_a_run_whose_members_draw_other_random_numbers_is_not_resumed(record):
-    message = "^runs/a holds a run of another version of dist_ens, whose members draw other random"
-    with pytest.raises(UserError, match=message):
-        check_resumes(record | {"key_rule": 2}, record, "runs/a")
+def test_a_run_whose_members_draw_other_random_numbers_is_not_resumed():
+    with pytest.raises(UserError, match="^runs/a holds a run of another version of dist_ens, who"):
+        check_resumes(RECORD | {"key_rule": 2}, RECORD, "runs/a")
 
 
 def test_all_hosts_compare_the_examples_of_process_0(tmp_path, monkeypatch):
-    sent = cluster.bytes_of_main  # The steps of checkpoints are sent too, and are shorter.
-    monkeypatch.setattr(
-        cluster,
-        "bytes_of_main",
-        lambda value: b"\x01" * 32 if len(value) == 32 else sent(value),
-    )
+    def of_main(value, sent=cluster.bytes_of_main):
+        return b"\x01" * 32 if len(value) == 32 else sent(value)  # Steps are shorter.
+
+    monkeypatch.setattr(cluster, "bytes_of_main", of_main)
     trained(tmp_path, DATA, steps=2)
     assert read_newest(tmp_path)[1]["examples"] == "01" * 32
 
@@ -114,9 +106,8 @@ def test_a_large_split_is_sampled_and_one_that_changes_has_no_fingerprint():
 def test_a_run_goes_on_beyond_2_to_the_31_steps_as_one_never_stopped(tmp_path):
     began = fit(classifier(), DATA, steps=1, batch_size=8).state
     first = 2**31 - 2
-    state = began._replace(
-        step=jax.device_put(np.full_like(began.step, first), began.step.sharding)
-    )
+    step = jax.device_put(np.full_like(began.step, first), began.step.sharding)
+    state = began._replace(step=step)
     options = {"batch_size": 8, "steps_per_call": 1, "log_every": 1}
     saved = de.Checkpoints(tmp_path, every_secs=None, every_steps=1, keep=9)
     fit(classifier(), DATA, steps=first + 3, state=state, checkpoints=saved, **options)
@@ -125,7 +116,5 @@ def test_a_run_goes_on_beyond_2_to_the_31_steps_as_one_never_stopped(tmp_path):
     resumed = fit(classifier(), DATA, steps=first + 5, checkpoints=saved, **options)
     assert [record["step"] for record in resumed.history] == [first + 4, first + 5]
     never_stopped = fit(classifier(), DATA, steps=first + 5, state=state, **options)
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        *jax.device_get((resumed.state.params, never_stopped.state.params)),
-    )
+    found, expected = jax.device_get((resumed.state.params, never_stopped.state.params))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -61,17 +61,13 @@ def test_a_silent_process_is_lost_and_named_with_what_it_holds(watched):
     assert Failure(**json.loads(service.values[f"{peers._FAILURES}/first"])).process_id == 1
 
 
-def test_a_process_that_has_done_its_work_is_not_lost(watched):
-    _, service, left = watched
+def test_a_process_that_has_done_its_work_is_not_lost_and_ends_with_a_later_failure(watched):
+    watching, service, left = watched
     service.values[f"{peers._BEATS}/1"] = "4 0"
     time.sleep(TIMEOUT_SECS / 2)
     service.values[f"{peers._BEATS}/1"] = peers._ENDED
     time.sleep(3 * TIMEOUT_SECS)
     assert left == []
-
-
-def test_a_process_that_has_done_its_work_ends_with_a_failure_that_comes_later(watched):
-    watching, service, left = watched
     watching.end()
     failure = Failure(1, ExitCode.DISK_FULL, "The disk is full.")
     service.values[f"{peers._FAILURES}/first"] = json.dumps(failure._asdict())
@@ -79,14 +75,10 @@ def test_a_process_that_has_done_its_work_ends_with_a_failure_that_comes_later(w
     assert left[0] == (46, "error: Process 1 (host n1, pid 101) has failed: The disk is full.")
 
 
-def test_the_first_failure_is_kept(watched):
-    watching, service, _ = watched
-    service.values[f"{peers._FAILURES}/first"] = json.dumps(Failure(1, 1, "first")._asdict())
-    watching.fail(2, "second")
-    assert json.loads(service.values[f"{peers._FAILURES}/first"])["message"] == "first"
-
-
-def test_the_process_with_the_least_progress_is_named(watched):
+def test_the_first_failure_is_kept_and_the_process_with_the_least_progress_is_named(watched):
     watching, service, _ = watched
     service.values[f"{peers._BEATS}/1"] = "-1 0"  # Fewer than this process has made.
     assert watching.behind() == "process 1 (host n1, pid 101)"
+    service.values[f"{peers._FAILURES}/first"] = json.dumps(Failure(1, 1, "first")._asdict())
+    watching.fail(2, "second")
+    assert json.loads(service.values[f"{peers._FAILURES}/first"])["message"] == "first"

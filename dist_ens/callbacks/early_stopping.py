@@ -1,13 +1,11 @@
 """Early stopping: a run ends when its score no longer improves."""
 
 import math
-from collections.abc import Iterable
 
 from dist_ens.callbacks.protocol import STOP, RunInfo, Stop
 from dist_ens.evaluation import Scores
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.json_text import JsonDict
-from dist_ens.metrics.catalogue import direction_of
 
 
 class EarlyStopping:
@@ -69,11 +67,8 @@ class EarlyStopping:
         self._num_without = 0
 
     def begin(self, run: RunInfo) -> Stop | None:
-        """Checks the score, and returns `STOP` if the run that is resumed has ended already.
-
-        A run that does not resume another one forgets the best score of an earlier run.
-        """
-        if not self._is_restored:
+        """Checks the score, and returns `STOP` if the run that is resumed has ended already."""
+        if not self._is_restored:  # An earlier run may have used this callback.
             self._best = self._to_beat = math.inf
             self._best_step, self._num_without = None, 0
         self._is_restored = False
@@ -83,7 +78,11 @@ class EarlyStopping:
                 f"EarlyStopping waits for {self.metric!r}, and nothing is scored during training. "
                 f"Give fit {missing}."
             )
-        self._require(run.directions)
+        if self.metric not in run.directions:
+            raise UserError(
+                f"EarlyStopping waits for {self.metric!r}, and the scores are "
+                f"{', '.join(run.directions)}. Choose one of these."
+            )
         self._direction = self.direction or run.directions[self.metric]
         self._sign()
         return STOP if self._num_without >= self.patience else None
@@ -91,8 +90,6 @@ class EarlyStopping:
     def evaluated(self, step: int, scores: Scores) -> Stop | None:
         """Returns `STOP` if the score has not improved for `patience` evaluations."""
         values = scores.ensemble or scores.mean_member
-        self._require(values)
-        self._direction = self._direction or direction_of(self.metric, scores.metrics)
         value = self._sign() * values[self.metric]
         if value < self._best:
             self._best, self._best_step = value, step
@@ -135,13 +132,6 @@ class EarlyStopping:
         )
         self._best_step, self._num_without = state["best_step"], state["num_without"]
         self._is_restored = True
-
-    def _require(self, names: Iterable[str]) -> None:
-        if self.metric not in names:
-            raise UserError(
-                f"EarlyStopping waits for {self.metric!r}, and the scores are "
-                f"{', '.join(names)}. Choose one of these."
-            )
 
     def _sign(self) -> float:
         """Returns 1 if a lower score is better, and -1 if a higher one is."""

@@ -74,11 +74,7 @@ class JsonLines:
             self._file = opened_in_place(self._path, "a+")
 
     def close(self) -> None:
-        """Closes the file after its lines are on disk.
-
-        Raises:
-            SaveError: If the system cannot write the lines.
-        """
+        """Closes the file after its lines are on disk."""
         if self._file is None:
             return
         try:
@@ -88,12 +84,7 @@ class JsonLines:
                 self._file.close()
 
     def write(self, step: int, record: Mapping[str, float]) -> None:
-        """Appends the record of a step.
-
-        Args:
-            step: Number of steps that the state has seen.
-            record: Numbers by name, such as `train/loss`.
-        """
+        """Appends the record of a step."""
         if self._file is None:
             return
         with self._using:
@@ -106,11 +97,7 @@ class JsonLines:
                 self._warned = None
 
     def sync(self) -> None:
-        """Waits until all lines are on disk. Any thread may call it.
-
-        Raises:
-            SaveError: If the system cannot write the lines.
-        """
+        """Waits until all lines are on disk. Any thread may call it."""
         with self._using, self._explained():
             if self._file is not None and not self._file.closed:
                 self._write_lines()
@@ -120,11 +107,7 @@ class JsonLines:
                 write_digest(self._path, self._num_bytes, self._digest)
 
     def _write_again(self, removed: io.FileIO) -> None:
-        """Writes the lines of a file that was removed. They are there as long as it is open.
-
-        Raises:
-            OSError: If another file is in its place.
-        """
+        """Writes the lines of a file that was removed. They are there as long as it is open."""
         if os.path.lexists(self._path):
             raise OSError(errno.ESTALE, f"{self._path.name} was replaced while it was written")
         number = removed.fileno()
@@ -167,7 +150,6 @@ class JsonLines:
 
 
 def _is_same(file: io.FileIO, path: pathlib.Path) -> bool:
-    """Returns whether a path still leads to an open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.lstat())
     except FileNotFoundError:

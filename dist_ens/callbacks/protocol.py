@@ -143,8 +143,7 @@ def name_of_callback(callback: Callback) -> str:
 def call_hook(callback: Callback, name: str, *args: object) -> Any:
     """Calls a method of a callback and returns the result; None if there is no such method.
 
-    Raises:
-        RunError: If the method raises an exception. A `UserError` is raised unchanged.
+    An exception of a user's callback is raised as a `RunError` that names the callback.
     """
     method = getattr(callback, name, None)
     if method is None:
@@ -154,15 +153,12 @@ def call_hook(callback: Callback, name: str, *args: object) -> Any:
     return _called(f"{name_of_callback(callback)}.{name}", "", method, *args)
 
 
-def call_after_update(callback: Callback, info: StepInfo) -> object:
-    """Calls a callback after an update, and returns the result.
-
-    Raises:
-        RunError: If the callback raises an exception. A `UserError` is raised unchanged.
-    """
+def after_update(callback: Callback) -> Callable[[StepInfo], object]:
+    """Returns the function that calls a callback after an update. Its errors are as above."""
     if isinstance(callback, Service):
-        return callback(info)  # type: ignore[operator]  # the runner looks
-    return _called(name_of_callback(callback), f" at step {info.step:,}", callback, info)
+        return callback.__call__  # type: ignore[operator]  # the runner looks
+    name = name_of_callback(callback)
+    return lambda info: _called(name, f" at step {info.step:,}", callback, info)
 
 
 def _called(name: str, at: str, fn: Callable[..., object], *args: object) -> object:

@@ -29,9 +29,7 @@ def score_record(
 def finite_scores(scores: Scores, member_score: str | None) -> dict[str, float]:
     """Returns the scores of the ensemble, or of its mean member, that are finite numbers.
 
-    Args:
-        scores: Scores of an evaluation.
-        member_score: Name of a score that is returned of each member, too; None for none.
+    The score that `member_score` names is returned of each member, too.
     """
     values = dict(scores.ensemble or scores.mean_member)
     if member_score is not None:
@@ -47,14 +45,10 @@ def finite_scores(scores: Scores, member_score: str | None) -> dict[str, float]:
 def training_record(
     member_ids: Sequence[int], metrics: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
-    """Returns the record of some steps of training.
+    """Returns the means of metrics, float32[steps, members], over some steps of training.
 
-    Args:
-        member_ids: Ids of the members.
-        metrics: Metrics by name, float32[steps, members]. Their means over the steps are recorded.
-            If updates are checked, `failed_updates` and `is_frozen` are recorded at the last step.
-            The means then leave out values that are not finite, and the mean over members leaves
-            out frozen members.
+    If updates are checked, `failed_updates` and `is_frozen` are recorded at the last step. The
+    means then leave out values that are not finite, and the mean over members the frozen ones.
     """
     counts = {name: metrics[name][-1] for name in (FAILED_UPDATES, IS_FROZEN) if name in metrics}
     rest = {name: values for name, values in metrics.items() if name not in counts}
@@ -75,10 +69,7 @@ def training_record(
 
 
 def shown_loss(metrics: Mapping[str, np.ndarray]) -> float:
-    """Returns the mean loss of the members at the last of some steps.
-
-    If updates are checked, frozen members and losses that are not finite are left out.
-    """
+    """Returns the mean loss at the last of some steps, of the members that are not frozen."""
     losses = metrics["loss"][-1]
     if IS_FROZEN in metrics:
         return float(_finite_mean(losses[metrics[IS_FROZEN][-1] == 0]))

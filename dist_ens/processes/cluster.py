@@ -58,22 +58,8 @@ def start(
     Outside of these, this process is alone and nothing is started. Call this before the first use
     of a device.
 
-    Args:
-        coordinator_address: Address of process 0, `host:port`. None lets JAX find it.
-        num_processes: Number of processes, at least 1. None lets JAX find it.
-        process_id: Number of this process, in [0, num_processes). None lets JAX find it.
-        start_timeout_secs: Time to wait for the other processes, in seconds. If one of them does
-            not come, this process ends with exit code 134.
-        heartbeat_timeout_secs: Time after which a silent process is lost, in seconds.
-        shutdown_timeout_secs: Time to wait for the others at the end, in seconds.
-
     Returns:
         The card of each process, in the order of their numbers; empty if this process is alone.
-
-    Raises:
-        UserError: If the arguments or the variables of the cluster cannot be used, or the processes
-            have different versions.
-        RunError: If a process sends nothing in time after all have met.
     """
     if jax.distributed.is_initialized():
         return []
@@ -122,13 +108,9 @@ def start(
 
 
 def _check_address(address: str, *, listens: bool) -> None:
-    """Raises a `UserError` if process 0 cannot have an address.
+    """Raises a `UserError` if process 0, which listens there, cannot have an address.
 
     JAX waits for a host that does not exist, and ends by a fault of memory if a port is in use.
-
-    Args:
-        address: Address of process 0.
-        listens: Whether this is process 0, which listens there.
     """
     found = _ADDRESS.fullmatch(address)
     if found is None or not 0 < int(found[2]) < 2**16:
@@ -178,23 +160,12 @@ def _reported_abort(timeout_secs: float) -> Iterator[None]:
 
 
 def client() -> Any:
-    """Returns the client of the coordination service of `jax.distributed`.
-
-    JAX has no public name for it.
-    """
+    """Returns the client of JAX's coordination service, which has no public name."""
     return global_state.client
 
 
 def exchanged_cards(timeout_secs: float) -> list[Card]:
-    """Returns the card of each process, sent through the coordination service.
-
-    Args:
-        timeout_secs: Time to wait for each of the other processes, in seconds.
-
-    Raises:
-        UserError: If the processes have different versions.
-        RunError: If a process sends nothing in time.
-    """
+    """Returns the card of each process; raises a `UserError` if their versions differ."""
     # Asking JAX for these numbers would start the devices.
     number, count = global_state.process_id, global_state.num_processes
     own, cards = Card.of_this_process(number, count), list[Card]()
@@ -245,13 +216,9 @@ def cores_are_devices() -> bool:
 def devices_for(num_members: int, ensemble_axis: int | None = None) -> list[jax.Device]:
     """Returns the devices of a run.
 
-    These are all devices, unless they are CPU cores. Of the cores it returns the largest number
-    that divides the members, because a core takes whole members and never a part of a batch.
-
-    Args:
-        num_members: Number of members of the ensemble, at least 1.
-        ensemble_axis: Number of mesh rows, if it is given. It is then the number of cores, if it
-            divides the members.
+    These are all devices, unless they are CPU cores. A core takes whole members and never a part of
+    a batch, so it returns the largest number of cores that divides the members, or as many as there
+    are mesh rows.
     """
     devices = jax.devices()
     if not cores_are_devices():
@@ -267,10 +234,7 @@ def is_main() -> bool:
 
 
 def as_main_sees(value: int) -> int:
-    """Returns process 0's integer of 64 bits, or its bool, on every host.
-
-    Hosts use it to agree on what they see on a shared disk, which may change between two looks.
-    """
+    """Returns process 0's integer of 64 bits, or its bool, on every host."""
     # JAX would cut an integer of NumPy to 32 bits.
     sent = int(value).to_bytes(8, "little", signed=True)
     return int.from_bytes(bytes_of_main(sent), "little", signed=True)
@@ -298,10 +262,7 @@ def hosts_with(value: bool) -> list[int]:
 
 
 def clock() -> float:
-    """Returns the seconds on process 0's clock, by which all hosts make the same decision.
-
-    A call takes a millisecond or two on several hosts, and next to nothing on one.
-    """
+    """Returns the seconds on process 0's clock, by which all hosts make the same decision."""
     now = time.perf_counter()
     if jax.process_count() == 1:
         return now
@@ -311,6 +272,5 @@ def clock() -> float:
 
 
 def _broadcast(values: Tree) -> Tree:
-    """Returns process 0's values on every host, also where a transfer guard is set."""
     with jax.transfer_guard("allow"):
         return multihost_utils.broadcast_one_to_all(values)

@@ -28,9 +28,6 @@ def is_in_cluster(environ: Mapping[str, str]) -> bool:
 def num_tasks_left_out(environ: Mapping[str, str]) -> int:
     """Returns the number of tasks of a Slurm job whose command was not started by `srun`.
 
-    In a batch script, and in a shell of `salloc`, a command is alone, and would wait for the other
-    tasks in vain.
-
     >>> num_tasks_left_out({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"})
     4
     """
@@ -52,11 +49,7 @@ def chosen_gpus(environ: Mapping[str, str], num_visible: int) -> list[int] | Non
     """Returns the GPUs that this process takes, as numbers among those that it sees.
 
     The processes of a machine divide the GPUs that they all see. If each of them sees GPUs of its
-    own, as with `--gpus-per-task` in Slurm, it takes them all.
-
-    Returns:
-        Numbers from 0. None if the process sees no GPU, or no variable has the number of processes
-        on this machine, or the user chose the devices by `JAX_LOCAL_DEVICE_IDS`.
+    own, as with `--gpus-per-task` in Slurm, it takes them all. None leaves the choice to JAX.
 
     >>> two = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
     >>> chosen_gpus(two, 4)

@@ -57,8 +57,7 @@ def use_compile_cache() -> None:
 def access_of_others(folder: pathlib.Path) -> str | None:
     """Returns how another user, but root, could put a program into a folder; None if nobody could.
 
-    Nobody else may own or write to the folder, the folders above it, or a symbolic link on the way
-    to it. In a folder above it that has the sticky bit, such as `/tmp`, others can replace nothing.
+    In a folder above it that has the sticky bit, such as `/tmp`, others can replace nothing.
     """
     if not hasattr(os, "getuid"):  # The system is Windows.
         return None
@@ -92,7 +91,6 @@ _spared_secs = 0.0
 
 
 def _count_spared(event: str, duration_secs: float, **_: str | int) -> None:
-    """Adds the duration of an event to the saved seconds, if the cache has saved them."""
     global _spared_secs
     # JAX keeps compile times in whole seconds, so a program that compiled in less counts negative.
     _spared_secs += max(0.0, duration_secs) if event == _SPARED else 0.0

@@ -34,19 +34,12 @@ _OF_COLLECTIVES = ("Gloo", "NCCL", "ncclRemoteError", "coordination", "Connectio
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """The description of a process, which it sends to the others.
-
-    Attributes:
-        process_id: Number of the process.
-        host: Name of its machine.
-        pid: Number of the process on its machine.
-        facts: Number of processes that it knows of, and its versions; equal in all processes.
-    """
+    """The description of a process, which it sends to the others."""
 
     process_id: int
     host: str
     pid: int
-    facts: Mapping[str, str]
+    facts: Mapping[str, str]  # What is equal in all processes, such as versions.
 
     @classmethod
     def of_this_process(cls, process_id: int, num_processes: int) -> "Card":
@@ -77,19 +70,9 @@ class Failure(NamedTuple):
 
 
 class Peers:
-    """The other processes of a run.
+    """The other processes of a run. `leave` prints a message and ends this process."""
 
-    Args:
-        client: Client of the coordination service of `jax.distributed`.
-        cards: Card of each process, in the order of their numbers.
-        process_id: Number of this process.
-        heartbeat_timeout_secs: Time after which a silent process is lost, in seconds.
-        leave: Function that prints a message and ends this process with an exit code.
-
-    Attributes:
-        current: The peers of this process; None if it is alone.
-    """
-
+    # The peers of this process; None if it is alone.
     current: ClassVar["Peers | None"] = None
 
     def __init__(
@@ -125,12 +108,7 @@ class Peers:
         return f"{card[:-1]}, {self._holdings[process_id]})" if self._holdings else card
 
     def agree(self, values: Mapping[str, object], timeout_secs: float) -> None:
-        """Raises a `UserError` if a process has other values. All must call this, once.
-
-        Args:
-            values: Values of this process by their names, in types that JSON can hold.
-            timeout_secs: Time to wait for the other processes, in seconds.
-        """
+        """Raises a `UserError` if a process has other values. All must call this, once."""
         number, count = self._process_id, len(self._cards)
         received = exchanged(self._client, "agreed", number, count, values, timeout_secs)
         first = next(received)
@@ -147,10 +125,7 @@ class Peers:
         storing.join(_STORE_SECS)
 
     def end(self) -> None:
-        """Tells the others that this process has done its work. They no longer wait for it.
-
-        It goes on to look for failures of the others, which it ends with, too.
-        """
+        """Tells the others that this process has done its work. Failures still end it."""
         self._has_ended = True
         Peers.current = None
         with contextlib.suppress(Exception):  # Process 0 may have been lost.
@@ -256,19 +231,7 @@ def exchanged(
     value: object,
     timeout_secs: float,
 ) -> Iterator[Any]:
-    """Sends a value to all processes, and yields those of all in the order of their numbers.
-
-    Args:
-        client: Client of the coordination service of `jax.distributed`.
-        name: Name of the value, which is used once.
-        process_id: Number of this process.
-        num_processes: Number of processes.
-        value: Value of this process, in types that JSON can hold.
-        timeout_secs: Time to wait for each of the others, in seconds.
-
-    Raises:
-        RunError: If a value does not come in time.
-    """
+    """Sends a value of JSON to all processes, and yields those of all in order. Use a name once."""
     client.key_value_set(f"dist_ens/{name}/{process_id}", json.dumps(value))
     for i in range(num_processes):
         try:

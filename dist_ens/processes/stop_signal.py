@@ -45,11 +45,8 @@ class StopSignal:
 
     On a single host, signals are caught after `listen` is called. On several hosts they are caught
     from the beginning of the context. A second signal ends the process at once. Only the main
-    thread can catch signals, so in another thread the stop is never set.
-
-    Attributes:
-        signal: Number of the signal that was received; None without one.
-        has_progress: Whether the end of the process would lose steps. The loop of a run sets it.
+    thread can catch signals, so in another thread the stop is never set. The loop of a run sets
+    `has_progress`, whether the end of the process would lose steps.
     """
 
     # Signals that are caught. A command adds those that preempt it.

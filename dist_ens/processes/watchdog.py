@@ -28,12 +28,8 @@ def begin(
 ) -> None:
     """Starts to watch the progress of this process.
 
-    Args:
-        stacks_after_secs: Time without progress after which the stacks of all threads are printed,
-            in seconds; 0 for never.
-        stuck_after_secs: Time without progress after which the process ends, in seconds; 0 for
-            never.
-        leave: Function that prints a message and ends this process with an exit code.
+    Without progress, the stacks of all threads are printed, and later the process ends, by `leave`.
+    A time of 0 is never.
     """
     progress.made()  # The wait for the other processes has a time-out of its own.
     if stacks_after_secs or stuck_after_secs:
@@ -83,10 +79,7 @@ def _behind() -> str:
 
 
 def _kernel_timer() -> Callable[[float], None]:
-    """Returns a function that makes the kernel kill this process after some seconds.
-
-    Each call replaces the one before. Only Linux has these timers.
-    """
+    """Returns a function that makes Linux kill this process after some seconds, or later again."""
     if not sys.platform.startswith("linux"):
         return lambda secs: None
     libc, timer = ctypes.CDLL(None), ctypes.c_void_p()

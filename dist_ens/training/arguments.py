@@ -39,12 +39,7 @@ class FitArguments:
 class Door:
     """What a door to `fit` other than Python's adds to its arguments.
 
-    Attributes:
-        record: Record that is saved with each checkpoint. None saves the names of the ensemble's
-            parts and fingerprints of its step and of the training examples.
-        say: Function that prints a sentence. None prints to the console if `progress`.
-        check_resume: Function of a saved record that raises a `UserError` if the run must not
-            resume from it.
+    `check_resume` raises a `UserError` if the run must not resume from a saved record.
     """
 
     record: StepRecord | None = None

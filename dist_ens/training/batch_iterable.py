@@ -2,13 +2,14 @@
 
 import base64
 import collections.abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import jax
 import numpy as np
 from typing_extensions import override
 
+from dist_ens.callbacks import RunInfo
 from dist_ens.data import calls
 from dist_ens.data.class_names import are_names
 from dist_ens.ensemble import Batches
@@ -46,18 +47,8 @@ class BatchIterable(TrainingData):
     """Training data from an iterable, an iterator, or a function that returns an iterator.
 
     On several hosts, a batch holds the examples of the mesh columns in which the host has a device,
-    `Layout.host_columns`. Hosts that share columns must yield the same examples. Every host must
-    make its own instance.
-
-    Args:
-        source: Iterable of batches. It is started again when it ends, unless it is an iterator.
-        layout: Layout of the members and the data.
-        objective: Objective whose labels are checked in each batch; None to check none.
-        batch_specs: Parts of a batch that hold no rows; see `Ensemble`.
-
-    Raises:
-        UserError: If the first batch is absent or cannot be trained on, or hosts yield other
-            batches than they should.
+    `Layout.host_columns`. An iterable is started again when it ends, unless it is an iterator. The
+    labels of an objective are checked in each batch.
     """
 
     def __init__(
@@ -72,13 +63,12 @@ class BatchIterable(TrainingData):
         self._iterator = self._start()
         self._num_passes, self._num_batches = 0, 0
         self._has_dropped = False
-        self._first = read_together(self._first_of_all)
-        self._shapes = _shapes(self._first)
+        first = self._waiting = read_together(self._first_of_all)
+        self._shapes = _shapes(first)
         check_hosts_agree(self._shapes)
-        self._specs = specs_of_batch(batch_specs, self._first)
-        check_rows(layout, self._first, self._specs)
-        check_columns_agree(layout, self._first, self._specs)
-        self._waiting: Batch = self._first
+        self._specs = specs_of_batch(batch_specs, first)
+        check_rows(layout, first, self._specs)
+        check_columns_agree(layout, first, self._specs)
         # Number of steps that the state had seen when it was given the data's first batch.
         self._began_at: int | None = None
 
@@ -88,23 +78,13 @@ class BatchIterable(TrainingData):
         return global_shapes(self._layout, self._shapes, self._specs)
 
     @override
-    def first_batch(self, layout: Layout) -> Batch:
-        return layout.put(self._first, self._specs)
-
-    @override
     def batches(
-        self,
-        layout: Layout,
-        first_step: int,
-        last_step: int,
-        steps_per_call: int,
-        member_ids: Sequence[int],
-        say: Callable[[str], None],
+        self, layout: Layout, run: RunInfo, steps_per_call: int, say: Callable[[str], None]
     ) -> Iterator[CallBatches]:
         if self._began_at is None:
-            self._began_at = first_step
-        for steps in calls(first_step, last_step, steps_per_call):
-            host_batches = read_together(partial(self._next_of_call, steps, last_step, say))
+            self._began_at = run.first_step
+        for steps in calls(run.first_step, run.last_step, steps_per_call):
+            host_batches = read_together(partial(self._next_of_call, steps, run.last_step, say))
             yield Batches.put(layout, host_batches, self._specs)
 
     @override
@@ -192,9 +172,8 @@ class BatchIterable(TrainingData):
         if self._is_iterator:
             raise RunError(
                 f"The data iterator ended after {counted(self._num_batches, 'batch')}, and the run "
-                f"has {counted(last_step, 'step')}. Give an iterable that can be started again "
-                "(such as a list, a loader, or a function that returns an iterator), or "
-                f"steps={step}."
+                f"has {counted(last_step, 'step')}. Give an iterable that can be started again, "
+                f"such as a function that returns an iterator, or steps={step}."
             )
         self._iterator = self._start()
         self._num_passes += 1
@@ -202,17 +181,12 @@ class BatchIterable(TrainingData):
         if batch is _NO_BATCH:
             raise RunError(
                 f"The data yielded no batch when it was started again after step {step:,}. Give an "
-                "iterable that can be started several times, or a function that returns a new "
-                "iterator."
+                "iterable that can be started often, or a function that returns a new iterator."
             )
         return batch
 
     def _fits(self, batch: Batch, step: int) -> bool:
-        """Returns whether a batch has the shapes of the first; False if it only has fewer rows.
-
-        Raises:
-            UserError: If the batch differs from the first in any other way.
-        """
+        """Returns whether a batch has the shapes of the first; False if it only has fewer rows."""
         structure: Structure = jax.tree.structure(batch)
         expected: Structure = jax.tree.structure(self._shapes)
         if structure != expected:
@@ -232,8 +206,7 @@ class BatchIterable(TrainingData):
             if not (have_rows and is_part and leaf.shape[0] < first.shape[0]):
                 raise UserError(
                     f"Leaf {leaf_name(path)} of the batch of step {step} is {leaf_type(leaf)}, and "
-                    f"that of the first batch {leaf_type(first)}. Yield batches of one shape and "
-                    "type."
+                    f"that of the first batch {leaf_type(first)}. Yield batches of one shape."
                 )
             fits = False
         return fits

@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -32,31 +31,15 @@ from dist_ens.training.preparing import Job
 from dist_ens.training.states import saved_position
 from dist_ens.training.steps_per_call import choose_steps_per_call
 
-# Largest number of differing leaves that a message names.
-_MOST_NAMED = 5
-
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """A run before its first step.
-
-    Attributes:
-        info: Steps of the run, and the ensemble with the execution and the layout to use.
-        state: State at the first step, on the layout.
-        steps_per_call: Number of steps in one call of the update.
-        batches: Batches of each call from the first step on.
-    """
+    """A run before its first step, with the ensemble in the execution that it uses."""
 
     info: RunInfo
     state: State
     steps_per_call: int
     batches: Iterator[CallBatches]
-
-    @property
-    def execution(self) -> str | None:
-        """Execution of the run; None if none was chosen because no step is left."""
-        execution = self.info.ensemble.execution
-        return None if execution == AUTO else execution
 
 
 def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
@@ -73,43 +56,28 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
     if opened is not None and opened.saved_step:  # The choice of the execution draws a batch.
         train.restore(saved_position(opened), first_step, say)
     steps_per_call = _steps_per_call(job, ensemble, state, opened)
-    batches_on = partial(
-        train.batches,
-        first_step=first_step,
-        last_step=info.last_step,
-        steps_per_call=steps_per_call,
-        member_ids=ensemble.ids.tolist(),
-        say=say,
-    )
-    batches = batches_on(ensemble.layout)
+    info = info._replace(member_ids=ensemble.ids.tolist(), first_step=first_step)
+    batches = train.batches(ensemble.layout, info, steps_per_call, say)
     if first_step < info.last_step and ensemble.execution == AUTO:
         first = next(batches)
         folder = None if checkpoints is None else pathlib.Path(checkpoints.folder)
         may_move = not isinstance(train, BatchIterable) and not ensemble.layout.is_fixed
         chosen, choice = choose(
-            ensemble,
-            state,
-            first,
-            info.last_step,
-            workdir=folder,
-            may_move=may_move,
+            ensemble, state, first, info.last_step, workdir=folder, may_move=may_move
         )
         say(str(choice))
         if chosen.layout is ensemble.layout:
             batches = _with_first(first, batches)
         else:
             state = chosen.layout.moved(state, MEMBERS)
-            batches = batches_on(chosen.layout)
+            batches = train.batches(chosen.layout, info, steps_per_call, say)
         ensemble = chosen
     if first_step < info.last_step and restored is None and ensemble.microbatches > 1:
         first = next(batches)
-        warning = microbatch_warning(ensemble, state, first)
-        if warning is not None:
+        if warning := microbatch_warning(ensemble, state, first):
             job.warn(warning)
         batches = _with_first(first, batches)
-    ids = ensemble.ids.tolist()
-    info = info._replace(ensemble=ensemble, member_ids=ids, first_step=first_step)
-    return Begun(info, state, steps_per_call, batches)
+    return Begun(info._replace(ensemble=ensemble), state, steps_per_call, batches)
 
 
 def _first_state(
@@ -132,12 +100,7 @@ def _first_state(
 
 
 def _resumed(job: Job, opened: OpenCheckpoints | None) -> tuple[Ensemble, State | None]:
-    """Returns the ensemble and the state of the run that is resumed.
-
-    Returns:
-        The ensemble with the execution of that run, without the members that it has dropped, and
-        the state of its newest sound checkpoint. Or the given ensemble and None if there is none.
-    """
+    """Returns the ensemble and the state of the newest sound checkpoint; None without one."""
     ensemble = job.info.ensemble
     while opened is not None and opened.saved_step:
         as_saved = _without_dropped(_as_saved(ensemble, opened), opened)
@@ -157,7 +120,7 @@ def _resumed(job: Job, opened: OpenCheckpoints | None) -> tuple[Ensemble, State 
 
 def _as_saved(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
     """Returns an ensemble with the execution of the run that is resumed, unless one is given."""
-    saved: Mapping[str, Json] = opened.saved_record or {}
+    saved = opened.saved_record or {}
     if ensemble.execution != AUTO or not saved.get("execution"):
         return ensemble
     layout = ensemble.layout
@@ -170,8 +133,7 @@ def _as_saved(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
 def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
     """Returns an ensemble of the members that a resumed run still has.
 
-    A member that the policy `drop` gave up leaves the arrays now, if no device then has more
-    members, or another part of a batch, than before. Otherwise it stays, and takes no updates.
+    A member that the policy `drop` gave up leaves the arrays now, if it fits the devices.
     """
     ids = ensemble.ids.tolist()
     there = [member for member in opened.members if member.member_id in ids]
@@ -195,13 +157,10 @@ def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
 
 
 def _layout_of_fewer(layout: Layout, num_members: int) -> Layout | None:
-    """Returns a layout of fewer members on rows of the same mesh; None if a row would have more.
-
-    On several hosts it returns None, too, since each of them must keep its rows.
-    """
+    """Returns a layout of fewer members on rows of the same mesh; None if it does not fit."""
     rows = max(k for k in range(1, layout.ensemble_axis + 1) if num_members % k == 0)
     if num_members // rows > layout.members_per_device or jax.process_count() > 1:
-        return None
+        return None  # Each host must keep its rows.
     devices = layout.mesh.devices[:rows].flatten().tolist()
     return Layout.make(num_members, ensemble_axis=rows, devices=devices)
 
@@ -225,15 +184,14 @@ def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State
     expected, found = leaf_types(like), leaf_types(state)
     names = differing(expected, found)
     if names:
-        different = "; ".join(
+        different = (
             f"leaf {name} is {found.get(name, 'absent')} there and "
             f"{expected.get(name, 'absent')} here"
-            for name in names[:_MOST_NAMED]
+            for name in names
         )
-        more = f"; {len(names) - _MOST_NAMED} more leaves differ" if names[_MOST_NAMED:] else ""
         raise UserError(
-            f"The given state does not fit this ensemble: {different}{more}. Give a state that an "
-            "ensemble of the same network, optimizer and number of members made."
+            f"The given state does not fit this ensemble: {'; '.join(different)[:500]}. Give a "
+            "state that an ensemble of the same network, optimizer and number of members made."
         )
     with jax.transfer_guard("allow"):
         member_ids = to_host(state.member_id).tolist()

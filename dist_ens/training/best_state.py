@@ -16,8 +16,7 @@ from dist_ens.training.runner import Runner
 class BestState(Service):
     """The service that keeps the state of the best evaluation, if a callback has a `best_step`.
 
-    A copy of it waits in the hosts' memory. If the run has checkpoints, it is saved too, so that a
-    run that is resumed has it. On several hosts, the callbacks of process 0 decide.
+    A copy of it waits in the hosts' memory. If the run has checkpoints, it is saved too.
     """
 
     def __init__(
@@ -55,10 +54,9 @@ class BestState(Service):
             self._due_step = step
 
     def at_end(self, step: int, state: State) -> tuple[int, State] | None:
-        """Returns the step and the state of the best evaluation, given those of the last step.
+        """Returns the step and the state of the best evaluation; None without one.
 
-        It returns None if no callback names a step, or if a run that was resumed has no sound
-        checkpoint of it, which is printed. Every host must call this.
+        Every host must call this.
         """
         best = self._run.best_step()
         if best is None or best == step:

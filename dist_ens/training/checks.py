@@ -1,6 +1,7 @@
 """Checks of the arguments of `fit`, before anything is compiled."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from dist_ens.evaluation import label_checks
 from dist_ens.ground.errors import UserError, counted, first_line, kind_of
 from dist_ens.ground.numbers import MOST_STEPS, require_coefficient, whole_number
 from dist_ens.ground.state import State, described, refuse_lists
-from dist_ens.ground.types import Callback, Inputs, Outputs
+from dist_ens.ground.types import Callback, Inputs, Outputs, Shapes
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, specs_of_batch
 from dist_ens.losses import Objective
 from dist_ens.training.arguments import FitArguments
@@ -26,18 +27,13 @@ from dist_ens.training.held_out import EvalData
 # Training is slow if the mean or the standard deviation of the labels is larger, because the
 # outputs start near 0.
 _LARGE = 10.0
-_FOLDER = "a folder as dist_ens.Checkpoints('runs/a')"
 
 
 def check_arguments(given: FitArguments) -> None:
     """Raises a `UserError` unless the arguments of `fit` have their types and ranges."""
-    if not isinstance(given.ensemble, Ensemble):
-        raise UserError(
-            f"ensemble is {kind_of(given.ensemble)}. Give a dist_ens.Ensemble, made of a network, "
-            "an optimizer and a loss."
-        )
     of_init = "a State, such as that of Ensemble.init or of an earlier FitResult"
-    _check_type("checkpoints", given.checkpoints, Checkpoints, _FOLDER)
+    _check_type("The ensemble", given.ensemble, Ensemble, "a dist_ens.Ensemble")
+    _check_type("checkpoints", given.checkpoints, Checkpoints, "Checkpoints('runs/a')")
     _check_type("The given state", given.state, State, of_init)
     _check_type("callbacks", given.callbacks, Sequence, "a list of callbacks: callbacks=[...]")
     steps, epochs = given.steps, given.epochs
@@ -46,18 +42,11 @@ def check_arguments(given: FitArguments) -> None:
             f"fit takes exactly one of steps and epochs: got steps={steps}, epochs={epochs}."
         )
     if given.eval_data is not None and given.validation is not None:
-        raise UserError(
-            "fit scores one set of examples, and got both eval_data and "
-            f"validation={given.validation}. Leave one of them out."
-        )
+        raise UserError("fit got both eval_data and validation. Leave one of them out.")
     if steps is not None:
         whole_number("steps", steps, least=0, most=MOST_STEPS)
     if epochs is not None:
         require_coefficient("epochs", epochs, "Give the number of passes over the data.")
-    if isinstance(given.eval_every, str) and given.eval_every != EPOCH:
-        raise UserError(
-            f"eval_every is {given.eval_every!r}. Give a whole number of steps, or {EPOCH!r}."
-        )
     for name in ("steps_per_call", "log_every", "eval_every"):
         if getattr(given, name) not in (None, EPOCH):
             whole_number(name, getattr(given, name), least=1)
@@ -85,17 +74,13 @@ def _check_callback(callback: Callback) -> None:
         )
 
 
-def check_parts(
+def try_parts(
     given: FitArguments,
     train: TrainingData,
     eval_data: EvalData | None,
     say: Callable[[str], None],
 ) -> Mapping[str, str | None]:
-    """Checks that ensemble, data and arguments fit each other, and prints notes on them.
-
-    Returns:
-        The direction of each score by its name; empty without data to score.
-    """
+    """Tries ensemble, data and arguments together, and returns the direction of each score."""
     ensemble = given.ensemble
     label_checks.check_inputs(ensemble.trained_objective, given.data)
     for name in ("eval_every", "metrics"):
@@ -105,7 +90,7 @@ def check_parts(
                 f"validation=0.1 to hold out training examples, or leave {name} out."
             )
     _check_groups(ensemble, train)
-    labels = _checked_labels(ensemble, train)
+    labels = _training_labels(ensemble, train)
     if labels is not None:
         _note_on_labels(ensemble.trained_objective, labels, say)
     if given.state is None and given.checkpoints is None:
@@ -115,8 +100,8 @@ def check_parts(
     return {} if eval_data is None else eval_data.check(ensemble, train.batch)
 
 
-def _checked_labels(ensemble: Ensemble, train: TrainingData) -> np.ndarray | None:
-    """Returns the training labels of an objective; None if they are not in memory."""
+def _training_labels(ensemble: Ensemble, train: TrainingData) -> np.ndarray | None:
+    """Returns the training labels of an objective, checked; None if they are not in memory."""
     objective = ensemble.trained_objective
     if objective is None:
         return None
@@ -124,9 +109,8 @@ def _checked_labels(ensemble: Ensemble, train: TrainingData) -> np.ndarray | Non
         label_checks.check_keys(objective, train.batch)
     if objective.standardize and not isinstance(train, OrderedSplit):
         raise UserError(
-            f"{objective.name}(standardize=True) takes the mean and the standard deviation of all "
-            "training labels, and the data is an iterable. Give the data as arrays, or standardise "
-            "the labels in the iterable."
+            f"{objective.name}(standardize=True) reads all training labels, and the data is an "
+            "iterable. Give the data as arrays, or standardise the labels in the iterable."
         )
     if not isinstance(train, OrderedSplit) or not train.split.in_memory:
         return None
@@ -138,7 +122,13 @@ def _checked_labels(ensemble: Ensemble, train: TrainingData) -> np.ndarray | Non
             f"{{{objective.INPUTS!r}: x, {objective.LABELS!r}: y}}."
         )
     label_checks.check_examples(objective, examples)
-    return np.asarray(examples[objective.LABELS])
+    labels = np.asarray(examples[objective.LABELS])
+    if objective.standardize and not labels.std():
+        raise UserError(
+            "All labels are equal, so that standardize=True would divide by 0. Correct the labels, "
+            "or leave it out."
+        )
+    return labels
 
 
 def _note_on_labels(
@@ -156,13 +146,11 @@ def _note_on_labels(
 
 
 def _check_groups(ensemble: Ensemble, train: TrainingData) -> None:
-    """Raises a `UserError` if data and ensemble have different numbers of groups."""
     num_groups = train.order.num_groups if isinstance(train, OrderedSplit) else 1
     if num_groups != ensemble.num_groups:
         raise UserError(
             f"The training data has num_groups={num_groups}, and the ensemble has "
-            f"num_groups={ensemble.num_groups}: each member belongs to one group, and learns from "
-            f"its examples alone. Make the ensemble with num_groups={num_groups}."
+            f"num_groups={ensemble.num_groups}. Make the ensemble with num_groups={num_groups}."
         )
 
 
@@ -175,7 +163,7 @@ def _trace_step(ensemble: Ensemble, train: TrainingData) -> None:
     state = ensemble.abstract_state(batch)
     objective = ensemble.trained_objective
     if objective is not None and objective.num_outputs is not None:
-        _trace_outputs(ensemble, state, train)
+        _trace_outputs(ensemble, state, batch)
     index = None
     if isinstance(train, OrderedSplit):  # Only its examples have positions.
         index = jax.ShapeDtypeStruct((train.order.global_batch_size,), jnp.int32)
@@ -187,21 +175,28 @@ def _trace_step(ensemble: Ensemble, train: TrainingData) -> None:
         in_specs=(MEMBERS, specs, BATCH),
         out_specs=MEMBERS,
     )
+    with _explained("A training step could not be traced"):
+        jax.make_jaxpr(step)(state, batch, index)
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Raises any error of a user's network, loss or step as a `UserError`."""
     try:
         with explained_errors():
-            jax.make_jaxpr(step)(state, batch, index)
+            yield
     except UserError:
         raise
-    except Exception as error:  # The network and the loss of a user may raise anything.
+    except Exception as error:
         raise UserError(
-            f"A training step could not be traced: {type(error).__name__}: {first_line(error)} "
-            "Correct the network, the loss, the step or the data."
+            f"{what}: {type(error).__name__}: {first_line(error)} Correct the network, the loss, "
+            "the step or the data."
         ) from error
 
 
-def _trace_outputs(ensemble: Ensemble, state: State, train: TrainingData) -> None:
+def _trace_outputs(ensemble: Ensemble, state: State, batch: Shapes) -> None:
     """Raises a `UserError` unless the objective takes the network's outputs and the labels."""
-    objective, batch = ensemble.trained_objective, train.batch
+    objective = ensemble.trained_objective
     inputs = inputs_of(ensemble, batch)
 
     def outputs(state: State, inputs: Inputs) -> Outputs:
@@ -209,32 +204,23 @@ def _trace_outputs(ensemble: Ensemble, state: State, train: TrainingData) -> Non
         found = ensemble.network.evaluate(one.params, one.model_state, inputs, one.key)[0]
         return jax.tree.map(lambda leaf: leaf[None], found)
 
-    try:
+    with _explained(f"The network does not take the inputs {described(inputs)}"):
         found = jax.eval_shape(
             ensemble.layout.map_rows(outputs, (MEMBERS, BATCH), MEMBER_BATCH), state, inputs
         )
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"The network does not take the inputs {described(inputs)}: {type(error).__name__}: "
-            f"{first_line(error)} Correct the network or the data."
-        ) from error
     shape = getattr(found, "shape", None)
     if objective is not None and (shape is None or shape[-1] != objective.num_outputs):
         kind = f"{found.dtype}{list(shape[1:])}" if shape else f"{kind_of(found)}"
         raise UserError(
             f"The network returned {kind} for inputs {described(inputs)}, and {objective.name} "
-            f"takes {counted(objective.num_outputs, 'output')} in the last axis. Change the "
-            "network's last layer, or the objective."
+            f"takes {counted(objective.num_outputs, 'output')} in the last axis. Change either."
         )
     if objective is None or not isinstance(batch, Mapping) or objective.LABELS not in batch:
         return  # The loss says which key is absent.
     labels = batch[objective.LABELS]
-    if objective.num_classes is not None and labels.shape == found.shape[1:]:
-        if jnp.issubdtype(labels.dtype, jnp.floating):
-            return  # They are shares of classes.
-        labels = train.first_batch(ensemble.layout)[objective.LABELS]  # The message reads them.
+    are_shares = objective.num_classes is not None and labels.shape == found.shape[1:]
+    if are_shares and jnp.issubdtype(labels.dtype, jnp.floating):
+        return
     label_checks.check_labels(
         objective.distribution, found.shape[1:], labels, batch.get(objective.WEIGHTS)
     )

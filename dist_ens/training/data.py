@@ -2,28 +2,22 @@
 
 import collections.abc
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import jax
 import numpy as np
 from typing_extensions import override
 
-from dist_ens.data import (
-    OrderRule,
-    Source,
-    Split,
-    TreeSplit,
-    calls,
-    example_shapes_of,
-    shared,
-)
+from dist_ens.callbacks import RunInfo
+from dist_ens.data import OrderRule, Source, Split, TreeSplit, calls, example_shapes_of, shared
 from dist_ens.data.feed import feed
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.ground.errors import UserError, kind_of
-from dist_ens.ground.types import Batch, Data, Shapes
+from dist_ens.ground.numbers import whole_number
+from dist_ens.ground.types import Data, Shapes
 from dist_ens.layout import BATCH, Layout
 from dist_ens.losses import Objective
 from dist_ens.sampling import Order
@@ -37,13 +31,7 @@ EPOCH = "epoch"  # Value of `eval_every` for an evaluation at the end of each ep
 
 @dataclasses.dataclass(frozen=True)
 class OrderedSplit(TrainingData):
-    """Examples with random access, and the order in which members see them.
-
-    Attributes:
-        split: Training examples.
-        order: Order of the examples.
-        seed: Seed of the order, in [0, 2**32).
-    """
+    """Examples with random access, and the order in which members see them."""
 
     split: Split
     order: Order
@@ -59,28 +47,18 @@ class OrderedSplit(TrainingData):
         )
 
     @override
-    def first_batch(self, layout: Layout) -> Batch:
-        return layout.put(self.split.take(layout.host_rows(self.order.global_batch_size)), BATCH)
-
-    @override
     def batches(
-        self,
-        layout: Layout,
-        first_step: int,
-        last_step: int,
-        steps_per_call: int,
-        member_ids: Sequence[int],
-        say: Callable[[str], None],
+        self, layout: Layout, run: RunInfo, steps_per_call: int, say: Callable[[str], None]
     ) -> Iterator[CallBatches]:
         return feed(
             self.split,
             self.order,
             layout,
             seed=self.seed,
-            first_step=first_step,
-            last_step=last_step,
+            first_step=run.first_step,
+            last_step=run.last_step,
             steps_per_call=steps_per_call,
-            member_ids=member_ids,
+            member_ids=run.member_ids,
             say=say,
         )
 
@@ -91,20 +69,10 @@ class NoData(TrainingData):
     batch: Shapes = None
 
     @override
-    def first_batch(self, layout: Layout) -> Batch:
-        return None
-
-    @override
     def batches(
-        self,
-        layout: Layout,
-        first_step: int,
-        last_step: int,
-        steps_per_call: int,
-        member_ids: Sequence[int],
-        say: Callable[[str], None],
+        self, layout: Layout, run: RunInfo, steps_per_call: int, say: Callable[[str], None]
     ) -> Iterator[CallBatches]:
-        for steps in calls(first_step, last_step, steps_per_call):
+        for steps in calls(run.first_step, run.last_step, steps_per_call):
             yield Batches.put(layout, [None] * len(steps), BATCH)
 
 
@@ -153,22 +121,19 @@ def training_data(
         return _ordered(TreeSplit(data), batch_size, seed, layout, order)
     if order != _SHARED:
         raise UserError(
-            f"order={order} was given, and the data has no examples with positions. Give arrays or "
-            "a source, or leave order out."
+            f"order={order} needs examples with positions. Give arrays or a source, or leave order "
+            "out."
         )
-    if isinstance(data, type):
+    is_data = data is None or hasattr(data, "__iter__") or callable(data)
+    if isinstance(data, type) or not is_data:
         raise UserError(
-            f"The data is {kind_of(data)}, not data. Give an instance: {data.__name__}(...)."
-        )
-    if data is not None and not hasattr(data, "__iter__") and not callable(data):
-        raise UserError(
-            f"The data is {kind_of(data)}. Give a dict of arrays, a source of "
+            f"The data is {kind_of(data)}. Give a dict of arrays, an instance of a source of "
             "dist_ens.data, an iterable of batches, or a function that returns an iterator."
         )
     if batch_size is not None:
         raise UserError(
-            f"batch_size={batch_size} was given with an iterable, whose batches have their own "
-            "size, or without data. Leave it out, or give the data as arrays."
+            f"batch_size={batch_size} needs data as arrays: the batches of an iterable have their "
+            "own size. Leave it out."
         )
     if data is None:
         return NoData()
@@ -183,17 +148,13 @@ def last_step_of(data: TrainingData, steps: int | None, epochs: float | None) ->
 
 
 def eval_steps_of(data: TrainingData, eval_every: int | str | None) -> int | Fraction | None:
-    """Returns the number of steps between two evaluations, given `eval_every` of `fit`.
-
-    The number of an epoch need not be whole.
-    """
+    """Returns the number of steps between two evaluations, which of an epoch need not be whole."""
     if not isinstance(eval_every, str):
         return eval_every
     return _order_of(data, f"eval_every={eval_every!r}", "a number of steps").epoch_steps
 
 
 def _order_of(data: TrainingData, given: str, instead: str) -> Order:
-    """Returns the order of the examples; raises a `UserError` if the data has none."""
     if not isinstance(data, OrderedSplit):
         raise UserError(
             f"{given} needs data whose number of examples is known: arrays or a source. Give "
@@ -203,10 +164,7 @@ def _order_of(data: TrainingData, given: str, instead: str) -> Order:
 
 
 def is_tree_of_arrays(data: Data) -> bool:
-    """Returns whether data is a pytree of arrays and not an iterable of batches.
-
-    A list is an iterable of batches.
-    """
+    """Returns whether data is a pytree of arrays, and not an iterable of batches as a list is."""
     if isinstance(data, list | collections.abc.Iterator):
         return False
     leaves = jax.tree.leaves(data)
@@ -224,13 +182,11 @@ def _ordered(
     order: OrderRule,
     num_groups: int = 1,
 ) -> OrderedSplit:
-    """Returns a split with an order of its examples."""
     count = len(split) // num_groups
     if batch_size is None:
         columns = layout.data_axis
         batch_size = max(columns, min(DEFAULT_BATCH_SIZE, count) // columns * columns)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
-        raise UserError(f"batch_size is {batch_size!r}. Give a whole number of at least 1.")
+    whole_number("batch_size", batch_size, least=1)
     if not 1 <= batch_size <= count:
         raise UserError(
             f"batch_size={batch_size} is not between 1 and the {count:,} training examples. Give a "

@@ -1,12 +1,12 @@
 """The protocol between the training loop and its data."""
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from dist_ens.callbacks.protocol import Service
+from dist_ens.callbacks.protocol import RunInfo, Service
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ground.json_text import Json
-from dist_ens.ground.types import Batch, Shapes
+from dist_ens.ground.types import Shapes
 from dist_ens.layout import Layout
 
 
@@ -19,43 +19,14 @@ class TrainingData(Service, abc.ABC):
         """Shapes and types of a global batch, a pytree of `jax.ShapeDtypeStruct`."""
 
     @abc.abstractmethod
-    def first_batch(self, layout: Layout) -> Batch:
-        """Returns a batch of real examples on the layout, leaves [batch, ...]."""
-
-    @abc.abstractmethod
     def batches(
-        self,
-        layout: Layout,
-        first_step: int,
-        last_step: int,
-        steps_per_call: int,
-        member_ids: Sequence[int],
-        say: Callable[[str], None],
+        self, layout: Layout, run: RunInfo, steps_per_call: int, say: Callable[[str], None]
     ) -> Iterator[CallBatches]:
-        """Yields the batches of each call on the layout.
-
-        Args:
-            layout: Layout of the members and the data.
-            first_step: Number of steps already taken.
-            last_step: Number of steps of the whole run.
-            steps_per_call: Number of steps in one call of the update.
-            member_ids: Ids of the members, on which their orders may depend.
-            say: Function that prints a sentence.
-
-        Raises:
-            UserError: If a batch has another structure, shape or type than the first.
-            RunError: If the data ends too early and cannot be started again.
-        """
+        """Yields the batches of each call of a run on a layout."""
 
     def state(self) -> Json:
         """Returns the position of this host in the data; None if the step determines it."""
         return None
 
     def restore(self, position: Json, step: int, say: Callable[[str], None]) -> None:
-        """Restores a position, or skips the batches before a step if there is none.
-
-        Args:
-            position: Position that `state` returned; None without one.
-            step: Number of steps that the state has seen.
-            say: Function that prints a sentence.
-        """
+        """Restores a position, or skips the batches before a step if there is none."""

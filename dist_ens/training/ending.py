@@ -14,8 +14,8 @@ from dist_ens.ground.state import State
 from dist_ens.training.preparing import Job
 from dist_ens.training.services import Run
 
-# Largest number of failed members that a sentence names.
-_MOST_NAMED = 20
+# Largest number of letters of a list of members in a sentence.
+_MOST_LETTERS = 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +105,8 @@ def report_end(run: Run, job: Job, result: FitResult) -> None:
         ids = np.asarray(run.info.member_ids)[is_lost].tolist()
         say(
             f"{counted(len(ids), 'member')} of {num_members} diverged, with the ids "
-            f"{str(ids)[:200]}: the training loss is not finite. Look for NaN in the data, lower "
-            "the learning rate, or clip the gradients."
+            f"{str(ids)[:_MOST_LETTERS]}: the training loss is not finite. Look for NaN in the "
+            "data, lower the learning rate, or clip the gradients."
         )
     if result.all_failed:
         job.warn(
@@ -120,21 +120,17 @@ def report_end(run: Run, job: Job, result: FitResult) -> None:
         reason = call_hook(run.stopper, "reason")
         because = f": {reason}" if reason else ""
         stopped = f"at step {run.step:,} of {last_step:,} by {result.stopped_by}{because}."
-        say(
-            f"This run has ended: it was stopped {stopped} To train further, change this callback."
-            if run.step == run.info.first_step > 0
-            else f"Stopped {stopped}"
-        )
+        if run.step == run.info.first_step > 0:
+            say(f"This run has ended: it was stopped {stopped} Change this callback to go on.")
+        else:
+            say(f"Stopped {stopped}")
     if result.best_step not in (None, run.step):
         say(f"The result is the state of step {result.best_step:,}, which was scored best.")
 
 
 def _sentences_of_failures(failed: Sequence[FailedMember]) -> str:
     """Returns the sentences about the failed updates of a run."""
-    listed = ", ".join(
-        f"{member.failed_updates:,} of member {member.member_id}" for member in failed[:_MOST_NAMED]
-    )
-    more = f" and {len(failed) - _MOST_NAMED:,} more members" if len(failed) > _MOST_NAMED else ""
-    frozen = [member.member_id for member in failed if member.is_frozen]
-    left = f" Members {str(frozen)[:200]} are frozen." if frozen else ""
-    return f"Updates failed and were not taken: {listed}{more}.{left}"
+    listed = ", ".join(f"{each.failed_updates:,} of member {each.member_id}" for each in failed)
+    frozen = [each.member_id for each in failed if each.is_frozen]
+    left = f" Members {str(frozen)[:_MOST_LETTERS]} are frozen." if frozen else ""
+    return f"Updates failed and were not taken: {listed[:_MOST_LETTERS]}.{left}"

@@ -1,10 +1,13 @@
-"""The evaluations of a run."""
+"""The evaluations of a run, and the records of its training metrics."""
 
 import time
+from collections.abc import Mapping
+
+import numpy as np
 
 from dist_ens.callbacks import STOP, StepInfo
 from dist_ens.callbacks.protocol import Service, Stop
-from dist_ens.callbacks.records import finite_scores, score_record
+from dist_ens.callbacks.records import finite_scores, score_record, training_record
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.ground.state import State
 from dist_ens.processes.stop_signal import EvaluationStoppedError
@@ -12,13 +15,22 @@ from dist_ens.training.held_out import EvalData
 from dist_ens.training.runner import Runner, crossed
 
 
-class Evaluating(Service):
-    """The service that scores the evaluation data, every few steps and at the end.
+class Recording(Service):
+    """The service that records the training metrics every few steps, and at the last step."""
 
-    Attributes:
-        scores: Last scores; None before the first evaluation.
-        evaluation: Last evaluation with the statistics of its examples.
-    """
+    def __init__(self, run: Runner, every_steps: int) -> None:
+        self._run, self._every_steps, self._step = run, every_steps, run.step
+
+    def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
+        """Records the metrics of a call that have arrived, if a record is due."""
+        previous, self._step = self._step, step
+        info = self._run.info
+        if crossed(self._every_steps, previous, step) or step == info.last_step:
+            self._run.write(step, training_record(info.member_ids, metrics))
+
+
+class Evaluating(Service):
+    """The service that scores the evaluation data, every few steps and at the end."""
 
     def __init__(self, run: Runner, data: EvalData | None, member_score: str | None) -> None:
         self._run, self._data, self._member_score = run, data, member_score
@@ -35,14 +47,16 @@ class Evaluating(Service):
         return self._is_owed or None
 
     def restore(self, state: bool) -> None:
-        """Restores a state that `state` returned: the first step is evaluated then."""
+        """Has the first step evaluated, if it is owed."""
         self._is_owed, self._recorded_step = state, None
 
     def before(self, info: StepInfo) -> Stop | None:
         """Scores the state if it is due, and returns `STOP` if a callback ends the run here."""
+        if self._data is None:
+            return None
         previous, self._previous_step = self._previous_step, info.step
         is_due = crossed(self._run.info.eval_every, previous, info.step)
-        if self._data is None or not (info.is_last or self._is_owed or is_due):
+        if not (info.is_last or self._is_owed or is_due):
             return None
         self._is_owed = True
         try:

@@ -43,16 +43,10 @@ _FROZEN_AFTER_SKIPS = (
 
 
 class _Call(NamedTuple):
-    """A call of the update in which members failed.
-
-    Attributes:
-        step: Number of steps taken after the call.
-        failed: Position of each member that failed, and whether it is frozen after the call.
-        are_all_frozen: Whether all members are frozen after the call.
-    """
+    """A call of the update in which members failed."""
 
     step: int
-    failed: list[tuple[int, bool]]
+    failed: list[tuple[int, bool]]  # Position of each member that failed, and whether it is frozen.
     are_all_frozen: bool
 
 
@@ -62,17 +56,8 @@ class FailedMembers(Service):
     The device sees a failed update and does not take it. The host reads the metrics of a call after
     the next call has been dispatched. What it does then depends on the steps alone, not on the time
     at which metrics arrive, so that it is the same on all hosts and in a run that is resumed.
-
-    Args:
-        ensemble: Ensemble of the run.
-        step: Number of steps that the first state has seen.
-        state: First state of the run. Its record may hold failures of the run before.
-        warn: Function that reports a failure, also where nothing else is printed.
-        opened: Checkpoints of the run, whose lineages of the members get what happened to them;
-            None without checkpoints.
-
-    Attributes:
-        have_all_failed: Whether all members have failed for good, which ends the run.
+    The record of the first state may hold failures of the run before. The lineages of the members
+    in the checkpoints get what happens to them.
     """
 
     def __init__(
@@ -121,10 +106,7 @@ class FailedMembers(Service):
             self._calls.append(_Call(step, waiting, bool(record.is_frozen.all())))
 
     def _was_reported(self, position: int, record: FailureRecord) -> bool:
-        """Returns whether the run before responded to the failure of a member.
-
-        Its lineage says so. Without checkpoints, the failures of a given state count as reported.
-        """
+        """Returns whether the run before responded to a failure, by the lineage of the member."""
         if self._opened is None:
             return True
         lineage = self._opened.lineage_of(self._member_ids[position])
@@ -136,10 +118,7 @@ class FailedMembers(Service):
         return step_of(record.last_step[position]) in steps
 
     def state(self) -> Callable[[], JsonDict | None]:
-        """Returns a function that returns what the records of the members do not hold.
-
-        It is called when the metrics of this step have been read, and maybe those of later steps.
-        """
+        """Returns a function, called later, of what the records of the members do not hold."""
         step, dropped = self._step, [member._asdict() for member in self._dropped.values()]
         with self._reading:
             self._lost_at[step] = self._lost_by_id()
@@ -200,13 +179,8 @@ class FailedMembers(Service):
     def may_replace_checkpoints(self, step: int, *, has_finite_member: bool) -> bool:
         """Returns whether a state may be saved, which may delete an older checkpoint.
 
-        A state in which no member has finite parameters must not replace the last good one. But a
-        member may have infinite parameters by design, such as a mask. A state is only refused if
-        an earlier one of this run was finite, or all members have failed.
-
-        Args:
-            step: Step of the state. The metrics of all steps until it have been read.
-            has_finite_member: Whether a member has only finite parameters in it.
+        A member may have infinite parameters by design, such as a mask. A state without a finite
+        member is only refused if an earlier one had one, or all members have failed.
         """
         with self._reading:
             has_failed = step in self._lost_steps
@@ -217,9 +191,6 @@ class FailedMembers(Service):
         """Does what the policy says, and returns `STOP` if all members have failed for good.
 
         It responds to the calls before the one that was just dispatched, and to all at the end.
-
-        Raises:
-            RunError: If the policy is `raise` and a member has failed.
         """
         read_step, self._step = (info.step if info.is_last else self._step), info.step
         respond = self._respond if self._policy.is_checked else self._are_all_lost
@@ -229,8 +200,7 @@ class FailedMembers(Service):
     def _are_all_lost(self, read_step: int, state: State) -> bool:
         """Returns whether no member of a run without a policy can be trained further.
 
-        That is so if no loss was finite after a call, and no member has finite parameters. With
-        finite ones only a batch was bad, and the optimizer left its gradient out.
+        If a member has finite parameters, only a batch was bad.
         """
         with self._reading:
             is_tested = all(

@@ -14,12 +14,9 @@ from dist_ens.layout import MEMBERS, Waves, to_host
 
 
 def finite_members(tree: PyTree, ensemble: Ensemble) -> np.ndarray:
-    """Returns which members have only finite numbers in a part of the state.
+    """Returns which members have only finite numbers in a part of the state, bool[members].
 
-    Some optimizers begin with an infinite number in their state. Every host must call this.
-
-    Returns:
-        Whether each member is finite, bool[members].
+    Every host must call this.
     """
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     if not leaves:

@@ -22,30 +22,22 @@ from dist_ens.training.data import OrderedSplit, is_tree_of_arrays
 
 @dataclasses.dataclass(frozen=True)
 class EvalData:
-    """A split, and the functions that check and score it.
+    """A split, and the functions that score it.
 
     Attributes:
-        name: Name of the split in records, such as `test`.
-        evaluate: Function of the ensemble, its state and whether the evaluation is the last one. It
-            returns the scores, and the evaluation that a report draws.
-        check: Function of the ensemble and the shapes of a training batch. It raises a `UserError`
-            if the split cannot be scored, and returns the direction of each score by its name:
-            "lower", "higher" or None.
-        split: Examples that are scored.
+        evaluate: Function of the ensemble, its state and whether the evaluation is the last one.
+        check: Function of the ensemble and the shapes of a training batch, which raises a
+            `UserError` if the split cannot be scored. It returns the direction of each score.
     """
 
-    name: str
+    name: str  # Name of the split in records, such as `test`.
     evaluate: Callable[[Ensemble, State, bool], tuple[Scores, Evaluation | None]]
     check: Callable[[Ensemble, Shapes], Mapping[str, str | None]]
     split: Split | None = None
 
 
 def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | None]:
-    """Returns the examples to train on, and the held-out examples or None.
-
-    The held-out examples are the same for every seed. Without a share, they are the validation
-    split of a source.
-    """
+    """Returns the examples to train on, and the held-out ones, the same for every seed, or None."""
     if share is None or isinstance(data, OrderedSplit):
         return data, _held_out_of(data) if isinstance(data, Source) else None
     if not isinstance(share, int | float) or not 0 < share < 1:
@@ -66,7 +58,6 @@ def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | N
 
 
 def _held_out_of(source: Source) -> Examples | None:
-    """Returns the validation split of a source; None if it has none."""
     return None if source.valid is None else Examples(source.valid, source.spec)
 
 
@@ -86,15 +77,8 @@ def eval_data_of(
     def evaluate(
         ensemble: Ensemble, state: State, is_last: bool
     ) -> tuple[Scores, Evaluation | None]:
-        return score(
-            ensemble,
-            state,
-            examples,
-            metrics=metrics,
-            batch_size=batch_size,
-            intervals=is_last,
-            by_size=is_last,
-        )
+        at_end = {"intervals": is_last, "by_size": is_last}
+        return score(ensemble, state, examples, metrics=metrics, batch_size=batch_size, **at_end)
 
     def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
         directions = score_directions(
@@ -110,10 +94,7 @@ def eval_data_of(
 
 
 def _check_eval_labels(objective: Objective, split: Split) -> None:
-    """Raises a `UserError` if a label of a split in memory is not a class, or is not finite.
-
-    Labels of examples of weight 0 are not checked.
-    """
+    """Raises a `UserError` if a label is no class or not finite, where its weight is not 0."""
     examples = split.take(np.arange(len(split)))
     labels, subject = np.asarray(examples[objective.LABELS]), "The labels of the evaluation data"
     if objective.WEIGHTS in examples:

@@ -22,9 +22,6 @@ def read_together(read: Callable[[], T]) -> T:
     """Returns what a function reads on this host. If it fails on one host, it fails on all.
 
     Otherwise the other hosts would wait for that host in the next step. Every host must call this.
-
-    Raises:
-        RunError: If it raises an exception on another host only. Its own exceptions are unchanged.
     """
     if jax.process_count() == 1:
         return read()
@@ -47,11 +44,8 @@ def read_together(read: Callable[[], T]) -> T:
 def check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
     """Raises a `UserError` on every host if hosts yield different arrays where they should agree.
 
-    Args:
-        layout: Layout of the members and the data.
-        batch: This host's part of the first batch. Its rows divide over the host's columns.
-        specs: Specs of its leaves, a tree prefix. A shared leaf is the same on all hosts, any other
-            on the hosts that feed the same column.
+    A shared leaf of the first batch is the same on all hosts, any other on the hosts that feed the
+    same column. The rows of this host's part divide over its columns.
     """
     if jax.process_count() == 1:
         return
@@ -69,14 +63,14 @@ def check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
         if (of_hosts[feeding, column] != of_hosts[feeding[:1], column]).any():
             raise UserError(
                 f"Hosts {feeding.tolist()} feed column {column} of the mesh {layout}, and yield "
-                "different examples for it, so that members would not see the same batch. Yield "
-                "the same examples on hosts that share columns (layout.host_columns), or give "
-                "each host columns of its own with Layout.make(num_members, ensemble_axis=1)."
+                "different examples for it. Yield the same examples on hosts that share columns "
+                "(layout.host_columns), or give each host columns of its own with "
+                "Layout.make(num_members, ensemble_axis=1)."
             )
     if (of_hosts[:, -1] != of_hosts[:1, -1]).any():
         raise UserError(
-            "The hosts yield different values of the leaves that batch_specs calls shared, so that "
-            "members would not see the same batch. Yield the same values on every host."
+            "The hosts yield different values of the leaves that batch_specs calls shared. Yield "
+            "the same values on every host."
         )
 
 

@@ -16,11 +16,6 @@ class MetricsReader:
     A thread that saves may read them earlier, so that the records of a checkpoint's steps are
     written before the checkpoint. The first call, which compiles, is read at once.
 
-    Args:
-        num_members: Number of members.
-        first_step: Number of steps already taken.
-        on_read: Function that is given the step after each call and its metrics, in NumPy.
-
     Attributes:
         step: Number of steps taken up to the last row that was read.
         losses: Loss of each member at this step, float[members].
@@ -78,21 +73,17 @@ class MetricsReader:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the beginning to the end, with compilation, evaluation and saving."""
+        """Seconds from the beginning to the end, with all that a run does."""
         return (self._ended or time.monotonic()) - self._started
 
     def steps_per_second(self) -> float:
-        """Returns the pace of training, with saving, and without evaluation and the first call.
-
-        The first call counts if it is the only one.
-        """
+        """Returns the pace without evaluations, and without the first call if there are more."""
         seconds, steps = self._training_secs, self.step - self._first_step
         if self._first_call is not None and self._first_call[1] < steps:
             seconds, steps = seconds - self._first_call[0], steps - self._first_call[1]
         return steps / seconds if steps else 0.0
 
     def _read(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
-        """Waits for a call, and keeps its metrics."""
         jax.block_until_ready(metrics)
         self._training_secs = self.seconds - self._paused_secs
         if self._first_call is None:

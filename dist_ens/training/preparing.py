@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from dist_ens.losses import Objective
 from dist_ens.metrics.metric import checked_metrics
 from dist_ens.processes import cluster
 from dist_ens.training.arguments import Door, FitArguments
-from dist_ens.training.checks import check_arguments, check_parts
+from dist_ens.training.checks import check_arguments, try_parts
 from dist_ens.training.data import eval_steps_of, last_step_of, training_data
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.held_out import EvalData, eval_data_of, with_validation
@@ -29,15 +30,7 @@ from dist_ens.training.run_record import record_of, with_data
 class Job:
     """A training that was asked for, all of it checked.
 
-    Attributes:
-        arguments: Arguments of `fit`.
-        door: What the door adds, with the record of the run.
-        data: Training data.
-        eval_data: Data to score; None to score nothing.
-        info: Ensemble to train, and steps of the whole run.
-        class_names: Names of the classes; empty if they have none.
-        say: Function that prints a sentence.
-        warn: Function that prints a warning, even where nothing else is printed.
+    `say` prints a sentence, and `warn` prints one even where nothing else is printed.
     """
 
     arguments: FitArguments
@@ -70,7 +63,7 @@ def prepared(arguments: FitArguments, door: Door) -> Job:
         first_step=0,
         last_step=last_step_of(train, arguments.steps, arguments.epochs),
         batch_size=rows_of(train.batch),
-        directions=check_parts(arguments, train, eval_data, say),
+        directions=try_parts(arguments, train, eval_data, say),
         eval_every=eval_steps_of(train, arguments.eval_every),
     )
     if door.record is None and arguments.checkpoints is not None:
@@ -82,28 +75,21 @@ def prepared(arguments: FitArguments, door: Door) -> Job:
 
 def _printers(door: Door, progress: bool) -> tuple[Callable[[str], None], Callable[[str], None]]:
     """Returns the functions that print a sentence and a warning."""
+
+    def silent(_: str) -> None:
+        pass
+
     if not cluster.is_main():
-        return door.say or _be_silent, _be_silent
+        return door.say or silent, silent
     if door.say is not None or progress:
-        return (door.say or _print,) * 2
-    return _be_silent, logging.warning
-
-
-def _print(sentence: str) -> None:
-    PlainConsole().print(sentence, soft_wrap=True)
-
-
-def _be_silent(sentence: str) -> None:
-    """Ignores a sentence."""
+        return (door.say or partial(PlainConsole().print, soft_wrap=True),) * 2
+    return silent, logging.warning
 
 
 def numbered_classes(
     objective: Objective | None, data: Data, state: State | None
 ) -> tuple[Data, tuple[str, ...]]:
-    """Returns training data with class numbers in place of names, and the sorted names.
-
-    The names are those of a state that training starts from. They are empty if there are none.
-    """
+    """Returns training data with class numbers in place of names, and the sorted names."""
     names = state.class_names if state is not None else ()
     if isinstance(data, Source):
         of_source = data.spec.class_names or names
@@ -121,13 +107,7 @@ def numbered_classes(
     if objective.num_classes is None:
         raise UserError(
             f"{where} has names of classes, and {objective.name} takes real targets. Give numbers, "
-            "or an objective of classes, such as dist_ens.losses.categorical."
+            "or an objective of classes."
         )
     names = names or ClassNames(names_in(np.asarray(labels), where))
-    if len(names) != objective.num_classes:
-        raise UserError(
-            f"{where} has {len(names)} classes, {listed(names)}, and the objective "
-            f"{objective.name} has {objective.num_classes}. Give the objective {len(names)} "
-            "classes, and the network as many outputs."
-        )
     return with_class_numbers(data, objective.LABELS, names, "The data"), names

@@ -51,10 +51,7 @@ def record_of(ensemble: Ensemble, batch: Batch) -> StepRecord:
 def with_data(
     record: StepRecord, train: TrainingData, validation: float | None, names: Sequence[str]
 ) -> StepRecord:
-    """Returns a record with the facts of the training data, the same on every host.
-
-    The batches of an iterable cannot be read ahead, so the record has no facts of them.
-    """
+    """Returns a record with the facts of the training data, of which an iterable has none."""
     record = dataclasses.replace(record, class_names=tuple(names) or None)
     if not isinstance(train, OrderedSplit):
         return record
@@ -77,7 +74,6 @@ def with_data(
 
 
 def _hash_of_leaves(state: PyTree) -> str:
-    """Returns a hash of the names, types and shapes of a state's leaves."""
     return hashlib.sha256(repr(sorted(leaf_types(state).items())).encode()).hexdigest()
 
 

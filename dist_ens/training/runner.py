@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
-from dist_ens.callbacks.protocol import Service, call_after_update, call_hook, name_of_callback
+from dist_ens.callbacks.protocol import Service, after_update, call_hook, name_of_callback
 from dist_ens.ensemble.batches import CallBatches, steps_in
 from dist_ens.ground.errors import SaveError, UserError, kind_of
 from dist_ens.ground.state import State, differing, leaf_types
@@ -37,19 +37,9 @@ class Runner:
     All services and callbacks are called in the order of `services`. On several hosts, every host
     calls the same hooks at the same steps, and all hosts agree on `STOP`.
 
-    Args:
-        info: Ensemble, members and steps of the run.
-        state: State at the first step.
-        batches: Batches of each call, on the layout.
-        stop: Signal that asks the run to stop.
-
     Attributes:
-        state: State of the ensemble.
-        step: Number of steps that the state has seen.
         is_last: Whether the run ends at this step, and is complete.
         stopper: Callback or service that ends the run before its last step; None if none does.
-        services: Services and callbacks, in the order in which they are called.
-        history: Records of metrics.
     """
 
     def __init__(
@@ -66,7 +56,7 @@ class Runner:
         # The hooks of each call, which are found once.
         self._before: list[Callable[[StepInfo], object]] = []
         self._reads: list[Callable[[int, Mapping[str, np.ndarray]], object]] = []
-        self._after: list[tuple[Callback, int | None]] = []
+        self._after: list[tuple[Callback, Callable[[StepInfo], object], int | None]] = []
         self.reader = MetricsReader(len(info.member_ids), info.first_step, self._read)
 
     @property
@@ -80,10 +70,11 @@ class Runner:
         self._before = [each.before for each in services if hasattr(each, "before")]
         self._reads = [each.read for each in services if hasattr(each, "read")]
         self._after = [
-            (each, getattr(each, "every", None)) for each in filter(callable, self.services)
+            (each, after_update(each), getattr(each, "every", None))
+            for each in filter(callable, self.services)
         ]
         # The services of all hosts agree by themselves.
-        own = any(not isinstance(each, Service) for each, _ in self._after)
+        own = any(not isinstance(each, Service) for each, _, _ in self._after)
         self._ask_hosts = cluster.any_host(own)
         stops = self.ask("begin", self.info)
         if stops or self.is_last:  # Nothing is trained, but callbacks still see the last state.
@@ -102,7 +93,7 @@ class Runner:
                 self._call_after_update(is_last=True)
             if info.is_last != self.is_last:  # A callback or a signal ends the run here.
                 info = info._replace(is_last=self.is_last)
-        return not (self.is_last or self.is_interrupted)
+        return not self.is_last and self.stopper is not self.stop
 
     def next_batch(self) -> CallBatches:
         """Returns the batches of the next call."""
@@ -119,7 +110,7 @@ class Runner:
             self.reader.dispatched(self._previous_step, self.step, metrics)
         ends = self.step >= self.info.last_step
         self.state, stoppers = self._call_after_update(is_last=ends)
-        stops = self._is_stopped(stoppers, ask_hosts=self._ask_hosts)
+        stops = (self._ask_hosts or bool(stoppers)) and self._is_stopped(stoppers)
         self.is_last = ends or stops
         # The callbacks have changed the state of this step already, so the state that they return
         # from this second call is not used.
@@ -189,29 +180,25 @@ class Runner:
                     self.reader.catch_up()
 
     def _call_after_update(self, *, is_last: bool) -> tuple[State, list[Callback]]:
-        """Calls the services after an update.
-
-        Returns:
-            The state that they return, and those that returned `STOP`.
-        """
+        """Calls the services after an update; returns their state and those that said `STOP`."""
         if is_last:
             self.reader.catch_up()
         metrics = self.reader.unseen()  # Without this call, unseen metrics would pile up.
         info = StepInfo(self.step, self.state, metrics, is_last, self.reader.step)
         stoppers = []
-        for service, every in self._after:
+        for service, call, every in self._after:
             if every is not None and not crossed(every, self._previous_step, self.step):
                 continue
-            result = call_after_update(service, info)
+            result = call(info)
             if result is STOP:
                 stoppers.append(service)
             elif result is not None:
-                info = info._replace(state=_checked(service, result, info.state, self.info))
+                info = info._replace(state=_placed(service, result, info.state, self.info))
         return info.state, stoppers
 
-    def _is_stopped(self, stoppers: Sequence[Callback], *, ask_hosts: bool = True) -> bool:
+    def _is_stopped(self, stoppers: Sequence[Callback]) -> bool:
         """Returns whether a service of any host stops the run, and keeps the first that does."""
-        stops = cluster.any_host(bool(stoppers)) if ask_hosts else bool(stoppers)
+        stops = cluster.any_host(bool(stoppers))
         if stops and (self.stopper is None or self.is_interrupted):
             self.stopper = next(iter(stoppers), _OfAnotherHost())
         return stops
@@ -222,7 +209,7 @@ def crossed(every_steps: int | Fraction | None, previous_step: int, step: int) -
     return every_steps is not None and step // every_steps > previous_step // every_steps
 
 
-def _checked(callback: Callback, result: object, state: State, info: RunInfo) -> State:
+def _placed(callback: Callback, result: object, state: State, info: RunInfo) -> State:
     """Returns the state that a callback returned, on the layout, if it has the right structure."""
     name, layout = name_of_callback(callback), info.ensemble.layout
     if not isinstance(result, State):
@@ -234,7 +221,7 @@ def _checked(callback: Callback, result: object, state: State, info: RunInfo) ->
     if different:
         raise UserError(
             f"The callback {name} returned a state of another structure: {', '.join(different)} "
-            "differ in shape or type, or are absent. Return the state with other values only, such "
-            "as info.state._replace(params=new_params)."
+            "differ. Return the state with other values only, such as "
+            "info.state._replace(params=new_params)."
         )
     return layout.placed(result, MEMBERS, f"The state of callback {name}")

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dist_ens.callbacks import ProgressBar
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.ensemble.memory import explained_memory
+from dist_ens.execution.spec import AUTO
 from dist_ens.processes.stop_signal import StopSignal
 from dist_ens.training.beginning import Begun, begin_run
 from dist_ens.training.best_state import BestState
-from dist_ens.training.evaluating import Evaluating
+from dist_ens.training.evaluating import Evaluating, Recording
 from dist_ens.training.failures import FailedMembers
 from dist_ens.training.preparing import Job
-from dist_ens.training.recording import Recording
 from dist_ens.training.runner import Runner
 from dist_ens.training.saving import Saving
 from dist_ens.training.states import restore_states
@@ -32,10 +32,11 @@ class Run(Runner):
         self.best = BestState(self, job.data.batch, opened, scores_at, job.say)
         saving = []
         if opened is not None and job.door.record is not None:
-            layout = begun.info.ensemble.layout
-            record = job.door.record.chosen(
-                begun.execution, layout.mesh.size, begun.steps_per_call
-            ).to_dict()
+            ensemble = begun.info.ensemble
+            execution = None if ensemble.execution == AUTO else ensemble.execution
+            num_devices = ensemble.layout.mesh.size
+            chosen = job.door.record.chosen(execution, num_devices, begun.steps_per_call)
+            record = chosen.to_dict()
             saving = [Saving(self, opened, record, job.data, self.failures, self.best, scores_at)]
         self.services = [
             Progress(),

@@ -1,15 +1,13 @@
 """The states of services, callbacks and data in a checkpoint, each with the name of its owner."""
 
 import json
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
 
 from dist_ens.callbacks.protocol import OWN, Service, call_hook, name_of_callback
 from dist_ens.checkpoint import Checkpoints, OpenCheckpoints
 from dist_ens.ground.commands import quoted
-from dist_ens.ground.errors import UserError, first_line, kind_of
+from dist_ens.ground.errors import UserError, first_line
 from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.types import Callback
 from dist_ens.training.data_protocol import TrainingData
@@ -22,10 +20,7 @@ def saved_states(services: Sequence[Callback]) -> Callable[[], dict[str, bytes]]
     """Returns a function that returns the files with the states of the services, by name.
 
     The states are taken now. That of a service may be a function, which is called by the thread
-    that saves, once the metrics of the step have been read. A service without a state has None.
-
-    Raises:
-        UserError: If JSON cannot hold a state.
+    that saves, once the metrics of the step have been read.
     """
     states = [(each, _plain(each, call_hook(each, "state"))) for each in _with_state(services)]
 
@@ -47,14 +42,7 @@ def restore_states(
 ) -> None:
     """Restores the states of services and callbacks in a run that is resumed.
 
-    Args:
-        services: Services and callbacks.
-        opened: Checkpoints of the run, at the step that is resumed.
-        checkpoints: Folder of the run. `resume="anyway"` restores the callbacks with the name of a
-            saved one, and lets the others begin without a state.
-
-    Raises:
-        UserError: If the saved callbacks differ from those given, and `resume` is "same".
+    `resume="anyway"` restores the callbacks with the name of a saved one.
     """
     saved = [(each["name"], each["state"]) for each in _read(opened, _SHARED)]
     with_state = _with_state(services)
@@ -63,9 +51,8 @@ def restore_states(
     if found and given != found and checkpoints.resume == "same":
         raise UserError(
             f"{quoted(checkpoints.folder)} holds a run with states of the callbacks "
-            f"{', '.join(found) or 'none'}, and this run has {', '.join(given) or 'none'}. Give "
-            "the same callbacks in the same order, or set resume='anyway' to let those without a "
-            "saved state begin anew."
+            f"{', '.join(found)}, and this run has {', '.join(given) or 'none'}. Give the same "
+            "callbacks in the same order, or set resume='anyway' to begin others anew."
         )
     for service in with_state:
         names = [name for name, _ in saved]
@@ -80,7 +67,6 @@ def saved_position(opened: OpenCheckpoints) -> Json:
 
 
 def _read(opened: OpenCheckpoints, file: str) -> list[JsonDict]:
-    """Returns the entries of a file; none if there is no such file."""
     stored = opened.restore_host_file(file, is_shared=file == _SHARED)
     return [] if stored is None else json.loads(stored)
 
@@ -89,31 +75,15 @@ def _with_state(services: Sequence[Callback]) -> list[Callback]:
     return [service for service in services if hasattr(service, "restore")]
 
 
-def _plain(service: Callback, state: Any) -> Json:
-    """Returns a copy of a state in types that JSON can hold; the state itself if it is a function.
-
-    Raises:
-        UserError: If JSON cannot hold the state.
-    """
+def _plain(service: Callback, state: object) -> Json:
+    """Returns a copy of a state in types that JSON holds; the state itself if it is a function."""
     if isinstance(service, Service) and callable(state):
         return state
     try:
-        return json.loads(json.dumps(state, default=_number))
-    except (TypeError, ValueError) as error:
+        return json.loads(json.dumps(state, default=operator.methodcaller("item")))
+    except (AttributeError, TypeError, ValueError) as error:
         name = name_of_callback(service)
         raise UserError(
             f"The state of the callback {name} cannot be saved: {first_line(error)} Return what "
-            f"JSON can hold from {name}.state: numbers, texts, bools, None, and lists and dicts of "
-            "these."
+            f"JSON can hold from {name}.state, such as a dict of numbers."
         ) from error
-
-
-def _number(value: Any) -> float:
-    """Returns a number of NumPy or JAX as a Python number.
-
-    Raises:
-        TypeError: If the value is something else.
-    """
-    if isinstance(value, np.generic) or (hasattr(value, "item") and np.ndim(value) == 0):
-        return value.item()
-    raise TypeError(f"{kind_of(value)} is not what JSON can hold")

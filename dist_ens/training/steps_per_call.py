@@ -22,13 +22,8 @@ _MOST_STEPS = 64
 def choose_steps_per_call(layout: Layout, traced_step: ClosedJaxpr, *multiples: int) -> int:
     """Returns the number of steps in a call for which dispatching costs little, at most 64.
 
-    The number depends on the network, the batch and the platform, and not on a clock. A run that
-    resumes therefore makes the same calls.
-
-    Args:
-        layout: Layout of the members and the data.
-        traced_step: Traced step, from `Ensemble.traced_update`.
-        *multiples: Cadences in steps, which the result divides.
+    It depends on the network, the batch and the platform, and on no clock, so that a run that
+    resumes makes the same calls. The result divides the multiples, which are cadences in steps.
     """
     if layout.platform == "cpu" and contains(traced_step, CONVOLUTION):
         return 1  # The gradient of a convolution is slow inside a loop.
