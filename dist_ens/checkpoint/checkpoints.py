@@ -232,11 +232,7 @@ class Checkpoints:
             )
 
     def _higher_is_better(self, directions: Mapping[str, str | None]) -> frozenset[str]:
-        """Returns the scores of `keep_best…` of which a higher value is better.
-
-        Raises:
-            UserError: If the run has no such score, or its direction is not known.
-        """
+        """Returns the scores of `keep_best…` of which a higher value is better."""
         names = [each for each in (self.keep_best, self.keep_best_of_members) if each is not None]
         for name in names:
             if directions.get(name) is None:

@@ -13,10 +13,7 @@ FAILED = "failed: "
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that happened to a member apart from its training.
-
-    It is a clause such as "copied from runs/a", and the number of updates that the member had seen.
-    """
+    """Something that happened to a member at a step: a clause such as "copied from runs/a"."""
 
     step: int
     what: str
@@ -79,15 +76,7 @@ class Lineage:
 
 
 def positions_of(member_ids: Sequence[int], members: Sequence[Lineage]) -> list[int]:
-    """Returns the positions of members by their ids.
-
-    Args:
-        member_ids: Ids of the members to find.
-        members: Lineage of every member, in the order of the state.
-
-    Raises:
-        UserError: If an id is not there, is given twice, or none is given.
-    """
+    """Returns the positions of members by their ids."""
     known = {member.member_id: position for position, member in enumerate(members)}
     asked = {*member_ids}
     if not asked or len(asked) < len(member_ids) or not asked <= known.keys():

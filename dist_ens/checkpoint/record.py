@@ -125,15 +125,7 @@ class StepRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> Self:
-        """Returns the record that `to_dict` wrote, also after a round trip through JSON.
-
-        Args:
-            values: Fields by name. The type of each is checked.
-
-        Raises:
-            UserError: If it is the record of a user's own loop.
-            RunError: If a field is absent, unknown, or has a value that it cannot have.
-        """
+        """Returns the record that `to_dict` wrote, also after a round trip through JSON."""
         if _OF_LOOP in values:
             raise UserError(
                 "These members were saved by a loop of your own, and not by fit. Read them with "
@@ -152,33 +144,18 @@ class StepRecord:
             ) from error
 
     def chosen(self, execution: str | None, num_devices: int, steps_per_call: int) -> Self:
-        """Returns the record with what was chosen when the run began.
-
-        Args:
-            execution: Execution that was chosen; None if no step was left to train.
-            num_devices: Number of devices of the mesh.
-            steps_per_call: Number of steps in one call of the update.
-        """
+        """Returns the record with what was chosen when the run began."""
         return dataclasses.replace(
             self, execution=execution, num_devices=num_devices, steps_per_call=steps_per_call
         )
 
     def with_members(self, member_ids: Sequence[int]) -> Self:
-        """Returns the record of a run with other members.
-
-        Args:
-            member_ids: Ids of the members.
-        """
+        """Returns the record of a run with other members."""
         ids = tuple(member_ids)
         return dataclasses.replace(self, num_members=len(ids), member_ids=ids, leaves=None)
 
     def batch_shapes(self) -> Shapes:
-        """Returns shapes and types of the global batch, as `batch` describes them.
-
-        Raises:
-            UserError: If the batch is neither an array nor made of dicts, lists, tuples and classes
-                with named fields. A named tuple stands for such a class.
-        """
+        """Returns shapes and types of the global batch. A named tuple stands for any such class."""
         leaves = []
         for path, dtype, shape in _LEAF.findall(self.batch):
             if _KEY.sub("", path):
@@ -195,14 +172,9 @@ class StepRecord:
         return _tree_of(leaves)
 
     def differences(self, saved: "StepRecord") -> list[tuple[str, Json, Json]]:
-        """Returns the differences between this run and a saved run.
+        """Returns `(what, value in saved, value here)` for each difference from a saved run.
 
-        Args:
-            saved: Record of the saved run.
-
-        Returns:
-            `(what, value in saved, value in this)` for each difference. The fingerprints are
-            compared only if everything else is equal and the same versions made both.
+        Fingerprints are compared only if all else is equal and the same versions made both.
         """
         different = [
             (what, getattr(saved, name), getattr(self, name))
@@ -232,11 +204,7 @@ class StepRecord:
         return [(_EXAMPLES, saved.examples[:_DIGITS], self.examples[:_DIGITS])]
 
     def notes(self, saved: "StepRecord") -> list[str]:
-        """Returns sentences on differences from a saved run that do not make it another run.
-
-        Args:
-            saved: Record of the saved run.
-        """
+        """Returns sentences on differences from a saved run that do not make it another run."""
         listed = differing_versions(saved.versions, self.versions)
         if not listed:
             return []
@@ -252,20 +220,9 @@ def check_resumes(
     folder: str | os.PathLike[str],
     resume: str = "same",
 ) -> list[str]:
-    """Checks that a run may resume the one that a folder holds.
+    """Raises a `UserError` if a folder holds another run; returns notes on other differences.
 
-    Args:
-        record: Record of the run that is about to train.
-        saved_record: Record in the folder's newest checkpoint.
-        folder: Folder of the run.
-        resume: "same" or "strict", or "anyway" to accept other parts.
-
-    Returns:
-        Sentences on differences that did not prevent resuming.
-
-    Raises:
-        UserError: If the folder holds another run.
-        RunError: If the saved record cannot be read.
+    "anyway" accepts a run of other parts.
     """
     if (_OF_LOOP in record) != (_OF_LOOP in saved_record):
         kind = "members of a loop of your own" if _OF_LOOP in saved_record else "a run of fit"
@@ -323,12 +280,7 @@ def seed_of(record: Mapping[str, Json]) -> int | None:
 
 
 def require_config_record(saved_record: Mapping[str, Json], folder: str | os.PathLike[str]) -> None:
-    """Raises a `UserError` if a folder holds a run that was made in Python.
-
-    Args:
-        saved_record: Record in the folder's newest checkpoint.
-        folder: Folder of the run.
-    """
+    """Raises a `UserError` if a folder holds a run that was made in Python."""
     if _OF_CONFIG not in saved_record and _OF_LOOP not in saved_record:
         raise UserError(
             f"{quoted(folder)} holds a run that was started in Python, of the member "
@@ -376,10 +328,6 @@ def _short(value: Json) -> str:
 
 def differing_versions(saved: Mapping[str, str], here: Mapping[str, str]) -> str:
     """Returns the libraries whose versions differ, as a text; empty if all are equal.
-
-    Args:
-        saved: Versions of a saved run by the name of the library.
-        here: Versions of this process.
 
     >>> differing_versions({"jax": "0.10.1"}, {"jax": "0.10.2", "flax": "0.12"})
     'flax absent (here 0.12), jax 0.10.1 (here 0.10.2)'

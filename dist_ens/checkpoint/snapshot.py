@@ -14,13 +14,7 @@ from dist_ens.layout import Piece, pieces_off_devices
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """An array of a state.
-
-    Attributes:
-        shape: Shape of the whole array.
-        dtype: Type of its elements.
-        pieces: Parts of the array that this host writes.
-    """
+    """An array of a state: its whole shape and type, and the parts that this host writes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -31,9 +25,6 @@ def leaves_off_devices(state: PyTree) -> dict[str, Leaf]:
     """Returns the leaves of a state by name. Their copies to the hosts' memory are only queued.
 
     The caller may donate or delete the state right after this call.
-
-    Args:
-        state: Pytree of arrays on a mesh, `[members, ...]`.
     """
     named = named_leaves(state)
     pieces = pieces_off_devices(named)

@@ -24,25 +24,13 @@ def require_one_of(field: str, value: str, known: Sequence[str]) -> None:
 
 
 def require_coefficient(field: str, value: float, hint: str) -> None:
-    """Raises a `UserError` unless a coefficient is a positive and finite number.
-
-    Args:
-        field: Name of the coefficient.
-        value: Value of the coefficient.
-        hint: Sentence that says what to do.
-    """
+    """Raises a `UserError` unless a coefficient is a positive and finite number."""
     if not 0 < _number(field, value) < math.inf:
         raise UserError(f"{field} must be positive and finite: got {str(value)[:200]}. {hint}")
 
 
 def require_fraction(field: str, value: float, hint: str) -> None:
-    """Raises a `UserError` unless a value lies in [0, 1).
-
-    Args:
-        field: Name of the value.
-        value: Value to check.
-        hint: Sentence that says what to do.
-    """
+    """Raises a `UserError` unless a value lies in [0, 1)."""
     if not 0 <= _number(field, value) < 1:
         raise UserError(f"{field} must lie in [0, 1): got {str(value)[:200]}. {hint}")
 
@@ -57,17 +45,7 @@ def _number(field: str, value: Any) -> float:
 
 
 def whole_number(field: str, value: Any, *, least: int, most: int = MOST) -> int:
-    """Returns a field's value as an int. NumPy's integers are converted.
-
-    Args:
-        field: Name of the field.
-        value: Value of the field.
-        least: Smallest allowed integer.
-        most: Largest allowed integer.
-
-    Raises:
-        UserError: If the value is not an integer in [least, most].
-    """
+    """Returns a field's value as an int in [least, most]. NumPy's integers are converted."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -16,13 +16,7 @@ def fields_from_record(
 ) -> dict[str, Any]:
     """Returns the arguments of a dataclass from the JSON that was written of an instance.
 
-    Args:
-        cls: The dataclass.
-        values: Values by the names of the fields. Fields with a default may be absent.
-        readers: Functions that read a field's value, by its name. Default: the field's annotation.
-
-    Raises:
-        UserError: If a field is absent, unknown, or of another type.
+    A field is read by its function in `readers`, or by its annotation.
     """
     readers = readers or {}
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -50,18 +44,9 @@ def as_tuple(value: object) -> object:
 
 
 def checked_type(field: str, value: Any, hint: Any, remedy: str | None = None) -> Any:
-    """Returns a value as the annotated type.
+    """Returns a value as the annotated type: a class, `X | None`, a tuple or a mapping of one type.
 
     It converts only an int to a float, and a list or one number to a tuple.
-
-    Args:
-        field: Name of the field, for the message.
-        value: Value from a config or from JSON.
-        hint: Annotation of the field: a class, `X | None`, a tuple or a mapping of one type.
-        remedy: Sentence that says what to do. Default: a sentence about the config.
-
-    Raises:
-        UserError: If the value is of another type.
     """
     if hint is Any:
         return value

@@ -230,17 +230,7 @@ def _concatenated(*leaves: Leaf) -> jax.Array:
 
 
 def as_held(tree: Tree, name: str = "") -> Tree:
-    """Returns a pytree whose NumPy arrays have the types in which JAX holds them.
-
-    Args:
-        tree: Pytree of JAX arrays, NumPy arrays and numbers. JAX arrays are not changed.
-        name: Name of the tree, for error messages.
-
-    Raises:
-        UserError: If an array's type is not numeric, or a number does not fit in 32 bits. JAX would
-            silently wrap such a number around.
-    """
-
+    """Returns a pytree whose NumPy arrays have the types in which JAX holds them."""
     leaves, structure = jax.tree.flatten(tree)
     held = [
         leaf if isinstance(leaf, jax.Array) else held_array(leaf, _Place(tree, number, name))
@@ -262,11 +252,7 @@ class _Place:
 
 
 def require_arrays(tree: PyTree) -> None:
-    """Raises a `UserError` unless every leaf is an array or a number.
-
-    If a leaf is an object of another class, JAX does not know this class as a pytree. The message
-    says how to register it.
-    """
+    """Raises a `UserError` unless every leaf is an array or a number."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
             name = type(leaf).__name__
@@ -283,11 +269,6 @@ def refuse_lists(tree: PyTree, what: str, *, and_numbers: bool = True) -> None:
     """Raises a `UserError` if a pytree has lists of numbers or texts, or numbers, for arrays.
 
     JAX takes a list of numbers as a pytree with a leaf for each number.
-
-    Args:
-        tree: Pytree of arrays that a user gave. Lists, tuples and dicts of arrays are allowed.
-        what: Name of the tree for the message, such as "the data".
-        and_numbers: Whether to refuse numbers and texts outside of lists too.
     """
 
     def is_list(part: Any) -> bool:
@@ -373,17 +354,7 @@ def described(tree: PyTree) -> str:
 
 
 def held_array(leaf: Leaf, where: object, way_out: str | None = None) -> np.ndarray:
-    """Returns a NumPy array in the type in which JAX holds it; for typed keys see `host_array`.
-
-    Args:
-        leaf: Array of any library, or a number.
-        where: Name of the array, for error messages, a text or an object that becomes one.
-        way_out: Sentence that says what to do with an array whose type is not numeric. Default:
-            convert it, or leave it out.
-
-    Raises:
-        UserError: If the array's type is not numeric, or a number does not fit in 32 bits.
-    """
+    """Returns a NumPy array in the type in which JAX holds it; for typed keys see `host_array`."""
     array = host_array(leaf)
     if generator_of(array.dtype):
         return array
