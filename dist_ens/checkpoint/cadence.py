@@ -29,7 +29,7 @@ class Cadence:
         self._next_reading = 0
 
     def is_due(self, step: int) -> bool:
-        """Returns whether to save now. Every host asks at each call boundary, with the same step."""
+        """Returns whether to save now. Every host asks after every call, with the same step."""
         previous, self._step = self._step, step
         if step == previous:
             return False

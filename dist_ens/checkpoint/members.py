@@ -46,13 +46,6 @@ class SavedMembers:
 
     def joined(self, other: "SavedMembers") -> "SavedMembers":
         """Returns these members and then others, with the step and the record of these."""
-        for name in sorted(self.leaves.keys() | other.leaves.keys()):
-            here, there = _type_of(self.leaves.get(name)), _type_of(other.leaves.get(name))
-            if here != there:
-                raise UserError(
-                    f"The members cannot be joined: leaf {name} is {here} in one run and {there} "
-                    "in the other. Join members of one architecture and one optimizer."
-                )
         return dataclasses.replace(
             self,
             lineages=(*self.lineages, *other.lineages),
@@ -131,8 +124,3 @@ def require_new_folder(folder: pathlib.Path, may_hold: Collection[str]) -> None:
             f"{quoted(folder)} is not empty, or no folder, and members are written into new "
             "folders only. Give another folder."
         )
-
-
-def _type_of(leaf: np.ndarray | None) -> str:
-    """Returns the type and shape of a leaf of one member, such as `float32[3, 2]`."""
-    return "absent" if leaf is None else f"{leaf.dtype}{list(leaf.shape[1:])}"

@@ -29,10 +29,8 @@ class OpenCheckpoints:
     Attributes:
         saved_step: Step of the checkpoint that the run resumes; 0 if there is none.
         saved_record: Record of that checkpoint; None if there is none.
-        notes: Sentences about differences between that record and this run's which did not prevent
-            resuming, such as other versions of JAX.
-        members: Lineage of each member of that checkpoint, in the order of its state; empty if
-            there is none.
+        notes: Sentences about differences that did not prevent resuming.
+        members: Lineage of each member of that checkpoint, in the order of its state.
         member_score: Name of the score of each member that is to be saved; None for none.
     """
 

@@ -64,27 +64,15 @@ class StepRecord:
     the config beside these fields, in plain data, among them the key `experiment`.
 
     Attributes:
-        member: Name of the network, or of the user's own step.
-        optimizer: Name of the optimizer; empty for a user's own step.
-        loss: Name of the loss function or objective; empty for a user's own step.
-        methods: Names of the methods, the innermost first.
-        num_members: Number of members, at least 1.
-        member_ids: Id of each member, in the order of the state.
-        seed: Seed of initialisation, keys and the order of the data.
+        member: Name of the network, or of the user's own step, which has no optimizer and no loss.
         batch: Shapes and types of the global batch, as a string.
         fingerprint: Hash of the traced step of one member on the global batch; None if the step
             could not be traced.
-        versions: Versions of the packages that traced the step, by name.
-        execution: Execution that the run was trained with; None if not chosen yet.
-        num_devices: Number of devices of the mesh; None if not chosen yet.
-        steps_per_call: Steps in one call of the update; None if not chosen yet.
         num_examples: Number of training examples; None for an iterable of batches. The other facts
             of the data are not known then either.
-        num_groups: Number of groups of the training examples.
         validation: Share of the examples that `fit` held out; None if it held out none.
         examples: Hash of the training examples; None if they change each time they are read.
         leaves: Hash of the names, types and shapes of the state's leaves; None if not known.
-        class_names: Names of the classes in the order of their numbers; None if they have none.
         key_rule: Version of the rules in `dist_ens.ground.randomness`.
         config: Config of the run and what belongs to it, by key; empty for a run made in Python.
     """
@@ -203,16 +191,6 @@ class StepRecord:
             return []
         return [(_EXAMPLES, saved.examples[:_DIGITS], self.examples[:_DIGITS])]
 
-    def notes(self, saved: "StepRecord") -> list[str]:
-        """Returns sentences on differences from a saved run that do not make it another run."""
-        listed = differing_versions(saved.versions, self.versions)
-        if not listed:
-            return []
-        return [
-            f"The saved run was made with {listed}. Its training step was not compared with the "
-            "one here, because another version may trace the same step differently."
-        ]
-
 
 def check_resumes(
     record: Mapping[str, Json],
@@ -254,7 +232,12 @@ def check_resumes(
         raise UserError(
             f"{quoted(folder)} holds another run: {listed(different)}. {_way_out(here, there)}"
         )
-    notes = here.notes(there)
+    notes = []
+    if versions := differing_versions(there.versions, here.versions):
+        notes.append(
+            f"The saved run was made with {versions}. Its training step was not compared with the "
+            "one here, because another version may trace the same step differently."
+        )
     if different:
         notes.append(f"Resuming another run, as resume='anyway' says: {listed(different)}.")
     return notes
@@ -262,15 +245,14 @@ def check_resumes(
 
 def _way_out(here: StepRecord, there: StepRecord) -> str:
     """Returns what to do about a folder that holds a run of other parts."""
-    if here.leaves is not None and there.leaves is not None and here.leaves != there.leaves:
+    if None not in (here.leaves, there.leaves) and here.leaves != there.leaves:
         return (
             "The saved state has other arrays than a state of these parts, so they cannot resume "
             "it. Choose another folder for this run, or give the parts of the saved run."
         )
-    fits = "" if here.leaves == there.leaves is not None else ", if the saved state fits them"
     return (
         "Choose another folder for this run, give the parts of the saved run to resume it, or set "
-        f"resume='anyway' to resume it with these parts{fits}."
+        "resume='anyway' to resume it with these parts."
     )
 
 

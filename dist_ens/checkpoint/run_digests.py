@@ -21,13 +21,15 @@ def write_run_file(path: pathlib.Path, content: str | bytes) -> None:
         content = content.encode(errors="backslashreplace")
     now = bytes_in(path) if path.is_file() else b""
     kept = [digest for digest in _digests_of(path) if _is_of(now, path, *digest)]
-    _write(path, (len(content), zlib.crc32(content)), *kept)
+    write_digest(path, (len(content), zlib.crc32(content)), *kept)
     replace_file(path, content)
 
 
-def write_digest(path: pathlib.Path, num_bytes: int, crc32: int) -> None:
-    """Writes the digest of the content that a file has already."""
-    _write(path, (num_bytes, crc32))
+def write_digest(path: pathlib.Path, *digests: tuple[int, int]) -> None:
+    """Writes the digests of contents that a file may have, each its number of bytes and CRC-32."""
+    folder = path.parent / DIGESTS
+    folder.mkdir(exist_ok=True)
+    replace_file(folder / path.name, "".join(f"{n} {crc32:08x}\n" for n, crc32 in digests))
 
 
 def changed_files(folder: pathlib.Path) -> list[str]:
@@ -66,10 +68,3 @@ def _digests_of(path: pathlib.Path) -> list[tuple[int, int]]:
         return [(int(count), int(crc32, 16)) for count, crc32 in map(bytes.split, lines)]
     except (OSError, ValueError):
         return []
-
-
-def _write(path: pathlib.Path, *digests: tuple[int, int]) -> None:
-    """Writes the digests of a file."""
-    folder = path.parent / DIGESTS
-    folder.mkdir(exist_ok=True)
-    replace_file(folder / path.name, "".join(f"{n} {crc32:08x}\n" for n, crc32 in digests))

@@ -41,8 +41,7 @@ class Snapshot:
 
     Attributes:
         step: Number of updates that the state has seen, which names the checkpoint.
-        leaves: Leaves of the state, by name.
-        record: Description of the run that the state belongs to, in types that JSON can hold.
+        record: Description of the run that the state belongs to.
         scores: Scores of the ensemble at this step, by name; empty if it was not scored there.
         host_files: Bytes that belong to this host, by name (`[a-z_]+`), such as the position of its
             data iterator.

@@ -9,7 +9,6 @@ import errno
 import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from dist_ens.ground.commands import printable
 
@@ -156,7 +155,7 @@ def name_of(fn: Callable[..., object]) -> str:
     return getattr(fn, "__qualname__", type(fn).__name__)
 
 
-def call_error(fn: Any, count: int, named: Sequence[str] = ()) -> str | None:
+def call_error(fn: Callable[..., object], count: int, named: Sequence[str] = ()) -> str | None:
     """Returns why an object cannot be called with `count` arguments and named ones; None if it can.
 
     >>> call_error(lambda x: x, 2)

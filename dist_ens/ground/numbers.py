@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import SupportsFloat, SupportsIndex
 
 from dist_ens.ground.errors import UserError, did_you_mean
 
@@ -35,7 +35,7 @@ def require_fraction(field: str, value: float, hint: str) -> None:
         raise UserError(f"{field} must lie in [0, 1): got {str(value)[:200]}. {hint}")
 
 
-def _number(field: str, value: Any) -> float:
+def _number(field: str, value: SupportsFloat | str) -> float:
     if isinstance(value, str):
         raise UserError(f"{field} is {value[:200]!r}, a text. Give a number.")
     try:
@@ -44,7 +44,7 @@ def _number(field: str, value: Any) -> float:
         raise UserError(f"{field} is {repr(value)[:200]}. Give a number.") from None
 
 
-def whole_number(field: str, value: Any, *, least: int, most: int = MOST) -> int:
+def whole_number(field: str, value: SupportsIndex, *, least: int, most: int = MOST) -> int:
     """Returns a field's value as an int in [least, most]. NumPy's integers are converted."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)

@@ -1,7 +1,7 @@
 """The state of a member and of an ensemble, and functions to stack and select members."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ class State(NamedTuple):
     params: Params
     model_state: ModelState
     opt_state: OptState
-    failures: Any = ()
+    failures: PyTree = ()
     class_names: tuple[str, ...] = ()
 
     def select(self, member_ids: Sequence[int]) -> "State":
@@ -271,7 +271,7 @@ def refuse_lists(tree: PyTree, what: str, *, and_numbers: bool = True) -> None:
     JAX takes a list of numbers as a pytree with a leaf for each number.
     """
 
-    def is_list(part: Any) -> bool:
+    def is_list(part: object) -> bool:
         is_nested = isinstance(part, list)
         while isinstance(part, list) and part:
             part = part[0]
@@ -289,7 +289,7 @@ def refuse_lists(tree: PyTree, what: str, *, and_numbers: bool = True) -> None:
             )
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Returns whether a value is a number or a text of Python, not of NumPy."""
     return isinstance(value, int | float | complex | str | bytes) and not hasattr(value, "dtype")
 
