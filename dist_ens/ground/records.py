@@ -14,7 +14,7 @@ _UNFIT = object()  # In place of a value that is not of a type.
 
 
 def fields_from_record(
-    cls: type, values: Json, readers: Mapping[str, Callable[[Json], Any]] | None = None
+    cls: type, values: Json, readers: Mapping[str, Callable[[Json], object]] | None = None
 ) -> dict[str, Any]:
     """Returns the arguments of a dataclass from the JSON that was written of an instance.
 
