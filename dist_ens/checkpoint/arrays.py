@@ -37,9 +37,6 @@ def member_digests(part: Array) -> list[int]:
 
     It finds every change of up to 32 bits in a row, and misses any other change once in 2^32 times.
     It is the fastest digest of Python's library.
-
-    >>> member_digests(np.zeros((2, 3), np.float32))
-    [2077607535, 2077607535]
     """
     rows = np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8)
     return [zlib.crc32(row.data) for row in rows]
@@ -231,10 +228,7 @@ def _new_database_spec(folder: pathlib.Path) -> JsonDict:
 
 
 def _stored_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns the type in which values are stored: their own, or bytes if TensorStore lacks it.
-
-    Each type that it lacks, such as uint4, has one byte for an element in NumPy.
-    """
+    """Returns the type in which values are stored: bytes for types that TensorStore lacks."""
     try:
         ts.dtype(dtype)
     except (TypeError, ValueError):

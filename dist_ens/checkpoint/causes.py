@@ -45,8 +45,6 @@ def explained(error: BaseException | None) -> Cause:
 
     TensorStore reports an error of the system as a text in a ValueError.
 
-    >>> explained(OSError(28, "No space left on device")).remedy
-    'Free some space there'
     >>> explained(ValueError("RESOURCE_EXHAUSTED: No space left on device [a/b.cc:1]")).what
     'no space left on device'
     """

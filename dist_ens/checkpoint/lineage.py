@@ -24,14 +24,12 @@ class Lineage:
     """The lineage of a member, which stands beside its arrays in a checkpoint.
 
     Attributes:
-        member_id: Id of the member in this checkpoint.
         seed: Seed of the run that trained it; None if it was imported, or a loop of your own
             trained it.
         trained_id: Id that it had in that run. None if it is `member_id`.
         run: Folder of that run, or path that it was imported from.
-        events: Events in the life of the member, the oldest first.
-        dropped_step: Step at which the policy `drop` gave the member up; None if it did not. A run
-            that is resumed may leave it out.
+        dropped_step: Step at which the policy `drop` gave the member up. A run that is resumed may
+            leave it out.
 
     >>> Lineage(4, seed=1).renamed(20).original_id
     4
@@ -46,10 +44,7 @@ class Lineage:
 
     @property
     def original_id(self) -> int:
-        """Id with which the member was trained.
-
-        Its random numbers and its order of the examples depend on `seed` and this id.
-        """
+        """Id of its training, on which its random numbers and order of the examples depend."""
         return self.member_id if self.trained_id is None else self.trained_id
 
     def is_of_other_run(self, seed: int | None) -> bool:

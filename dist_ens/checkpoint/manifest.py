@@ -133,10 +133,7 @@ class Manifest:
 
 
 def steps_in(folder: pathlib.Path) -> list[int]:
-    """Returns the steps of the finished checkpoints in a folder, the oldest first.
-
-    A checkpoint is a folder, and no link, whose name is a decimal number without leading zeros.
-    """
+    """Returns the steps of the finished checkpoints in a folder, the oldest first."""
     return sorted(
         int(path.name)
         for path in (folder.iterdir() if folder.is_dir() else ())

@@ -223,15 +223,10 @@ def check_resumes(
     here, there = StepRecord.from_dict(record), StepRecord.from_dict(saved_record)
     different = here.differences(there)
     if different and resume != "anyway":
-        if all(what in _OF_DATA for what, _, _ in different):
-            raise UserError(
-                f"The training data differs from that of the run in {quoted(folder)}: "
-                f"{listed(different)}. Give the data of that run, choose another folder, or set "
-                "resume='anyway' to train that run further on this data."
-            )
-        raise UserError(
-            f"{quoted(folder)} holds another run: {listed(different)}. {_way_out(here, there)}"
-        )
+        what = f"{quoted(folder)} holds another run"
+        if all(part in _OF_DATA for part, _, _ in different):
+            what = f"The training data differs from that of the run in {quoted(folder)}"
+        raise UserError(f"{what}: {listed(different)}. {_way_out(here, there)}")
     notes = []
     if versions := differing_versions(there.versions, here.versions):
         notes.append(

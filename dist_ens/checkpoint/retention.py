@@ -31,11 +31,6 @@ class Retention:
 
         >>> sorted(Retention(1, every_steps=100).of([90, 110, 150, 230, 240], {}))
         [110, 230, 240]
-        >>> sorted(Retention(1, best="nll").of([1, 2, 3], {1: {"nll": 0.5}, 2: {"nll": 0.4}}))
-        [2, 3]
-        >>> of_two = {1: {"nll/member_00": 0.5, "nll/member_01": 0.2}, 2: {"nll/member_00": 0.4}}
-        >>> sorted(Retention(1, best_of_members="nll").of([1, 2, 3], of_two))
-        [1, 2, 3]
         """
         kept = {*steps[-self.last :]}
         if self.every_steps is not None:

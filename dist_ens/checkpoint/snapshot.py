@@ -40,13 +40,11 @@ class Snapshot:
     """Everything that one save writes.
 
     Attributes:
-        step: Number of updates that the state has seen, which names the checkpoint.
-        record: Description of the run that the state belongs to.
         scores: Scores of the ensemble at this step, by name; empty if it was not scored there.
         host_files: Bytes that belong to this host, by name (`[a-z_]+`), such as the position of its
             data iterator.
         lineages: Lineage of each member, by its id. A member without one was trained in this run.
-        kept_step: Step that is kept in any case when this one is saved. None for none.
+        kept_step: Step that is kept in any case when this one is saved.
         before: Function that the writing thread calls before it writes, and that returns more host
             files. An `OSError` or a `SaveError` of it counts as one of writing. With an
             `UnwantedError` nothing is written; all hosts must raise it then.

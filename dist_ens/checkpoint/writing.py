@@ -55,11 +55,7 @@ _ByMember = dict[str, dict[int, int]]
 
 
 def unfinished_name(step: int, token: str) -> str:
-    """Returns a name for the folder of a checkpoint that is not finished; see `write_checkpoint`.
-
-    >>> unfinished_name(500, "0a1b2c3d-4")
-    '500.dist_ens-0a1b2c3d-4.orbax-checkpoint-tmp'
-    """
+    """Returns a name for the folder of a checkpoint that is not finished."""
     return f"{step}.dist_ens-{token}.orbax-checkpoint-tmp"
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.ground.errors import UserError, counted
+from dist_ens.ground.errors import UserError, counted, kind_of
 from dist_ens.ground.host_keys import generator_of, host_array
 from dist_ens.ground.narrowing import held_dtype, narrowed
 from dist_ens.ground.types import (
@@ -281,11 +281,7 @@ def refuse_lists(tree: PyTree, what: str, *, and_numbers: bool = True) -> None:
         if isinstance(leaf, list) or (and_numbers and _is_plain(leaf)):
             place = f"Leaf {leaf_name(path)} of {what}" if path else what.capitalize()
             raise UserError(
-                f"{place} is a list of numbers or texts, not an array. Convert it with "
-                "numpy.asarray."
-                if isinstance(leaf, list)
-                else f"{place} is {repr(leaf)[:80]}, not an array. Give an array with one row for "
-                "each example."
+                f"{place} is {kind_of(leaf)}, not an array. Convert it with numpy.asarray."
             )
 
 
