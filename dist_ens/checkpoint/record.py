@@ -224,7 +224,8 @@ def check_resumes(
     different = here.differences(there)
     if different and resume != "anyway":
         what = f"{quoted(folder)} holds another run"
-        if all(part in _OF_DATA for part, _, _ in different):
+        parts, _, _ = zip(*different, strict=True)
+        if _OF_DATA.issuperset(parts):
             what = f"The training data differs from that of the run in {quoted(folder)}"
         raise UserError(f"{what}: {listed(different)}. {_way_out(here, there)}")
     notes = []
