@@ -28,6 +28,12 @@ def snapshot(step, state, record=None, **fields):
     return Snapshot(step, leaves_off_devices(state), record or {}, **fields)
 
 
+def save(folder, state, *rest, **fields):
+    """Saves a state as step 1 of a run, and waits for it."""
+    with CheckpointStore(folder) as store:
+        store.save(snapshot(1, state, *rest, **fields))
+
+
 def reader(folder, step):
     """The checkpoint of a step, as a process reads it that has not written it."""
     return CheckpointStore(folder, read_only=True).at(step)

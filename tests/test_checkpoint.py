@@ -14,10 +14,9 @@ import pytest
 import tensorstore as ts
 
 from dist_ens.checkpoint import CheckpointStore
-from dist_ens.checkpoint.manifest import MANIFEST
 from dist_ens.ground.errors import RunError
 from dist_ens.layout import Layout, Waves
-from saving import assert_same, reader, reseal, shapes_of, snapshot, steps_in
+from saving import assert_same, reader, reseal, save, shapes_of, snapshot, steps_in
 
 
 def state_on(layout):
@@ -90,8 +89,7 @@ def test_what_is_saved_is_the_state_though_it_is_used_up_at_once(tmp_path, rows,
 
 def test_orbax_reads_the_arrays_too(tmp_path):
     state = four()
-    with CheckpointStore(tmp_path) as saves:
-        saves.save(snapshot(1, state))
+    save(tmp_path, state)
     with ocp.StandardCheckpointer() as orbax:
         restored = orbax.restore(tmp_path / "checkpoints" / "1" / "state")
     assert_same(restored, jax.device_get(state))
@@ -102,8 +100,7 @@ def test_values_of_a_type_that_tensorstore_lacks_are_saved_too(tmp_path, dtype):
     values = np.arange(12).reshape(4, 3) % 4
     layout = Layout.make(4, devices=jax.devices()[:2])
     state = {"w": layout.put(jnp.asarray(values, dtype=getattr(ml_dtypes, dtype)), "members")}
-    with CheckpointStore(tmp_path) as store:
-        store.save(snapshot(1, state))
+    save(tmp_path, state)
     restored = reader(tmp_path, 1).state(shapes_of(state))
     assert restored["w"].dtype == state["w"].dtype == dtype
     np.testing.assert_array_equal(np.asarray(restored["w"]).astype(int), values)
@@ -127,8 +124,7 @@ def test_zeros_are_written_too_so_that_what_is_absent_is_damage(tmp_path):
 
 def test_no_byte_of_the_arrays_can_change_unnoticed(tmp_path):
     state = four(rows=4)
-    with CheckpointStore(tmp_path) as saves:
-        saves.save(snapshot(1, state))
+    save(tmp_path, state)
     folder = tmp_path / "checkpoints" / "1" / "state"
     data = [*(folder / "d").iterdir()]
     for file in (folder / "manifest.ocdbt", *data):
@@ -148,22 +144,6 @@ def test_no_byte_of_the_arrays_can_change_unnoticed(tmp_path):
             assert "checkpoints/1 is damaged" in told
         file.write_bytes(sound)
     assert_same(reader(tmp_path, 1).state(shapes_of(state)), state)
-
-
-def test_what_the_state_belongs_to_cannot_change_unnoticed(tmp_path):
-    run = {"experiment": {"seed": 0, "data": {"std": [0.5]}}, "num_devices": 1}
-    with CheckpointStore(tmp_path) as saves:
-        saves.save(snapshot(1, four(), run))
-    file = tmp_path / "checkpoints" / "1" / MANIFEST
-    sound = file.read_bytes()
-    line = sound.splitlines()[0]
-    without_the_hash = (line, line + b"\n", line + b"\n{}\n", sound.rstrip(b"\n"))
-    for content in (sound.replace(b"0.5", b"0.6"), sound + b"\n", b"", *without_the_hash):
-        file.write_bytes(content)
-        with pytest.raises(RunError, match="1 is damaged: manifest.json does not match its hash"):
-            reader(tmp_path, 1)
-    file.write_bytes(sound)
-    assert reader(tmp_path, 1).run == run
 
 
 def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_path):
@@ -197,11 +177,11 @@ def test_a_save_that_ends_between_any_two_writes_to_the_disk_leaves_a_whole_chec
                 raise OSError("no more")
 
         with CheckpointStore(workdir) as saves:
-            saves.save(snapshot(1, older, {"step": 1}))
+            saves.save(snapshot(1, older, {"step": 1}, host_files={"position": b"1"}))
             saves.wait()
             with monkeypatch.context() as patch:
                 patch.setattr(os, "fsync", fsync)
-                saves.save(snapshot(2, newer, {"step": 2}))
+                saves.save(snapshot(2, newer, {"step": 2}, host_files={"position": b"2"}))
                 try:
                     saves.wait()
                 except RunError:
@@ -211,27 +191,13 @@ def test_a_save_that_ends_between_any_two_writes_to_the_disk_leaves_a_whole_chec
         with CheckpointStore(workdir) as saves:  # as whoever goes on
             newest.append(saves.latest_step())
             assert saves.at(newest[-1]).run == {"step": newest[-1]}
+            assert saves.at(newest[-1]).host_file("position") == str(newest[-1]).encode()
             saves.at(newest[-1]).state(shapes_of(older))
             assert not list((workdir / "checkpoints").glob("*tmp"))
         if ended:
             break
-    # Six files and folders before it has its name, and that. Then the older one is given up.
-    assert newest == [1] * 7 + [2]
-
-
-def test_bytes_of_a_host_are_saved_with_the_state_or_not_at_all(tmp_path, monkeypatch):
-    synced = itertools.count()
-
-    def fsync(_):
-        if next(synced) > 2:  # The file and its folder are on disk; the state is not.
-            raise OSError("no more")
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    store = CheckpointStore(tmp_path)
-    store.save(snapshot(1, four(), host_files={"position": b"17"}))
-    with pytest.raises(RunError, match=r"No step is saved yet\."):
-        store.wait()
-    assert not (tmp_path / "checkpoints" / "1").exists()
+    # Eight files and folders before it has its name, and that. Then the older one is given up.
+    assert newest == [1] * 9 + [2]
 
 
 def test_a_save_that_cannot_be_written_is_told_by_the_next_with_what_is_kept(tmp_path):
@@ -274,22 +240,6 @@ def test_nothing_is_written_before_what_comes_first_is_done(tmp_path):
         saves.save(snapshot(2, state))  # A save that failed may be tried again.
         saves.wait()
         assert saves.latest_step() == 2
-
-
-def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise PermissionError("of somebody else")
-
-    state = four()
-    with CheckpointStore(tmp_path) as saves:
-        saves.save(snapshot(1, state))
-        saves.wait()
-        with monkeypatch.context() as patch:
-            patch.setattr("dist_ens.checkpoint.store.give_up_checkpoint", refuse)
-            saves.save(snapshot(2, state))
-            saves.wait()
-        saves.save(snapshot(3, state))
-    assert steps_in(tmp_path) == [3]
 
 
 def test_a_checkpoint_that_was_replaced_meanwhile_is_called_no_damage(tmp_path):

@@ -12,13 +12,11 @@ from dist_ens.checkpoint.run_digests import changed_files
 from dist_ens.execution.decision_cache import keep_execution
 from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.assess import assess
-from dist_ens.experiment.assessment import (
-    EvaluationRequest,
-)
+from dist_ens.experiment.assessment import EvaluationRequest
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import SaveError, UserError
-from dist_ens.ground.file_writing import opened_in_place, replace_file
+from dist_ens.ground.file_writing import opened_in_place, replace_file, replaced_file
 from dist_ens.layout import Layout
 from dist_ens.report import write_report
 from two_savers import RECORD
@@ -137,16 +135,44 @@ def test_a_choice_is_not_kept_through_a_link_and_the_run_continues(folder, outsi
     assert json.loads((folder / "executions.json").read_text()) == {"a program": "vmap"}
 
 
-@pytest.mark.parametrize("mode", ["a", "w"])
-def test_a_file_is_not_opened_through_a_link(folder, outside, mode):
-    (folder / "file").symlink_to(outside)
-    with pytest.raises(OSError, match="it is a symbolic link"):
-        opened_in_place(folder / "file", mode)
-    assert_untouched(outside, folder / "file")
-
-
-def test_a_pipe_is_not_replaced(folder):
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: opened_in_place(path, "a"),
+        lambda path: opened_in_place(path, "w"),
+        lambda path: replace_file(path, "{}"),
+    ],
+)
+def test_nothing_is_written_to_a_link_or_a_pipe(folder, outside, write):
     os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to(outside)
+    with pytest.raises(OSError, match="it is a symbolic link, through which nothing is written"):
+        write(folder / "link")
     with pytest.raises(OSError, match="it is not a regular file"):
-        replace_file(folder / "pipe", "text")
+        write(folder / "pipe")
+    assert_untouched(outside, folder / "link")
     assert (folder / "pipe").is_fifo()
+    assert len([*folder.iterdir()]) == 2
+
+
+def test_a_link_under_the_unfinished_name_is_not_followed(folder, outside):
+    (folder / "summary.json.unfinished").symlink_to(outside)
+    replace_file(folder / "summary.json", "{}")
+    assert outside.read_text() == "precious"
+    assert (folder / "summary.json").read_text() == "{}"
+    assert [path.name for path in folder.iterdir()] == ["summary.json"]
+
+
+def write_half_and_fail(path):
+    with replaced_file(path) as file:
+        file.write(b"half")
+        raise LookupError
+
+
+def test_an_error_leaves_the_old_content_and_no_other_file(folder):
+    path = folder / "summary.json"
+    path.write_text("old")
+    with pytest.raises(LookupError):
+        write_half_and_fail(path)
+    assert path.read_text() == "old"
+    assert list(folder.iterdir()) == [path]

@@ -8,6 +8,7 @@ import pytest
 
 import dist_ens as de
 from dist_ens.ground.errors import UserError
+from saving import flip
 
 OPTIMIZER = optax.adam(0.1)
 LAYOUT = de.Layout.make(4, devices=jax.devices()[:4])
@@ -68,9 +69,7 @@ def test_a_damaged_checkpoint_of_a_loop_is_set_aside_for_the_one_before(tmp_path
     de.Checkpoints(tmp_path).save(2, later)
     files = [path for path in (tmp_path / "checkpoints/2").rglob("*") if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
-    largest.write_bytes(content)
+    flip(largest, largest.stat().st_size // 2)
     number, restored = de.Checkpoints(tmp_path).restore(LAYOUT, members)
     assert (number, bits(restored)) == (1, bits(members))
 

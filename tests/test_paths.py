@@ -4,11 +4,7 @@ import pathlib
 
 import pytest
 
-import dist_ens as de
-from dist_ens.experiment import DataConfig, open_source
-from dist_ens.experiment.network_files import network_paths
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.file_reading import read_npy
 from dist_ens.ground.paths import given_path, shortened, utf8_path
 
 pytestmark = pytest.mark.quick
@@ -46,21 +42,6 @@ def test_what_is_no_local_path_is_one_short_message(text, told):
         given_path(text, "--workdir")
     assert len(str(caught.value)) < 400
     assert "\0" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "door",
-    [
-        de.Checkpoints,
-        de.load,
-        lambda path: read_npy(path, "--input"),
-        lambda path: network_paths([path]),
-        lambda path: open_source(DataConfig(source=f"npz:{path}")),
-    ],
-)
-def test_an_address_is_refused_wherever_python_takes_a_path(door):
-    with pytest.raises(UserError, match="address and not a local path"):
-        door("gs://bucket/x.npz")
 
 
 def test_a_long_text_keeps_its_ends():

@@ -1,6 +1,9 @@
 """What a run's folder records, and what may not take its place."""
 
 import dataclasses
+import functools
+import operator
+import pathlib
 import shutil
 
 import flax.linen as nn
@@ -46,33 +49,34 @@ def source(x=X, y=Y, test=(X, Y)):
     return source_of_arrays((x, y), test)
 
 
-def short(**changes):
-    return experiment(num_members=2, steps=8, **changes)
+def trained(workdir, steps, member=None, data=None):
+    """The result of a run of a network and of data that are given in Python."""
+    run, parts = experiment(num_members=2, steps=steps), OwnParts(member=member)
+    return train(run, workdir, parts=parts, source=data or source())
+
+
+def opened(workdir, member):
+    return open_finished(workdir, lambda spec: OwnParts(member=member))
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of a network and of data that were given in Python."""
     workdir = tmp_path_factory.mktemp("finished")
-    train(short(), workdir, parts=OwnParts(member=plain()), source=source())
+    trained(workdir, 8, plain())
     return workdir
 
 
-def test_a_run_with_parts_from_python_is_opened_with_them_and_goes_on(tmp_path):
-    train(short(), tmp_path, parts=OwnParts(member=plain()), source=source())
-    finished = open_finished(tmp_path, lambda spec: OwnParts(member=plain()))
-    assert (finished.run.parts, finished.run.member_file) == (
-        {"network": "plain.<locals>.<lambda>"},
-        None,
-    )
-    assert finished.state.step.tolist() == [8, 8]
-    longer = train(
-        experiment(num_members=2, steps=16),
-        tmp_path,
-        parts=OwnParts(member=plain()),
-        source=source(),
-    )
-    assert longer.step == 16
+@pytest.fixture
+def copied(finished, tmp_path):
+    return pathlib.Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_a_run_with_parts_from_python_is_opened_with_them_and_goes_on(copied):
+    found = opened(copied, plain())
+    assert found.run.parts == {"network": "plain.<locals>.<lambda>"}
+    assert found.run.member_file is None
+    assert found.state.step.tolist() == [8, 8]
+    assert trained(copied, 16, plain()).step == 16
 
 
 @pytest.mark.parametrize(
@@ -88,66 +92,51 @@ def test_a_run_with_parts_from_python_is_opened_with_them_and_goes_on(tmp_path):
 )
 def test_another_part_of_equal_shapes_does_not_go_on_with_a_run(finished, parts, told):
     given = {"member": plain(), "source": source(), **parts}
-    own = OwnParts(member=given["member"])
     before = sorted(finished.rglob("*"))
     with pytest.raises(UserError, match=told):
-        train(experiment(num_members=2, steps=16), finished, parts=own, source=given["source"])
+        trained(finished, 16, given["member"], given["source"])
     assert sorted(finished.rglob("*")) == before
 
 
 def test_arrays_that_a_network_captures_belong_to_its_step(tmp_path):
-    train(short(), tmp_path, parts=OwnParts(member=scaled(np.ones(6, np.float32))), source=source())
-    twice = scaled(2 * np.ones(6, np.float32))
+    once, twice = (scaled(factor * np.ones(6, np.float32)) for factor in (1, 2))
+    trained(tmp_path, 8, once)
     with pytest.raises(UserError, match="the training step computes something else"):
-        train(
-            experiment(num_members=2, steps=16),
-            tmp_path,
-            parts=OwnParts(member=twice),
-            source=source(),
-        )
+        trained(tmp_path, 16, twice)
     with pytest.raises(UserError, match="The parts that were given are not those of the run in"):
-        open_finished(tmp_path, lambda spec: OwnParts(member=twice))
-    open_finished(tmp_path, lambda spec: OwnParts(member=scaled(np.ones(6, np.float32))))
+        opened(tmp_path, twice)
+    opened(tmp_path, scaled(np.ones(6, np.float32)))
 
 
-def test_a_finished_run_is_not_opened_with_another_network(finished):
-    with pytest.raises(UserError, match="The parts that were given are not those of the run in"):
-        open_finished(finished, lambda spec: OwnParts(member=waved()))
+def test_a_finished_run_is_not_opened_with_another_network(finished, tmp_path):
+    trained(tmp_path, 8)
+    for workdir, member in ((finished, waved()), (tmp_path, plain())):
+        with pytest.raises(UserError, match="The parts that were given are not those of the run"):
+            opened(workdir, member)
     with pytest.raises(UserError, match="were given in Python, and none are given here"):
         open_finished(finished)
 
 
-def test_a_named_network_is_not_opened_with_one_that_is_given(tmp_path):
-    train(short(), tmp_path, source=source())
-    with pytest.raises(UserError, match="The parts that were given are not those of the run in"):
-        open_finished(tmp_path, lambda spec: OwnParts(member=plain()))
-
-
-def test_other_versions_are_said_and_not_refused(finished, tmp_path, capsys):
-    workdir = tmp_path / "run"
-    train(short(), workdir, parts=OwnParts(member=plain()), source=source())
+def rerecorded(workdir, change):
+    """Changes the record of a run's last checkpoint by a function."""
     step = steps_in(workdir)[-1]
     record = reader(workdir, step).run
-    record["versions"]["jax"], record["fingerprint"] = "0.1.2", "0" * 64  # as another JAX traces it
+    change(record)
     rewrite(workdir / "checkpoints" / str(step), run=record)
-    open_finished(workdir, lambda spec: OwnParts(member=plain()))
+
+
+def test_other_versions_are_said_and_not_refused(copied, capsys):
+    def of_another_jax(record):
+        record["versions"]["jax"], record["fingerprint"] = "0.1.2", "0" * 64
+
+    rerecorded(copied, of_another_jax)
+    opened(copied, plain())
     capsys.readouterr()
-    train(
-        experiment(num_members=2, steps=16),
-        workdir,
-        parts=OwnParts(member=plain()),
-        source=source(),
-    )
+    trained(copied, 16, plain())
     told = f"The saved run was made with jax 0.1.2 (here {jax.__version__}). Its training step"
-    said = " ".join(capsys.readouterr().out.split())
-    assert told in said
+    assert told in " ".join(capsys.readouterr().out.split())
     with pytest.raises(UserError, match="network of the parts is"):
-        train(
-            experiment(num_members=2, steps=24),
-            workdir,
-            parts=OwnParts(member=waved()),
-            source=source(),
-        )
+        trained(copied, 24, waved())
 
 
 class Augmenting:
@@ -172,13 +161,13 @@ def test_a_split_that_yields_something_else_each_time_has_no_fingerprint_and_goe
         return dataclasses.replace(source(), train=Augmenting(source().train))
 
     assert [*augmented().fingerprint] == ["test"]
-    train(short(), tmp_path, source=augmented())
-    assert train(experiment(num_members=2, steps=16), tmp_path, source=augmented()).step == 16
+    trained(tmp_path, 8, data=augmented())
+    assert trained(tmp_path, 16, data=augmented()).step == 16
 
 
 def test_how_precisely_jax_computes_is_no_part_of_a_step(finished):
     with jax.default_matmul_precision("highest"):
-        open_finished(finished, lambda spec: OwnParts(member=plain()))
+        opened(finished, plain())
 
 
 class Dense(nn.Module):
@@ -217,15 +206,11 @@ def test_a_steps_fingerprint_depends_on_the_step_alone():
     ],
     ids=str,
 )
-def test_a_run_with_another_record_is_refused_in_a_sentence(finished, tmp_path, path, value):
-    workdir = tmp_path / "run"
-    shutil.copytree(finished, workdir)
-    step = steps_in(workdir)[-1]
-    record = reader(workdir, step).run
-    inner = record
-    for name in path[:-1]:
-        inner = inner[name]
-    inner[path[-1]] = value
-    rewrite(workdir / "checkpoints" / str(step), run=record)
+def test_a_run_with_another_record_is_refused_in_a_sentence(copied, path, value):
+    def change(record):
+        *outer, last = path
+        functools.reduce(operator.getitem, outer, record)[last] = value
+
+    rerecorded(copied, change)
     with pytest.raises((RunError, UserError)):
-        open_finished(workdir, lambda spec: OwnParts(member=plain()))
+        opened(copied, plain())

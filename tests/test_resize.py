@@ -152,11 +152,7 @@ def test_every_shipped_config_is_resized():
     assert {config.stem for config in CONFIGS} == {*SMALL}
 
 
-BITWISE = [
-    *((config, "loop") for config in SMALL),
-    ("digits", "map"),
-    ("mnist_lenet", "map"),
-]
+BITWISE = [*((config, "loop") for config in SMALL), ("digits", "map"), ("mnist_lenet", "map")]
 
 
 @pytest.mark.faults

@@ -92,9 +92,7 @@ def test_no_second_error_hides_that_the_last_step_could_not_be_saved(tmp_path):
     assert not run.exists()
 
 
-def test_a_run_whose_checkpoints_or_lock_or_metrics_are_removed_saves_its_next_steps(
-    tmp_path,
-):
+def test_a_run_whose_checkpoints_or_lock_or_metrics_are_removed_saves_its_next_steps(tmp_path):
     run = tmp_path / "run"
 
     def remove():
@@ -227,26 +225,22 @@ def test_the_sweep_deletes_only_what_this_package_left(tmp_path):
     assert elsewhere.is_dir()
 
 
-def run_in(script, *words):
-    """Runs a shell script with the command that this file is, and returns what became of it."""
-    return subprocess.run(
-        ["bash", "-c", script, "bash", sys.executable, __file__, *map(str, words)],
-        cwd=ROOT,
-        env=ENVIRONMENT | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECS,
-    )
-
-
 ON_A_SMALL_DISK = (
     'exec unshare -m bash -c \'mount -t tmpfs -o size=4m disk "$3" && exec "$@"\' bash "$@"'
 )
 
 
 def said_on(disk, fault, script=ON_A_SMALL_DISK):
+    """What the command that this file is says of a fault of a disk."""
     disk.mkdir()
-    ended = run_in(script, disk, fault)
+    ended = subprocess.run(
+        ["bash", "-c", script, "bash", sys.executable, __file__, str(disk), fault],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout.splitlines()[-1])
 

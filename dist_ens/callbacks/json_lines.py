@@ -104,7 +104,7 @@ class JsonLines:
                 os.fsync(self._file.fileno())
                 if not _is_same(self._file, self._path):
                     self._write_again(self._file)
-                write_digest(self._path, self._num_bytes, self._digest)
+                write_digest(self._path, (self._num_bytes, self._digest))
 
     def _write_again(self, removed: io.FileIO) -> None:
         """Writes the lines of a file that was removed. They are there as long as it is open."""

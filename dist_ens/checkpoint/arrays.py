@@ -33,16 +33,10 @@ _DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr"}
 
 
 def member_digests(part: Array) -> list[int]:
-    """Returns the CRC-32 of each member's values, which are their bytes in C order.
+    """Returns the CRC-32 of each member's values in C order, given an array [members, ...].
 
     It finds every change of up to 32 bits in a row, and misses any other change once in 2^32 times.
     It is the fastest digest of Python's library.
-
-    Args:
-        part: Array [members, ...]. Types longer than a byte are little-endian.
-
-    >>> member_digests(np.zeros((2, 3), np.float32))
-    [2077607535, 2077607535]
     """
     rows = np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8)
     return [zlib.crc32(row.data) for row in rows]
@@ -113,10 +107,7 @@ def orbax_description(names: Iterable[str]) -> JsonDict:
 def open_arrays(path: pathlib.Path, *, is_foreign: bool = False) -> dict[str, ts.TensorStore]:
     """Opens the arrays in a folder, and returns them by name. Their content is not read yet.
 
-    Args:
-        path: Folder of the arrays.
-        is_foreign: Whether another program has written them with Orbax. It may have written them
-            without a database, and left out parts that are all zero.
+    Another program may have written them with Orbax without a database, and left out zeros.
     """
     for file in files_in(path):  # TensorStore would wait for the other end of a pipe.
         require_readable(path / file)
@@ -148,13 +139,7 @@ def open_arrays(path: pathlib.Path, *, is_foreign: bool = False) -> dict[str, ts
 class SavedArray:
     """A leaf of a saved state, or some members of it. Its values are not read yet.
 
-    Args:
-        name: Name of the leaf.
-        array: Opened array of all members of the checkpoint. It holds bytes if TensorStore has no
-            such type as `dtype`.
-        entry: Entry of the leaf in the manifest; None if another program has written it.
-        member_ids: Id of each member of the checkpoint.
-        positions: Positions of the members in `array`. Default: all.
+    The array holds bytes where TensorStore lacks the leaf's type. Other programs write no `entry`.
     """
 
     def __init__(
@@ -175,8 +160,7 @@ class SavedArray:
     def read(self, index: tuple[slice, ...]) -> Reading:
         """Begins to read a part of whole members. Only their bytes are read.
 
-        The `result` of the part raises a `ValueError` if a member's values are missing, differ from
-        those that were saved, or cannot be read.
+        Its `result` raises a `ValueError` if values differ from those that were saved.
         """
         return _Part(self, self._array[index].read(), index[0])
 
@@ -197,8 +181,7 @@ class SavedArray:
     def damaged_members(self, members: slice = slice(None)) -> list[int]:
         """Returns the ids of those of some members whose values differ from those that were saved.
 
-        Each member is read alone, because TensorStore does not say which part of an array it cannot
-        read. An error of the system is a `ValueError`.
+        Each is read alone, because TensorStore does not say which part of an array it cannot read.
         """
         places = range(*members.indices(len(self._ids)))
         ones = [(place, slice(place, place + 1)) for place in places]
@@ -245,10 +228,7 @@ def _new_database_spec(folder: pathlib.Path) -> JsonDict:
 
 
 def _stored_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns the type in which values are stored: their own, or bytes if TensorStore lacks it.
-
-    Each type that it lacks, such as uint4, has one byte for an element in NumPy.
-    """
+    """Returns the type in which values are stored: bytes for types that TensorStore lacks."""
     try:
         ts.dtype(dtype)
     except (TypeError, ValueError):

@@ -16,14 +16,8 @@ class Cadence:
     step. It is at most as many steps away as the interval already has. A pace that was too fast at
     first therefore postpones a save by less than one interval.
 
-    The first interval begins after the first call of the update, because that call compiles.
-
-    Args:
-        every_steps: Number of steps between saves. A save is due at the first call boundary at or
-            after each multiple of it. None for no such saves.
-        every_secs: Seconds between saves. A save is due at the first call boundary at which that
-            many seconds have passed since the last save that was due. None for no such saves.
-        step: Step of the state before the first call of the update.
+    The first interval begins after the first call of the update, because that call compiles. A save
+    by the step is due at the first call that reaches a multiple of `every_steps`.
     """
 
     def __init__(self, every_steps: int | None, every_secs: float | None, step: int) -> None:
@@ -35,13 +29,7 @@ class Cadence:
         self._next_reading = 0
 
     def is_due(self, step: int) -> bool:
-        """Returns whether to save now.
-
-        Every host must ask at every call boundary, with the same step.
-
-        Args:
-            step: Number of updates that the state has seen.
-        """
+        """Returns whether to save now. Every host asks after every call, with the same step."""
         previous, self._step = self._step, step
         if step == previous:
             return False

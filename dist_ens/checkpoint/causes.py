@@ -33,10 +33,7 @@ NO_DAMAGE = frozenset(
 
 
 class Cause(NamedTuple):
-    """The cause of an error: what it is, what to do, and the number of the system's error, if any.
-
-    Neither text has a full stop: `no space left on device`, `Free some space`.
-    """
+    """The cause of an error, what to do, both without a full stop, and the system's number."""
 
     what: str
     remedy: str
@@ -44,14 +41,10 @@ class Cause(NamedTuple):
 
 
 def explained(error: BaseException | None) -> Cause:
-    """Returns the cause of an error.
+    """Returns the cause of an error of reading or writing; None is an error of another host.
 
-    Args:
-        error: Error of reading or writing. TensorStore reports an error of the system as a text in
-            a ValueError. None if it happened on another host.
+    TensorStore reports an error of the system as a text in a ValueError.
 
-    >>> explained(OSError(28, "No space left on device")).remedy
-    'Free some space there'
     >>> explained(ValueError("RESOURCE_EXHAUSTED: No space left on device [a/b.cc:1]")).what
     'no space left on device'
     """

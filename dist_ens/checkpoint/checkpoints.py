@@ -9,7 +9,6 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from numbers import Real
-from typing import Any
 
 import jax
 
@@ -76,7 +75,7 @@ class Checkpoints:
     resume: str = "same"
 
     def __post_init__(self) -> None:
-        checked: dict[str, Any] = {"folder": given_path(self.folder, "folder")}
+        checked: dict[str, object] = {"folder": given_path(self.folder, "folder")}
         for name in ("keep", "every_steps", "keep_every_steps"):
             value = getattr(self, name)
             if name == "keep" or value is not None:
@@ -192,18 +191,8 @@ class Checkpoints:
         not wait after a KeyboardInterrupt. On several hosts it waits after no error at all, since
         an error of one host alone would make the others wait forever.
 
-        Args:
-            record: Description of the run that is about to train, in types that JSON can hold.
-            check: Function of a saved record that raises a `UserError` if the run must not resume
-                it.
-            say: Function that reports damaged checkpoints and saves that could not be written.
-            directions: "lower" or "higher" for each score of the run, whichever is better, or None.
-
-        Raises:
-            UserError: If the folder cannot be used, another run is using it, or it holds another
-                run.
-            RunError: If the newest checkpoint is damaged, and there is no older one or `resume` is
-                "strict".
+        `check` raises an error if the run must not resume the one of a saved record. `directions`
+        has "lower" or "higher" for each score of the run, whichever is better, or None.
         """
         folder = pathlib.Path(self.folder)
         best = self._higher_is_better(directions or {})
@@ -232,11 +221,7 @@ class Checkpoints:
             )
 
     def _higher_is_better(self, directions: Mapping[str, str | None]) -> frozenset[str]:
-        """Returns the scores of `keep_best…` of which a higher value is better.
-
-        Raises:
-            UserError: If the run has no such score, or its direction is not known.
-        """
+        """Returns the scores of `keep_best…` of which a higher value is better."""
         names = [each for each in (self.keep_best, self.keep_best_of_members) if each is not None]
         for name in names:
             if directions.get(name) is None:

@@ -13,16 +13,7 @@ from dist_ens.ground.types import Leaf, PyTree, Tree
 
 
 def named_leaves(state: PyTree) -> dict[str, Leaf]:
-    """Returns the leaves of a state by name, in the order of `jax.tree.leaves`.
-
-    A PRNG key is replaced by its key data, which are integers.
-
-    Args:
-        state: Pytree of arrays or of `jax.ShapeDtypeStruct`.
-
-    Raises:
-        RunError: If two leaves have the same name.
-    """
+    """Returns the leaves by name, in the order of `jax.tree.leaves`. Keys are integers."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
     repeated = [name for name, count in collections.Counter(names).items() if count > 1]
@@ -35,12 +26,7 @@ def named_leaves(state: PyTree) -> dict[str, Leaf]:
 
 
 def state_of(named: dict[str, jax.Array], abstract: Tree) -> Tree:
-    """Returns the state with given leaves, by the names of `named_leaves`.
-
-    Args:
-        named: Array of every leaf, by name.
-        abstract: Pytree with the state's structure and the types of its leaves.
-    """
+    """Returns the state with given leaves, by the names of `named_leaves`."""
     leaves, structure = jax.tree.flatten(abstract)
     restored = [
         jax.random.wrap_key_data(named[name], dtype=leaf.dtype) if _is_key(leaf) else named[name]
@@ -50,13 +36,7 @@ def state_of(named: dict[str, jax.Array], abstract: Tree) -> Tree:
 
 
 def check_leaves(path: pathlib.Path, saved: Mapping[str, Leaf], named: Mapping[str, Leaf]) -> None:
-    """Raises a `RunError` unless saved leaves have the names, shapes and types of those asked for.
-
-    Args:
-        path: Folder of the checkpoint, for the message.
-        saved: Arrays of the checkpoint, by name.
-        named: Leaves that are asked for, by name.
-    """
+    """Raises a `RunError` unless saved leaves have the names, shapes and types asked for."""
     there, asked = _types_of(saved), _types_of(named)
     for name in sorted(there.keys() | asked.keys()):
         old, new = there.get(name, "absent"), asked.get(name, "absent")

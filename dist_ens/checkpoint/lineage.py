@@ -13,10 +13,7 @@ FAILED = "failed: "
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that happened to a member apart from its training.
-
-    It is a clause such as "copied from runs/a", and the number of updates that the member had seen.
-    """
+    """Something that happened to a member at a step: a clause such as "copied from runs/a"."""
 
     step: int
     what: str
@@ -27,14 +24,12 @@ class Lineage:
     """The lineage of a member, which stands beside its arrays in a checkpoint.
 
     Attributes:
-        member_id: Id of the member in this checkpoint.
         seed: Seed of the run that trained it; None if it was imported, or a loop of your own
             trained it.
         trained_id: Id that it had in that run. None if it is `member_id`.
         run: Folder of that run, or path that it was imported from.
-        events: Events in the life of the member, the oldest first.
-        dropped_step: Step at which the policy `drop` gave the member up; None if it did not. A run
-            that is resumed may leave it out.
+        dropped_step: Step at which the policy `drop` gave the member up. A run that is resumed may
+            leave it out.
 
     >>> Lineage(4, seed=1).renamed(20).original_id
     4
@@ -49,10 +44,7 @@ class Lineage:
 
     @property
     def original_id(self) -> int:
-        """Id with which the member was trained.
-
-        Its random numbers and its order of the examples depend on `seed` and this id.
-        """
+        """Id of its training, on which its random numbers and order of the examples depend."""
         return self.member_id if self.trained_id is None else self.trained_id
 
     def is_of_other_run(self, seed: int | None) -> bool:
@@ -79,15 +71,7 @@ class Lineage:
 
 
 def positions_of(member_ids: Sequence[int], members: Sequence[Lineage]) -> list[int]:
-    """Returns the positions of members by their ids.
-
-    Args:
-        member_ids: Ids of the members to find.
-        members: Lineage of every member, in the order of the state.
-
-    Raises:
-        UserError: If an id is not there, is given twice, or none is given.
-    """
+    """Returns the positions of members by their ids."""
     known = {member.member_id: position for position, member in enumerate(members)}
     asked = {*member_ids}
     if not asked or len(asked) < len(member_ids) or not asked <= known.keys():

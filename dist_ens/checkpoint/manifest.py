@@ -82,9 +82,7 @@ class Manifest:
     def read(cls, checkpoint: pathlib.Path) -> Self:
         """Reads the manifest in the folder of a checkpoint, which is named after its step.
 
-        Raises:
-            ValueError: If the manifest is damaged, or of another step.
-            RunError: If a newer version has written it.
+        A damaged manifest is a `ValueError`, one of a newer version a `RunError`.
         """
         path = checkpoint / MANIFEST
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -118,12 +116,7 @@ class Manifest:
     ) -> str | None:
         """Returns a clause if a file is missing or has changed, and None otherwise.
 
-        Args:
-            checkpoint: Folder of the checkpoint.
-            name: Path of the file in it.
-            there: Paths of the files in it; see `files_in`. No file is behind a symbolic link.
-            hashes_data: Whether to hash a file of the arrays, too. Otherwise only its size is
-                compared. The other files are small, and always hashed.
+        A file of the arrays is hashed only if asked for. Otherwise its size is compared.
         """
         if name not in there:
             return f"the file {name} is missing"
@@ -140,10 +133,7 @@ class Manifest:
 
 
 def steps_in(folder: pathlib.Path) -> list[int]:
-    """Returns the steps of the finished checkpoints in a folder, the oldest first.
-
-    A checkpoint is a folder, and no link, whose name is a decimal number without leading zeros.
-    """
+    """Returns the steps of the finished checkpoints in a folder, the oldest first."""
     return sorted(
         int(path.name)
         for path in (folder.iterdir() if folder.is_dir() else ())
@@ -152,11 +142,7 @@ def steps_in(folder: pathlib.Path) -> list[int]:
 
 
 def files_in(folder: pathlib.Path, below: str = "") -> Iterator[str]:
-    """Yields the paths of all files in a folder and in the folders below it.
-
-    A symbolic link is yielded as a file, and not followed. Of the folder, only the part with the
-    path `below` is searched.
-    """
+    """Yields the paths of all files in a folder, or in its part `below`. No link is followed."""
     for entry in os.scandir(folder / below):
         path = f"{below}/{entry.name}" if below else entry.name
         if entry.is_dir(follow_symlinks=False):

@@ -22,14 +22,7 @@ from dist_ens.layout import Piece
 
 @dataclasses.dataclass(frozen=True)
 class SavedMembers:
-    """Members of a saved run, in the memory of this process.
-
-    Attributes:
-        step: Number of updates that they have seen.
-        record: Record of their run, in types that JSON can hold.
-        lineages: Lineage of each member.
-        leaves: Leaves of the state by name, [members, ...]. A PRNG key is its key data.
-    """
+    """Members of a saved run in memory: leaves [members, ...] by name, where keys are integers."""
 
     step: int
     record: JsonDict
@@ -52,18 +45,7 @@ class SavedMembers:
         )
 
     def joined(self, other: "SavedMembers") -> "SavedMembers":
-        """Returns these members and then others, with the step and the record of these.
-
-        Raises:
-            UserError: If a leaf has another shape or type in the other members.
-        """
-        for name in sorted(self.leaves.keys() | other.leaves.keys()):
-            here, there = _type_of(self.leaves.get(name)), _type_of(other.leaves.get(name))
-            if here != there:
-                raise UserError(
-                    f"The members cannot be joined: leaf {name} is {here} in one run and {there} "
-                    "in the other. Join members of one architecture and one optimizer."
-                )
+        """Returns these members and then others, with the step and the record of these."""
         return dataclasses.replace(
             self,
             lineages=(*self.lineages, *other.lineages),
@@ -71,11 +53,7 @@ class SavedMembers:
         )
 
     def after(self, what: str) -> "SavedMembers":
-        """Returns the members with one more event in their lineages.
-
-        Args:
-            what: Clause that says what happened to them, such as "copied from runs/a".
-        """
+        """Returns the members with one more event in their lineages, given as a clause."""
         event = Event(self.step, what)
         return dataclasses.replace(
             self, lineages=tuple(member.after(event) for member in self.lineages)
@@ -87,17 +65,7 @@ def read_members(
     step: int | None = None,
     member_ids: Sequence[int] | None = None,
 ) -> SavedMembers:
-    """Reads members of a saved run. Only their bytes are read, and every byte is checked.
-
-    Args:
-        folder: Folder of the run.
-        step: Step of the checkpoint. Default: the newest.
-        member_ids: Ids of the members, in the order of the result. Default: all.
-
-    Raises:
-        UserError: If there is no checkpoint, none of that step, or an id is not in it.
-        RunError: If the checkpoint is damaged.
-    """
+    """Reads members of a saved run, by default all at the newest step. Every byte is checked."""
     return moving_on(step, lambda: members_at(saved_step(folder, step), member_ids))
 
 
@@ -120,16 +88,7 @@ def members_at(saved: SavedStep, member_ids: Sequence[int] | None = None) -> Sav
 def write_members(
     folder: pathlib.Path, members: SavedMembers, *, before: Callable[[], None] = lambda: None
 ) -> None:
-    """Writes members as the only checkpoint of a new run.
-
-    Args:
-        folder: Folder of the new run; see `require_new_folder`.
-        members: Members, with the record of the new run.
-        before: Function that writes other files of the run, before the checkpoint is written.
-
-    Raises:
-        RunError: If the system cannot write the run.
-    """
+    """Writes members as the only checkpoint of a new run, after the files that `before` writes."""
     snapshot = Snapshot(
         members.step,
         {
@@ -156,8 +115,7 @@ def write_members(
 def require_new_folder(folder: pathlib.Path, may_hold: Collection[str]) -> None:
     """Raises a `UserError` unless a folder can take a new run.
 
-    It can if it is empty or does not exist yet, or if `write_members` was interrupted in it: it may
-    hold entries with the given names, and unfinished checkpoints.
+    It can if it is empty or absent, or if `write_members` was interrupted in it.
     """
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     is_other = folder.is_symlink() or (folder.exists() and not folder.is_dir())
@@ -166,8 +124,3 @@ def require_new_folder(folder: pathlib.Path, may_hold: Collection[str]) -> None:
             f"{quoted(folder)} is not empty, or no folder, and members are written into new "
             "folders only. Give another folder."
         )
-
-
-def _type_of(leaf: np.ndarray | None) -> str:
-    """Returns the type and shape of a leaf of one member, such as `float32[3, 2]`."""
-    return "absent" if leaf is None else f"{leaf.dtype}{list(leaf.shape[1:])}"

@@ -24,32 +24,16 @@ _Result = TypeVar("_Result")
 def read_newest(
     workdir: str | os.PathLike[str], step: int | None = None
 ) -> tuple[int, JsonDict | None]:
-    """Returns the step and the record of a checkpoint in a folder.
+    """Returns the step and the record of a checkpoint; 0 and None if process 0 sees none.
 
-    Every host must call this. All hosts get the step that process 0 sees.
-
-    Args:
-        workdir: Folder of the run, which need not exist.
-        step: Step of the checkpoint. Default: the step whose state the run returned, which may be
-            that of its best evaluation, and the newest step while the run lasts.
-
-    Returns:
-        The step and the record; 0 and None if there is no checkpoint at all.
-
-    Raises:
-        UserError: If the folder has checkpoints, but none of that step.
-        RunError: If the record is damaged.
+    By default it is the step whose state the run returned, and the newest while the run lasts.
     """
     saved = _found(workdir, step)
     return (0, None) if saved is None else (saved.step, saved.run)
 
 
 def saved_step(folder: str | os.PathLike[str], step: int | None = None) -> SavedStep:
-    """Returns a checkpoint of a run; see `read_newest`.
-
-    Raises:
-        UserError: If there is no checkpoint, or none of that step.
-    """
+    """Returns a checkpoint of a run, or raises a `UserError`; see `read_newest`."""
     saved = _found(folder, step)
     if saved is None:
         raise UserError(
@@ -79,11 +63,9 @@ def _found(folder: str | os.PathLike[str], step: int | None) -> SavedStep | None
 
 
 def moving_on(step: int | None, read: Callable[[], _Result]) -> _Result:
-    """Returns what a function reads from a checkpoint of a run.
+    """Returns what a function reads, and reads again if a run has replaced the newest step.
 
-    If a run that is training replaces the newest step meanwhile, the function is called once more
-    and reads the step that is the newest then. That is not so if a person asked for a step, or on
-    several hosts, since one of them may have read all that it needs. Then it is a `ReplacedError`.
+    It does not if a person asked for a step, or on several hosts, where one may have read it all.
     """
     try:
         return read()
@@ -94,10 +76,7 @@ def moving_on(step: int | None, read: Callable[[], _Result]) -> _Result:
 
 
 def state_digest(workdir: str | os.PathLike[str], step: int) -> str | None:
-    """Returns a digest of the arrays of all members in a checkpoint, which are not read.
-
-    It has 64 hexadecimal digits. It is None if the checkpoint does not exist.
-    """
+    """Returns a digest of the arrays in a checkpoint, which are not read; None if it is absent."""
     try:
         leaves = Manifest.read(pathlib.Path(workdir) / FOLDER / str(step)).leaves
     except (OSError, ValueError):

@@ -29,10 +29,8 @@ class OpenCheckpoints:
     Attributes:
         saved_step: Step of the checkpoint that the run resumes; 0 if there is none.
         saved_record: Record of that checkpoint; None if there is none.
-        notes: Sentences about differences between that record and this run's which did not prevent
-            resuming, such as other versions of JAX.
-        members: Lineage of each member of that checkpoint, in the order of its state; empty if
-            there is none.
+        notes: Sentences about differences that did not prevent resuming.
+        members: Lineage of each member of that checkpoint, in the order of its state.
         member_score: Name of the score of each member that is to be saved; None for none.
     """
 
@@ -70,10 +68,7 @@ class OpenCheckpoints:
         return self._lineages.get(member_id, begun)
 
     def add_event(self, member_id: int, event: Event, *, is_dropped: bool = False) -> None:
-        """Adds an event to the lineage of a member, which the next save writes.
-
-        A run that is resumed may leave out a member that `is_dropped`.
-        """
+        """Adds an event to the lineage of a member, which the next save writes."""
         lineage = self.lineage_of(member_id).after(event)
         if is_dropped:
             lineage = dataclasses.replace(lineage, dropped_step=event.step)
@@ -101,23 +96,12 @@ class OpenCheckpoints:
         is_last: bool = False,
         kept_step: int | None = None,
     ) -> None:
-        """Starts to save a checkpoint; see `CheckpointStore.save`.
+        """Starts to save a checkpoint; see `CheckpointStore.save` and `Snapshot`.
 
         The caller may donate or delete the state right after this call. A step that is already
         saved is not saved again. A save that cannot be written is reported at once. It ends the run
-        only if it is the last.
-
-        Args:
-            step: Number of updates that the state has seen.
-            state: Pytree of arrays on a mesh, `[members, ...]`.
-            record: Description of the run. Default: the one that the folder was opened with.
-            scores: See `Snapshot`, and so `host_files` and `kept_step`.
-            host_files: Bytes that belong to this host, by name.
-            before: Function of the leaves, whose copies may not have ended, that the writing thread
-                calls before it writes. It returns more host files; None, on all hosts, to write
-                nothing.
-            is_last: Whether the run ends with this save.
-            kept_step: Step that is kept in any case.
+        only if it is the last. The writing thread calls `before` with the leaves. It returns more
+        host files, or None, on all hosts, to write nothing.
         """
         if step == self.saved_step:
             return
@@ -147,11 +131,7 @@ class OpenCheckpoints:
         self._store.save(snapshot, failed=failed)
 
     def wait(self) -> None:
-        """Waits until the last save is on disk.
-
-        Raises:
-            SaveError: If the save could not be written.
-        """
+        """Waits until the last save is on disk; a `SaveError` says that it could not be written."""
         if self._store.wait() and self._said is not None:
             self._said = None
             self._report(
@@ -182,9 +162,6 @@ class OpenCheckpoints:
 
         If the checkpoint is damaged on some host, it is set aside, and the result is None. Then
         `saved_step`, `saved_record` and `notes` are those of an older one.
-
-        Raises:
-            RunError: If the checkpoint cannot be used, and there is no older one.
         """
         state, damage = self._state_at(self.saved_step, abstract, *others, member_ids=member_ids)
         if self._is_set_aside(self.saved_step, damage):
@@ -195,10 +172,7 @@ class OpenCheckpoints:
     def restore_at(
         self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int]
     ) -> Tree | None:
-        """Returns the state of any step; None if it is not saved, or is damaged on some host.
-
-        Every host must call this; see `SavedStep.state`.
-        """
+        """Returns the state of any step, on every host; None if it is not saved, or is damaged."""
         self._wait_in_silence()
         if not cluster.as_main_sees(step in self._store.steps()):
             return None
@@ -248,10 +222,6 @@ class OpenCheckpoints:
         """Sets a checkpoint aside if a host found it damaged, and returns whether it did.
 
         Every host must call this, with its own error of reading.
-
-        Raises:
-            RunError: If no older checkpoint can be used instead. Also if a host cannot read the
-                checkpoint for another reason than damage.
         """
         hosts = _hosts_with_damage(step, damage)
         if not hosts:
@@ -291,11 +261,7 @@ def _why(hosts: Sequence[int], damage: RunError | None) -> str:
 
 
 def _hosts_with_damage(step: int, error: RunError | None) -> list[int]:
-    """Returns the numbers of the hosts that found a checkpoint damaged. Every host must call this.
-
-    Raises:
-        RunError: If a host cannot read it for another reason. All hosts raise an error then.
-    """
+    """Returns the hosts that found a checkpoint damaged; other errors are raised on all hosts."""
     is_damage = error is not None and error.exit_code == ExitCode.DAMAGED
     hosts = cluster.hosts_with(error is not None)
     if not hosts:

@@ -30,14 +30,6 @@ class SavedStep:
 
     The arrays are not read yet. All its methods raise a `RunError` if the checkpoint is damaged,
     with the exit code `DAMAGED`, or was deleted meanwhile.
-
-    Args:
-        path: Folder of the checkpoint, which is named after its step.
-
-    Attributes:
-        step: Number of updates that the state has seen.
-        run: Record of the run that the state belongs to.
-        members: Lineage of each member, in the order of the state.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -48,22 +40,10 @@ class SavedStep:
         self.run = dict(self._manifest.run)
 
     def state(self, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None = None) -> Tree:
-        """Returns the state in the checkpoint, on any mesh. Each part of it is read once.
+        """Returns the state with the shardings of `abstract`. Each part of it is read once.
 
-        Args:
-            abstract: The state's structure with shapes, types and shardings as leaves, such as
-                `Ensemble.abstract_state`. The mesh may differ from the one it was saved from.
-            others: Other structures that the state may have. The one with the names of the saved
-                leaves is used.
-            member_ids: Ids of the members to read, which must be in the checkpoint, in the order of
-                the returned state. Only their bytes are read. Default: all members.
-
-        Returns:
-            The state, with the structure and the shardings of `abstract` or of one of the others.
-
-        Raises:
-            UserError: If a member is not in the checkpoint.
-            RunError: If the checkpoint has other leaves, or leaves of another shape or type.
+        If another of the structures has the names of the saved leaves, that one is used. Of some
+        members, in the order of their ids, only their bytes are read.
         """
         positions = self._positions(member_ids)
 
@@ -91,13 +71,7 @@ class SavedStep:
     def host_file(self, name: str, *, is_shared: bool = False) -> bytes | None:
         """Returns the bytes that this host saved under a name; None if it saved none.
 
-        Args:
-            name: Key in the `host_files` of the snapshot.
-            is_shared: Whether every host saved bytes that fit any host. Where another number of
-                hosts wrote them, those of process 0 are returned.
-
-        Raises:
-            RunError: If another number of hosts saved bytes under that name that are not shared.
+        If they are shared, and another number of hosts wrote them, those of process 0 are returned.
         """
         files, host = self._manifest.files, jax.process_index()
         num_hosts, prefix = self._manifest.num_hosts, f"{HOST_FILES}/{name}"
@@ -185,10 +159,7 @@ def _compared(path: pathlib.Path) -> Manifest:
 def open_saved(
     path: pathlib.Path, manifest: Manifest, positions: Sequence[int] | None = None
 ) -> Mapping[str, SavedArray]:
-    """Opens the arrays of a checkpoint, or some members of them, and returns them by name.
-
-    A `ValueError` says that they are not those that the manifest lists.
-    """
+    """Opens the arrays of a checkpoint, or some members of them, and returns them by name."""
     opened, ids = open_arrays(path / STATE), [member.member_id for member in manifest.members]
     entries = manifest.leaves
     for name in sorted(opened.keys() | entries.keys()):

@@ -64,27 +64,15 @@ class StepRecord:
     the config beside these fields, in plain data, among them the key `experiment`.
 
     Attributes:
-        member: Name of the network, or of the user's own step.
-        optimizer: Name of the optimizer; empty for a user's own step.
-        loss: Name of the loss function or objective; empty for a user's own step.
-        methods: Names of the methods, the innermost first.
-        num_members: Number of members, at least 1.
-        member_ids: Id of each member, in the order of the state.
-        seed: Seed of initialisation, keys and the order of the data.
+        member: Name of the network, or of the user's own step, which has no optimizer and no loss.
         batch: Shapes and types of the global batch, as a string.
         fingerprint: Hash of the traced step of one member on the global batch; None if the step
             could not be traced.
-        versions: Versions of the packages that traced the step, by name.
-        execution: Execution that the run was trained with; None if not chosen yet.
-        num_devices: Number of devices of the mesh; None if not chosen yet.
-        steps_per_call: Steps in one call of the update; None if not chosen yet.
         num_examples: Number of training examples; None for an iterable of batches. The other facts
             of the data are not known then either.
-        num_groups: Number of groups of the training examples.
         validation: Share of the examples that `fit` held out; None if it held out none.
         examples: Hash of the training examples; None if they change each time they are read.
         leaves: Hash of the names, types and shapes of the state's leaves; None if not known.
-        class_names: Names of the classes in the order of their numbers; None if they have none.
         key_rule: Version of the rules in `dist_ens.ground.randomness`.
         config: Config of the run and what belongs to it, by key; empty for a run made in Python.
     """
@@ -125,15 +113,7 @@ class StepRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> Self:
-        """Returns the record that `to_dict` wrote, also after a round trip through JSON.
-
-        Args:
-            values: Fields by name. The type of each is checked.
-
-        Raises:
-            UserError: If it is the record of a user's own loop.
-            RunError: If a field is absent, unknown, or has a value that it cannot have.
-        """
+        """Returns the record that `to_dict` wrote, also after a round trip through JSON."""
         if _OF_LOOP in values:
             raise UserError(
                 "These members were saved by a loop of your own, and not by fit. Read them with "
@@ -152,33 +132,18 @@ class StepRecord:
             ) from error
 
     def chosen(self, execution: str | None, num_devices: int, steps_per_call: int) -> Self:
-        """Returns the record with what was chosen when the run began.
-
-        Args:
-            execution: Execution that was chosen; None if no step was left to train.
-            num_devices: Number of devices of the mesh.
-            steps_per_call: Number of steps in one call of the update.
-        """
+        """Returns the record with what was chosen when the run began."""
         return dataclasses.replace(
             self, execution=execution, num_devices=num_devices, steps_per_call=steps_per_call
         )
 
     def with_members(self, member_ids: Sequence[int]) -> Self:
-        """Returns the record of a run with other members.
-
-        Args:
-            member_ids: Ids of the members.
-        """
+        """Returns the record of a run with other members."""
         ids = tuple(member_ids)
         return dataclasses.replace(self, num_members=len(ids), member_ids=ids, leaves=None)
 
     def batch_shapes(self) -> Shapes:
-        """Returns shapes and types of the global batch, as `batch` describes them.
-
-        Raises:
-            UserError: If the batch is neither an array nor made of dicts, lists, tuples and classes
-                with named fields. A named tuple stands for such a class.
-        """
+        """Returns shapes and types of the global batch. A named tuple stands for any such class."""
         leaves = []
         for path, dtype, shape in _LEAF.findall(self.batch):
             if _KEY.sub("", path):
@@ -195,14 +160,9 @@ class StepRecord:
         return _tree_of(leaves)
 
     def differences(self, saved: "StepRecord") -> list[tuple[str, Json, Json]]:
-        """Returns the differences between this run and a saved run.
+        """Returns `(what, value in saved, value here)` for each difference from a saved run.
 
-        Args:
-            saved: Record of the saved run.
-
-        Returns:
-            `(what, value in saved, value in this)` for each difference. The fingerprints are
-            compared only if everything else is equal and the same versions made both.
+        Fingerprints are compared only if all else is equal and the same versions made both.
         """
         different = [
             (what, getattr(saved, name), getattr(self, name))
@@ -231,20 +191,6 @@ class StepRecord:
             return []
         return [(_EXAMPLES, saved.examples[:_DIGITS], self.examples[:_DIGITS])]
 
-    def notes(self, saved: "StepRecord") -> list[str]:
-        """Returns sentences on differences from a saved run that do not make it another run.
-
-        Args:
-            saved: Record of the saved run.
-        """
-        listed = differing_versions(saved.versions, self.versions)
-        if not listed:
-            return []
-        return [
-            f"The saved run was made with {listed}. Its training step was not compared with the "
-            "one here, because another version may trace the same step differently."
-        ]
-
 
 def check_resumes(
     record: Mapping[str, Json],
@@ -252,20 +198,9 @@ def check_resumes(
     folder: str | os.PathLike[str],
     resume: str = "same",
 ) -> list[str]:
-    """Checks that a run may resume the one that a folder holds.
+    """Raises a `UserError` if a folder holds another run; returns notes on other differences.
 
-    Args:
-        record: Record of the run that is about to train.
-        saved_record: Record in the folder's newest checkpoint.
-        folder: Folder of the run.
-        resume: "same" or "strict", or "anyway" to accept other parts.
-
-    Returns:
-        Sentences on differences that did not prevent resuming.
-
-    Raises:
-        UserError: If the folder holds another run.
-        RunError: If the saved record cannot be read.
+    "anyway" accepts a run of other parts.
     """
     if (_OF_LOOP in record) != (_OF_LOOP in saved_record):
         kind = "members of a loop of your own" if _OF_LOOP in saved_record else "a run of fit"
@@ -288,16 +223,17 @@ def check_resumes(
     here, there = StepRecord.from_dict(record), StepRecord.from_dict(saved_record)
     different = here.differences(there)
     if different and resume != "anyway":
-        if all(what in _OF_DATA for what, _, _ in different):
-            raise UserError(
-                f"The training data differs from that of the run in {quoted(folder)}: "
-                f"{listed(different)}. Give the data of that run, choose another folder, or set "
-                "resume='anyway' to train that run further on this data."
-            )
-        raise UserError(
-            f"{quoted(folder)} holds another run: {listed(different)}. {_way_out(here, there)}"
+        what = f"{quoted(folder)} holds another run"
+        parts, _, _ = zip(*different, strict=True)
+        if _OF_DATA.issuperset(parts):
+            what = f"The training data differs from that of the run in {quoted(folder)}"
+        raise UserError(f"{what}: {listed(different)}. {_way_out(here, there)}")
+    notes = []
+    if versions := differing_versions(there.versions, here.versions):
+        notes.append(
+            f"The saved run was made with {versions}. Its training step was not compared with the "
+            "one here, because another version may trace the same step differently."
         )
-    notes = here.notes(there)
     if different:
         notes.append(f"Resuming another run, as resume='anyway' says: {listed(different)}.")
     return notes
@@ -305,15 +241,14 @@ def check_resumes(
 
 def _way_out(here: StepRecord, there: StepRecord) -> str:
     """Returns what to do about a folder that holds a run of other parts."""
-    if here.leaves is not None and there.leaves is not None and here.leaves != there.leaves:
+    if None not in (here.leaves, there.leaves) and here.leaves != there.leaves:
         return (
             "The saved state has other arrays than a state of these parts, so they cannot resume "
             "it. Choose another folder for this run, or give the parts of the saved run."
         )
-    fits = "" if here.leaves == there.leaves is not None else ", if the saved state fits them"
     return (
         "Choose another folder for this run, give the parts of the saved run to resume it, or set "
-        f"resume='anyway' to resume it with these parts{fits}."
+        "resume='anyway' to resume it with these parts."
     )
 
 
@@ -323,12 +258,7 @@ def seed_of(record: Mapping[str, Json]) -> int | None:
 
 
 def require_config_record(saved_record: Mapping[str, Json], folder: str | os.PathLike[str]) -> None:
-    """Raises a `UserError` if a folder holds a run that was made in Python.
-
-    Args:
-        saved_record: Record in the folder's newest checkpoint.
-        folder: Folder of the run.
-    """
+    """Raises a `UserError` if a folder holds a run that was made in Python."""
     if _OF_CONFIG not in saved_record and _OF_LOOP not in saved_record:
         raise UserError(
             f"{quoted(folder)} holds a run that was started in Python, of the member "
@@ -376,10 +306,6 @@ def _short(value: Json) -> str:
 
 def differing_versions(saved: Mapping[str, str], here: Mapping[str, str]) -> str:
     """Returns the libraries whose versions differ, as a text; empty if all are equal.
-
-    Args:
-        saved: Versions of a saved run by the name of the library.
-        here: Versions of this process.
 
     >>> differing_versions({"jax": "0.10.1"}, {"jax": "0.10.2", "flax": "0.12"})
     'flax absent (here 0.12), jax 0.10.1 (here 0.10.2)'

@@ -10,17 +10,9 @@ Scores = Mapping[int, Mapping[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """The rule that decides which checkpoints of a run are kept.
+    """The rule that decides which checkpoints of a run are kept; see `Checkpoints`.
 
-    Attributes:
-        last: Number of the newest checkpoints to keep, at least 1.
-        every_steps: Number of steps of an interval whose first checkpoint is kept. The interval
-            that begins at step 0 is left out. None keeps none for this reason.
-        best: Name of the score by which the best checkpoint is kept. None keeps none for this
-            reason.
-        best_of_members: Name of the score by which the best checkpoint of each member is kept. None
-            keeps none for this reason.
-        higher_is_better: Names of the scores of which a higher value is better.
+    The interval of `every_steps` that begins at step 0 is left out.
     """
 
     last: int
@@ -35,20 +27,10 @@ class Retention:
         return self.best is not None or self.best_of_members is not None
 
     def of(self, steps: Sequence[int], scores: Scores) -> set[int]:
-        """Returns the steps to keep.
-
-        Args:
-            steps: Saved steps, the oldest first.
-            scores: Scores by step and name, if the ensemble was scored at that step. Those of a
-                member have names such as "nll/member_03".
+        """Returns the steps to keep of those saved, the oldest first, given the scores by step.
 
         >>> sorted(Retention(1, every_steps=100).of([90, 110, 150, 230, 240], {}))
         [110, 230, 240]
-        >>> sorted(Retention(1, best="nll").of([1, 2, 3], {1: {"nll": 0.5}, 2: {"nll": 0.4}}))
-        [2, 3]
-        >>> of_two = {1: {"nll/member_00": 0.5, "nll/member_01": 0.2}, 2: {"nll/member_00": 0.4}}
-        >>> sorted(Retention(1, best_of_members="nll").of([1, 2, 3], of_two))
-        [1, 2, 3]
         """
         kept = {*steps[-self.last :]}
         if self.every_steps is not None:

@@ -16,54 +16,31 @@ _GROWS = ".jsonl"  # End of the name of a file that may be longer than its diges
 
 
 def write_run_file(path: pathlib.Path, content: str | bytes) -> None:
-    """Replaces the content of a file of a run as a whole, and writes its digest.
-
-    Args:
-        path: Path of the file.
-        content: New content. A text is encoded as `replace_file` does it.
-
-    Raises:
-        OSError: If a file cannot be written.
-    """
+    """Replaces the content of a file of a run as a whole, and writes its digest."""
     if isinstance(content, str):
         content = content.encode(errors="backslashreplace")
     now = bytes_in(path) if path.is_file() else b""
     kept = [digest for digest in _digests_of(path) if _is_of(now, path, *digest)]
-    _write(path, (len(content), zlib.crc32(content)), *kept)
+    write_digest(path, (len(content), zlib.crc32(content)), *kept)
     replace_file(path, content)
 
 
-def write_digest(path: pathlib.Path, num_bytes: int, crc32: int) -> None:
-    """Writes the digest of the content that a file has already.
-
-    Args:
-        path: Path of the file.
-        num_bytes: Number of its bytes.
-        crc32: CRC-32 of them.
-
-    Raises:
-        OSError: If the digest cannot be written.
-    """
-    _write(path, (num_bytes, crc32))
+def write_digest(path: pathlib.Path, *digests: tuple[int, int]) -> None:
+    """Writes the digests of contents that a file may have, each its number of bytes and CRC-32."""
+    folder = path.parent / DIGESTS
+    folder.mkdir(exist_ok=True)
+    replace_file(folder / path.name, "".join(f"{n} {crc32:08x}\n" for n, crc32 in digests))
 
 
 def changed_files(folder: pathlib.Path) -> list[str]:
-    """Returns a clause for each file of a run that is missing or differs from what was written.
-
-    Args:
-        folder: Folder of the run.
-    """
+    """Returns a clause for each file of a run that is missing or differs from what was written."""
     names = sorted(path.name for path in (folder / DIGESTS).glob("*"))
     faults = [fault_of(folder / name) for name in names if not name.endswith(f".{UNFINISHED}")]
     return [fault for fault in faults if fault is not None]
 
 
 def fault_of(path: pathlib.Path) -> str | None:
-    """Returns a clause if a file of a run is missing or has changed; None if not.
-
-    Args:
-        path: Path of the file. Without a digest, nothing is known of it.
-    """
+    """Returns a clause if a file of a run is missing or has changed; None if not, or not known."""
     digests = _digests_of(path)
     if not digests:
         return None
@@ -91,10 +68,3 @@ def _digests_of(path: pathlib.Path) -> list[tuple[int, int]]:
         return [(int(count), int(crc32, 16)) for count, crc32 in map(bytes.split, lines)]
     except (OSError, ValueError):
         return []
-
-
-def _write(path: pathlib.Path, *digests: tuple[int, int]) -> None:
-    """Writes the digests of a file."""
-    folder = path.parent / DIGESTS
-    folder.mkdir(exist_ok=True)
-    replace_file(folder / path.name, "".join(f"{n} {crc32:08x}\n" for n, crc32 in digests))

@@ -42,16 +42,9 @@ def make_folder(folder: pathlib.Path) -> None:
 def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
     """Locks a folder for one run. The system unlocks it when the process ends, even after a kill.
 
-    Process 0 locks it for all hosts, and writes into the lock which process it is.
-
-    Yields:
-        A function that raises an `OSError` if the folder was removed or replaced since, or another
-        run has locked it. Every host calls it before it writes. If the lock was removed, process 0
-        makes it again.
-
-    Raises:
-        UserError: If another run has locked the folder, or a host does not see the lock. Every
-            host raises it.
+    Process 0 locks it for all hosts. The yielded function raises an `OSError` if the folder was
+    removed or replaced since, or another run has locked it. Every host calls it before it writes.
+    If the lock was removed, process 0 makes it again.
     """
     # The thread that saves may lock it again.
     lock = FileLock(folder / _LOCK, thread_local=False)
@@ -110,11 +103,7 @@ def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
 
 
 def _is_marked(folder: pathlib.Path, mark: str, token: str) -> bool:
-    """Writes a mark into the lock of a folder on process 0, and returns whether it could.
-
-    Raises:
-        UserError: If a host does not see the token in the lock, as process 0 has written it.
-    """
+    """Writes a mark into the lock of a folder on process 0, and returns whether it could."""
     is_written = True
     if cluster.is_main():
         try:

@@ -14,13 +14,7 @@ from dist_ens.layout import Piece, pieces_off_devices
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """An array of a state.
-
-    Attributes:
-        shape: Shape of the whole array.
-        dtype: Type of its elements.
-        pieces: Parts of the array that this host writes.
-    """
+    """An array of a state: its whole shape and type, and the parts that this host writes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -31,9 +25,6 @@ def leaves_off_devices(state: PyTree) -> dict[str, Leaf]:
     """Returns the leaves of a state by name. Their copies to the hosts' memory are only queued.
 
     The caller may donate or delete the state right after this call.
-
-    Args:
-        state: Pytree of arrays on a mesh, `[members, ...]`.
     """
     named = named_leaves(state)
     pieces = pieces_off_devices(named)
@@ -49,14 +40,11 @@ class Snapshot:
     """Everything that one save writes.
 
     Attributes:
-        step: Number of updates that the state has seen, which names the checkpoint.
-        leaves: Leaves of the state, by name.
-        record: Description of the run that the state belongs to, in types that JSON can hold.
         scores: Scores of the ensemble at this step, by name; empty if it was not scored there.
         host_files: Bytes that belong to this host, by name (`[a-z_]+`), such as the position of its
             data iterator.
         lineages: Lineage of each member, by its id. A member without one was trained in this run.
-        kept_step: Step that is kept in any case when this one is saved. None for none.
+        kept_step: Step that is kept in any case when this one is saved.
         before: Function that the writing thread calls before it writes, and that returns more host
             files. An `OSError` or a `SaveError` of it counts as one of writing. With an
             `UnwantedError` nothing is written; all hosts must raise it then.

@@ -36,15 +36,8 @@ T = TypeVar("T")
 class CheckpointStore:
     """The checkpoints of one run, as a context that waits for the last save at its end.
 
-    Args:
-        workdir: Folder of the run. The checkpoints are in its folder `checkpoints`.
-        keep: Rule for which checkpoints are kept, or the number of the newest to keep. The files
-            of a deleted checkpoint stay until the next save, or until the context ends.
-        read_only: Whether nothing will be saved. Unfinished checkpoints are then left alone.
-
-    Attributes:
-        workdir: Folder of the run.
-        newest_step: Newest step that was saved here; None if there is none.
+    The files of a deleted checkpoint stay until the next save, or until the context ends. A store
+    that is `read_only` leaves unfinished checkpoints alone.
     """
 
     def __init__(
@@ -102,11 +95,7 @@ class CheckpointStore:
         return steps_in(self._folder)
 
     def at(self, step: int) -> SavedStep:
-        """Returns the checkpoint of a step, after a check of its files, which is done once.
-
-        Raises:
-            RunError: If its record or a file is damaged, or it was deleted meanwhile.
-        """
+        """Returns the checkpoint of a step, after a check of its files, which is done once."""
         if self._opened is None or self._opened.step != step:
             self._opened = SavedStep(self._folder / str(step))
         return self._opened
@@ -117,16 +106,8 @@ class CheckpointStore:
         """Starts to save a checkpoint. Training may continue at once.
 
         A step that is already saved is not saved again. Another thread waits for the copies of the
-        leaves and writes them to disk. Every host must call this with the same step.
-
-        Args:
-            snapshot: Everything to save.
-            failed: Function that the writing thread calls with an error of writing, which `wait`
-                raises later.
-
-        Raises:
-            SaveError: If the previous save could not be written. Another error of its `before`, or
-                one of a device, is raised unchanged.
+        leaves, writes them to disk, and calls `failed` with an error of writing. Every host calls
+        this with the same step.
         """
         self.wait()
         if snapshot.step == self.newest_step:
@@ -157,8 +138,7 @@ class CheckpointStore:
     def wait(self) -> bool:
         """Waits until the last save is on disk, and returns whether there was one to wait for.
 
-        Raises:
-            SaveError: If the save could not be written; see `save`.
+        A `SaveError` says that it could not be written. Other errors are raised unchanged.
         """
         writing, self._writing = self._writing, None
         if writing is None:
@@ -167,12 +147,7 @@ class CheckpointStore:
         return True
 
     def is_best(self, step: int, scores: Mapping[str, float]) -> bool:
-        """Returns whether a step is to be kept for its scores. Every host must call this.
-
-        Args:
-            step: Step that is not saved yet.
-            scores: Scores at this step, by name.
-        """
+        """Returns whether a step is to be kept for its scores. Every host must call this."""
         if not self._keep.uses_scores:
             return False
         steps = {*self.steps(), step}
@@ -189,10 +164,7 @@ class CheckpointStore:
         return "No step is saved yet." if step is None else f"The last saved step is {step}."
 
     def set_aside(self, step: int) -> pathlib.Path:
-        """Renames a damaged checkpoint, so that it is no checkpoint any more. All hosts call this.
-
-        Process 0 renames the folder, and gets its new path. The others get the old one.
-        """
+        """Renames a damaged checkpoint, and returns its path on process 0. All hosts call this."""
         path, error = self._folder / str(step), None
         if cluster.is_main():
             try:

@@ -13,18 +13,7 @@ from dist_ens.ground.errors import RunError
 def faults_of(path: pathlib.Path) -> list[str]:
     """Returns a clause for each member, leaf and file that differs from what was saved.
 
-    A folder that was added and has no file is passed over.
-
-    Args:
-        path: Folder of the checkpoint, which is named after its step.
-
-    Returns:
-        The faults; empty if the checkpoint is sound.
-
-    Raises:
-        RunError: If a newer version has written the checkpoint, or a run has replaced it meanwhile.
-            Also if a file cannot be read for a reason that is no damage, such as a missing
-            permission.
+    A `RunError` says that a newer version wrote it, or that it cannot be read for now.
     """
     faults: list[str] = []
     try:
@@ -70,11 +59,7 @@ def _of_files(path: pathlib.Path, manifest: Manifest, there: set[str]) -> Iterat
 
 
 def _fault(error: Exception) -> str:
-    """Returns an error of reading as a clause.
-
-    Raises:
-        RunError: If the error says nothing about the content of the files.
-    """
+    """Returns an error of reading as a clause, unless it says nothing about the content."""
     why = explained(error)
     if why.code in NO_DAMAGE:
         raise RunError(

@@ -55,26 +55,15 @@ _ByMember = dict[str, dict[int, int]]
 
 
 def unfinished_name(step: int, token: str) -> str:
-    """Returns a name for the folder of a checkpoint that is not finished; see `write_checkpoint`.
-
-    >>> unfinished_name(500, "0a1b2c3d-4")
-    '500.dist_ens-0a1b2c3d-4.orbax-checkpoint-tmp'
-    """
+    """Returns a name for the folder of a checkpoint that is not finished."""
     return f"{step}.dist_ens-{token}.orbax-checkpoint-tmp"
 
 
 def write_checkpoint(folder: pathlib.Path, snapshot: Snapshot, token: str) -> None:
     """Writes a checkpoint and waits until it is on disk. Every host must call this.
 
-    Args:
-        folder: Folder of the checkpoints, in the folder of the run.
-        snapshot: Everything to write.
-        token: Hexadecimal digits, a dash and a number, which no other save in this folder has. They
-            are the same on every host.
-
-    Raises:
-        OSError: If another host could not write its part. An error of this host is raised
-            unchanged.
+    No other save in this folder has the token, which is the same on every host. If another host
+    could not write its part, it is an `OSError`.
     """
     name = unfinished_name(snapshot.step, token)
     unfinished = folder / name
@@ -114,9 +103,7 @@ def give_up_checkpoint(path: pathlib.Path, token: str) -> None:
 def remove_unfinished(folder: pathlib.Path, *, apart_from: str | None = None) -> None:
     """Deletes the checkpoints that are marked for deletion, or were not written completely.
 
-    Only folders with the names that this package gives them are deleted, and no symbolic link. What
-    cannot be deleted only takes room, so that it is no error. Other hosts may be writing into the
-    folder `apart_from` already.
+    Other hosts may be writing into `apart_from` already. What cannot be deleted only takes room.
     """
     with contextlib.suppress(OSError):  # Somebody may have removed the folder itself.
         for path in folder.iterdir():
@@ -138,9 +125,9 @@ def set_aside(path: pathlib.Path) -> pathlib.Path:
 def _write_part(
     unfinished: pathlib.Path, leaves: Mapping[str, Leaf], host_files: Mapping[str, bytes]
 ) -> tuple[_ByMember, dict[str, FileEntry]]:
-    """Writes this host's part; on process 0 it returns its digests and the entries of its files.
+    """Writes this host's part, and returns its digests and the entries of its files.
 
-    Another host writes both into a file for process 0.
+    Another host than process 0 writes both into a file for it.
     """
     here = jax.process_index()
     if host_files:
@@ -164,10 +151,7 @@ def _write_part(
 
 
 def _take_up_others(unfinished: pathlib.Path, digests: _ByMember) -> dict[str, FileEntry]:
-    """Adds the other hosts' arrays to the whole, and their digests to those of process 0.
-
-    It returns the entries of their files, and of those of the whole database.
-    """
+    """Adds the other hosts' arrays and digests to those of process 0, and returns all entries."""
     marks = {host: unfinished / f"{_WRITTEN_BY}{host}" for host in range(1, jax.process_count())}
     failed = [host for host, mark in marks.items() if not mark.exists()]
     if failed:
@@ -244,10 +228,7 @@ def _finish(unfinished: pathlib.Path, whole: pathlib.Path) -> None:
 
 
 def _say_complete(name: str) -> None:
-    """Says to the other hosts that a checkpoint is complete, by the name of its unfinished folder.
-
-    Process 0 calls this.
-    """
+    """Says to the other hosts, on process 0, that a checkpoint is complete."""
     if jax.process_count() > 1:
         # Every host has read the word on an earlier save when it begins with this one.
         cluster.client().key_value_delete(_COMPLETE)
@@ -266,10 +247,7 @@ def _complete_on_all(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ended_on_all(name: str) -> Iterator[None]:
-    """Waits at its end until its body has ended on every host, with or without an error.
-
-    The devices are not involved, so training continues.
-    """
+    """Waits at its end, without the devices, until its body has ended on every host."""
 
     def wait() -> None:
         import orbax.checkpoint as ocp  # The import takes a quarter of a second.

@@ -7,10 +7,7 @@ import shlex
 def command_line(*words: str, **flags: str | os.PathLike[str] | bool | None) -> str:
     """Returns a command line that a shell splits into exactly these arguments.
 
-    Args:
-        words: Words of the command, such as `dist-ens` and a verb.
-        flags: Value of each flag, by its name. True writes the flag without a value. None and False
-            omit the flag.
+    True writes a flag without a value. None and False omit it.
 
     >>> command_line("dist-ens", "predict", workdir="my runs", input="x.npy", shift=True)
     "dist-ens predict --workdir='my runs' --input=x.npy --shift"
@@ -36,9 +33,6 @@ def option(name: str, value: str | os.PathLike[str]) -> str:
 def quoted(value: str | os.PathLike[str]) -> str:
     r"""Returns a word quoted for a shell, on one line and in printable characters.
 
-    A word that needs no quotes is returned as it is. A word with a character that is not printable
-    is written as `$'…'`, which bash, zsh and ksh read.
-
     >>> quoted("a;b"), quoted("two\nlines")
     ("'a;b'", "$'two\\012lines'")
     """
@@ -49,10 +43,7 @@ def quoted(value: str | os.PathLike[str]) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Returns a text that is safe to show on a terminal.
-
-    Characters that cannot be printed are escaped, except the ends of lines. A text from a file may
-    hold any characters, such as those with which a terminal changes its colours or its title.
+    r"""Returns a text that is safe to show on a terminal: what cannot be printed is escaped.
 
     >>> printable("no folder \x1b[31mruns")
     'no folder \\x1b[31mruns'

@@ -9,15 +9,12 @@ import errno
 import inspect
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from dist_ens.ground.commands import printable
 
 
 class ExitCode(enum.IntEnum):
-    """Exit code of a command, by which a launcher decides whether to start it again.
-
-    It does after a code in `RESTARTED`. After the others the command would end in the same way.
+    """Exit code of a command; a launcher starts it again after a code in `RESTARTED`.
 
     >>> ExitCode.PREEMPTED.value
     42
@@ -50,12 +47,7 @@ def code_of_shell(code: int) -> int:
 
 
 class UserError(ValueError):
-    """An error in an argument, a field or a file of the user. Nothing has been written.
-
-    Args:
-        message: Sentences that name the mistake, and what to do.
-        exit_code: Exit code of a command that ends with this error.
-    """
+    """An error in an argument, a field or a file of the user. Nothing has been written."""
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(printable(message))
@@ -75,12 +67,7 @@ class BrokenMembersError(UserError):
 
 
 class RunError(RuntimeError):
-    """An error that happened to a run after a correct start, such as a full disk.
-
-    Args:
-        message: Sentences that name the failure, and what to do.
-        exit_code: Exit code of a command that ends with this error.
-    """
+    """An error that happened to a run after a correct start, such as a full disk."""
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAULT) -> None:
         super().__init__(printable(message))
@@ -97,8 +84,6 @@ class SaveError(RunError):
 
 def code_of_write(error: BaseException) -> ExitCode:
     """Returns the exit code of a command that could not write a file.
-
-    TensorStore reports a full disk as a ValueError with a text.
 
     >>> code_of_write(OSError(28, "No space left on device")).name
     'DISK_FULL'
@@ -170,7 +155,7 @@ def name_of(fn: Callable[..., object]) -> str:
     return getattr(fn, "__qualname__", type(fn).__name__)
 
 
-def call_error(fn: Any, count: int, named: Sequence[str] = ()) -> str | None:
+def call_error(fn: Callable[..., object], count: int, named: Sequence[str] = ()) -> str | None:
     """Returns why an object cannot be called with `count` arguments and named ones; None if it can.
 
     >>> call_error(lambda x: x, 2)

@@ -13,25 +13,14 @@ from dist_ens.ground.paths import given_path, shortened
 
 
 def require_readable(path: str | os.PathLike[str]) -> None:
-    """Raises an `OSError` if a path leads to a pipe, a socket or a device, or to nothing.
-
-    Args:
-        path: Path of a file that a library is about to open. A folder raises no error here.
-    """
+    """Raises an `OSError` if a path leads to a pipe, a socket or a device, or to nothing."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def opened_to_read(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a regular file for reading, at its first byte.
-
-    Args:
-        path: Path of the file, or of a link to it.
-
-    Raises:
-        OSError: If there is no regular file, or it cannot be read.
-    """
+    """Opens a regular file for reading, at its first byte."""
     require_readable(path)
     return open(path, "rb", opener=_without_waiting)
 
@@ -43,16 +32,7 @@ def bytes_in(path: pathlib.Path) -> bytes:
 
 
 def read_npy(path: str | os.PathLike[str], name: str) -> np.ndarray:
-    """Reads the array of an .npy file, whose size NumPy compares with that of its header.
-
-    Args:
-        path: Path of the file, as a person gave it. `~` is expanded.
-        name: Name of the path in error messages, such as `--input`.
-
-    Raises:
-        UserError: If the file cannot be read, is shorter than its header declares, or holds Python
-            objects.
-    """
+    """Reads the array of an .npy file, as a person gave its path."""
     given = given_path(path, name)
     try:
         require_readable(given)

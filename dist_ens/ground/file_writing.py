@@ -19,21 +19,8 @@ UNFINISHED = "unfinished"  # End of the name of a file that is written beside it
 def replaced_file(path: pathlib.Path, *, beside: str = UNFINISHED) -> Iterator[BinaryIO]:
     """Opens a new file, which takes the place of another one when the context ends.
 
-    The new file is first written beside its final place, as `NAME.unfinished`. A file or a symbolic
-    link of this name is deleted and never followed. If the context raises an error, the other file
-    stays as it is.
-
-    Args:
-        path: Path of the file.
-        beside: End of the name of the new file until the context ends. Processes that may write the
-            file at the same time need different ones.
-
-    Yields:
-        The new file, open for writing.
-
-    Raises:
-        OSError: If the file cannot be written, or the path is that of something other than a
-            regular file, such as a symbolic link.
+    It is first written beside its place, as `NAME.unfinished`; writers at the same time need other
+    ends. A link of that name is deleted and never followed. After an error, the old file stays.
     """
     _require_regular(path)
     unfinished = path.with_name(f"{path.name}.{beside}")
@@ -51,10 +38,7 @@ def replaced_file(path: pathlib.Path, *, beside: str = UNFINISHED) -> Iterator[B
 
 
 def replace_file(path: pathlib.Path, content: str | bytes, *, beside: str = UNFINISHED) -> None:
-    """Replaces the content of a file as a whole; see `replaced_file`.
-
-    The name of a file in a text may hold bytes that are not valid text, which are escaped.
-    """
+    """Replaces the content of a file as a whole; bytes that are not valid text are escaped."""
     if isinstance(content, str):
         content = content.encode(errors="backslashreplace")
     with replaced_file(path, beside=beside) as file:
@@ -62,16 +46,7 @@ def replace_file(path: pathlib.Path, content: str | bytes, *, beside: str = UNFI
 
 
 def opened_in_place(path: pathlib.Path, mode: str) -> io.FileIO:
-    """Opens a regular file for writing in its place, unbuffered. It is made if there is none.
-
-    Args:
-        path: Path of the file.
-        mode: "a" to append to the file, "a+" to read it, too, or "w" to empty it first.
-
-    Raises:
-        OSError: If the file cannot be written, or the path is that of something other than a
-            regular file, such as a symbolic link.
-    """
+    """Opens a regular file, and no link, for writing in its place, unbuffered."""
     _require_regular(path)
     # Windows has no such flag.
     no_link = getattr(os, "O_NOFOLLOW", 0)
@@ -79,15 +54,7 @@ def opened_in_place(path: pathlib.Path, mode: str) -> io.FileIO:
 
 
 def require_regular_files(folder: pathlib.Path, names: Iterable[str]) -> None:
-    """Checks the places of the files that a run is about to write in its folder.
-
-    Args:
-        folder: Folder of the run, which need not exist. It may be a symbolic link itself.
-        names: Names of the files, which need not exist.
-
-    Raises:
-        UserError: If one of the paths is that of something other than a regular file.
-    """
+    """Raises a `UserError` if something else is in the place of a file that a run will write."""
     for name in names:
         try:
             _require_regular(folder / name)

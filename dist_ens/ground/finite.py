@@ -10,12 +10,7 @@ from dist_ens.ground.types import Inputs
 
 
 def check_finite(where: str, inputs: np.ndarray) -> None:
-    """Raises a `UserError` if an input is NaN or infinite.
-
-    Args:
-        where: Name of the inputs in error messages.
-        inputs: Inputs, [examples, ...]. Only floats are read.
-    """
+    """Raises a `UserError` if an input, [examples, ...], is NaN or infinite."""
     if not jnp.issubdtype(inputs.dtype, jnp.inexact) or np.isfinite(inputs).all():
         return
     bad = ~np.isfinite(inputs)
@@ -28,13 +23,7 @@ def check_finite(where: str, inputs: np.ndarray) -> None:
 
 
 def check_finite_inputs(name: str, inputs: Inputs) -> None:
-    """Raises a `UserError` if inputs on the host are NaN or infinite.
-
-    Args:
-        name: Name of the inputs in error messages.
-        inputs: Pytree of arrays, leaves [examples, ...]. Arrays of JAX are not read, because that
-            would wait for their devices.
-    """
+    """Raises a `UserError` if inputs on the host are NaN or infinite, and reads no JAX array."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
         if isinstance(leaf, np.ndarray):
             check_finite(f"{name}{jax.tree_util.keystr(path)}", leaf)

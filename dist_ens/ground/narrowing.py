@@ -25,21 +25,9 @@ def narrowed(
 ) -> np.ndarray:
     """Returns an array in another type, without changing a value beyond ordinary rounding.
 
-    0 and 1 fit in bool. A whole number fits in an integer type if it lies in its range. A number
-    fits in a float type if it does not become infinite. NaN and infinity fit in float types only.
-
-    Args:
-        array: Array of booleans, integers or floats, of any shape and byte order.
-        dtype: NumPy type to convert to: bool, integer or float.
-        where: Name of the array in error messages, such as `npz:a.npz, split train, inputs`: a
-            text, or an object that becomes one.
-        exact: Whether to refuse whole numbers that a float type would round. Default: False.
-
-    Returns:
-        Array in `dtype`. An array that has this type already is returned without a copy.
-
-    Raises:
-        UserError: If the array holds no real numbers, or a value that does not fit.
+    A whole number fits in an integer type if it lies in its range. A number fits in a float type if
+    it does not become infinite; with `exact`, whole numbers must not be rounded either. NaN and
+    infinity fit in float types only. The error names the array by `where`.
 
     >>> narrowed(np.array([1, 2]), "uint8", "x.npy")
     array([1, 2], dtype=uint8)
@@ -90,10 +78,7 @@ def _outside(array: np.ndarray, low: int, high: int) -> np.ndarray | None:
 
 
 def _too_large_for_float(array: np.ndarray, to: np.dtype, exact: bool) -> np.ndarray | None:
-    """Returns a mask of the values that do not fit in a float type; None if all fit.
-
-    A value does not fit if it becomes infinite or, with `exact`, if a whole number is rounded.
-    """
+    """Returns a mask of the values that do not fit in a float type; None if all fit."""
     if exact and array.dtype.kind in "iu":
         largest = 2 ** (int(np.finfo(to).nmant) + 1)  # All whole numbers up to it are exact.
         return _outside(array, -largest, largest)

@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import SupportsFloat, SupportsIndex
 
 from dist_ens.ground.errors import UserError, did_you_mean
 
@@ -24,30 +24,18 @@ def require_one_of(field: str, value: str, known: Sequence[str]) -> None:
 
 
 def require_coefficient(field: str, value: float, hint: str) -> None:
-    """Raises a `UserError` unless a coefficient is a positive and finite number.
-
-    Args:
-        field: Name of the coefficient.
-        value: Value of the coefficient.
-        hint: Sentence that says what to do.
-    """
+    """Raises a `UserError` unless a coefficient is a positive and finite number."""
     if not 0 < _number(field, value) < math.inf:
         raise UserError(f"{field} must be positive and finite: got {str(value)[:200]}. {hint}")
 
 
 def require_fraction(field: str, value: float, hint: str) -> None:
-    """Raises a `UserError` unless a value lies in [0, 1).
-
-    Args:
-        field: Name of the value.
-        value: Value to check.
-        hint: Sentence that says what to do.
-    """
+    """Raises a `UserError` unless a value lies in [0, 1)."""
     if not 0 <= _number(field, value) < 1:
         raise UserError(f"{field} must lie in [0, 1): got {str(value)[:200]}. {hint}")
 
 
-def _number(field: str, value: Any) -> float:
+def _number(field: str, value: SupportsFloat | str) -> float:
     if isinstance(value, str):
         raise UserError(f"{field} is {value[:200]!r}, a text. Give a number.")
     try:
@@ -56,18 +44,8 @@ def _number(field: str, value: Any) -> float:
         raise UserError(f"{field} is {repr(value)[:200]}. Give a number.") from None
 
 
-def whole_number(field: str, value: Any, *, least: int, most: int = MOST) -> int:
-    """Returns a field's value as an int. NumPy's integers are converted.
-
-    Args:
-        field: Name of the field.
-        value: Value of the field.
-        least: Smallest allowed integer.
-        most: Largest allowed integer.
-
-    Raises:
-        UserError: If the value is not an integer in [least, most].
-    """
+def whole_number(field: str, value: SupportsIndex, *, least: int, most: int = MOST) -> int:
+    """Returns a field's value as an int in [least, most]. NumPy's integers are converted."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -11,19 +11,9 @@ _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
-    """Returns a path that a person gave, with `~` and `~user` expanded.
+    """Returns a path that a person gave, with `~` and `~user` expanded. It need not exist.
 
-    Args:
-        text: Path as it was typed. The file or folder need not exist.
-        name: Name of the path in error messages, such as `--workdir` or `npz:FILE`.
-
-    Returns:
-        Path, relative if `text` is relative. A relative path whose first part begins with `~`,
-        typed as `./~x`, is made absolute, so that nothing expands it later.
-
-    Raises:
-        UserError: If the path is empty, is an address such as `gs://bucket/run`, or the system
-            refuses it, as a path with an unknown user or a part that is too long.
+    `./~x` is made absolute, so that nothing expands it later.
 
     >>> given_path("runs/digits", "--workdir").name
     'digits'
@@ -49,12 +39,7 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
 
 
 def require_local(path: str | os.PathLike[str], name: str) -> None:
-    """Raises a `UserError` if a path, perhaps of another machine, is the address of no local file.
-
-    Args:
-        path: Path as it was typed.
-        name: Name of the path in error messages.
-    """
+    """Raises a `UserError` if a path is an address such as `gs://bucket/run`."""
     if isinstance(text := os.fspath(path), str) and _SCHEME.match(text):
         raise UserError(
             f"{name} is {shortened(text)}, an address and not a local path. Only local paths are "
@@ -66,12 +51,6 @@ def utf8_path(path: str | os.PathLike[str]) -> str:
     """Returns a path as text that has the bytes of the path when it is encoded in UTF-8.
 
     Python decodes paths by the locale, and TensorStore always encodes them in UTF-8.
-
-    Args:
-        path: Path, as Python decoded it.
-
-    Raises:
-        UserError: If the bytes of the path are not UTF-8.
 
     >>> utf8_path("runs/digits")
     'runs/digits'
@@ -87,10 +66,6 @@ def utf8_path(path: str | os.PathLike[str]) -> str:
 
 def shortened(text: str, length: int = 200) -> str:
     """Returns a quoted text for an error message, cut in the middle if it is too long.
-
-    Args:
-        text: Text that a person gave. Control characters in it are escaped.
-        length: Largest number of characters that are kept, at least 2. Default: 200.
 
     >>> shortened("a" * 1000, length=4)
     "'aa'…'aa' (1,000 characters)"

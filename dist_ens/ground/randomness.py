@@ -32,10 +32,7 @@ _GENERATOR = "threefry2x32"
 
 @contextlib.contextmanager
 def pinned_generator() -> Iterator[None]:
-    """Selects the Threefry generator inside a `with` block, or in a decorated function.
-
-    It must be active while a function is traced. Use it inside a jitted function, not around its
-    call.
+    """Selects the Threefry generator while a function is traced: use it inside a jitted function.
 
     >>> with jax.default_prng_impl("rbg"), pinned_generator():
     ...     jax.random.key(0).dtype
@@ -46,18 +43,7 @@ def pinned_generator() -> Iterator[None]:
 
 
 def member_key(seed: jax.typing.ArrayLike, member_id: jax.typing.ArrayLike) -> jax.Array:
-    """Returns the key from which all random numbers of a member come.
-
-        fold_in(key(seed), member_id)
-
-    It depends on nothing else, not even on JAX's default generator or its offset of seeds.
-
-    Args:
-        seed: Seed of the experiment, int[] in [0, 2**32).
-        member_id: Id of the member, int[] in [0, 2**31).
-
-    Returns:
-        A typed key, [].
+    """Returns `fold_in(key(seed), member_id)`, whatever JAX's default generator is.
 
     >>> bool(member_key(5, 3) == jax.random.fold_in(jax.random.key(5), 3))
     True
@@ -67,14 +53,6 @@ def member_key(seed: jax.typing.ArrayLike, member_id: jax.typing.ArrayLike) -> j
 
 
 def key_of_optimizer(member_key: jax.Array, words: jax.Array) -> jax.Array:
-    """Returns the key of a member that replaces a key in its optimizer's state.
-
-    Args:
-        member_key: Key of the member, [].
-        words: Two words of the optimizer's key, uint32[2].
-
-    Returns:
-        A typed key, [].
-    """
+    """Returns the key of a member that replaces a key, uint32[2], in its optimizer's state."""
     key = jax.random.fold_in(member_key, OPTIMIZER)
     return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])

@@ -10,19 +10,15 @@ from typing import Any
 from dist_ens.ground.errors import UserError, value_and_kind
 from dist_ens.ground.json_text import Json
 
+_UNFIT = object()  # In place of a value that is not of a type.
+
 
 def fields_from_record(
-    cls: type, values: Json, readers: Mapping[str, Callable[[Json], Any]] | None = None
+    cls: type, values: Json, readers: Mapping[str, Callable[[Json], object]] | None = None
 ) -> dict[str, Any]:
     """Returns the arguments of a dataclass from the JSON that was written of an instance.
 
-    Args:
-        cls: The dataclass.
-        values: Values by the names of the fields. Fields with a default may be absent.
-        readers: Functions that read a field's value, by its name. Default: the field's annotation.
-
-    Raises:
-        UserError: If a field is absent, unknown, or of another type.
+    A field is read by its function in `readers`, or by its annotation.
     """
     readers = readers or {}
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -49,48 +45,39 @@ def as_tuple(value: object) -> object:
     return tuple(as_tuple(v) for v in value) if isinstance(value, list | tuple) else value
 
 
-def checked_type(field: str, value: Any, hint: Any, remedy: str | None = None) -> Any:
-    """Returns a value as the annotated type.
+def checked_type(field: str, value: object, hint: Any, remedy: str | None = None) -> Any:
+    """Returns a value as the annotated type: a class, `X | None`, a tuple or a mapping of one type.
 
     It converts only an int to a float, and a list or one number to a tuple.
-
-    Args:
-        field: Name of the field, for the message.
-        value: Value from a config or from JSON.
-        hint: Annotation of the field: a class, `X | None`, a tuple or a mapping of one type.
-        remedy: Sentence that says what to do. Default: a sentence about the config.
-
-    Raises:
-        UserError: If the value is of another type.
     """
     if hint is Any:
         return value
-    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     value = as_tuple(value)
+    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for kind in allowed:
-        origin = typing.get_origin(kind) or kind
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if origin is tuple and is_number:  # As on the command line, one number needs no comma.
-            value = (value,)
-        if origin is tuple and isinstance(value, tuple):
-            of_each = typing.get_args(kind)[0]
-            return tuple(
-                checked_type(f"{field}[{i}]", v, of_each, remedy) for i, v in enumerate(value)
-            )
-        if isinstance(value, bool) and origin is not bool:
-            continue
-        if origin is float and isinstance(value, int) and abs(value) < sys.float_info.max:
-            return float(value)
-        if origin is Mapping and isinstance(value, Mapping):
-            of_each = typing.get_args(kind)[1]
-            return {
-                str(k): checked_type(f"{field}[{k!r}]", v, of_each, remedy)
-                for k, v in value.items()
-            }
-        if isinstance(value, origin):
-            return value
+        converted = _as_kind(typing.get_origin(kind) or kind, kind, value, field, remedy)
+        if converted is not _UNFIT:
+            return converted
     names = " or ".join(
         "None" if k is types.NoneType else getattr(k, "__name__", str(k)) for k in allowed
     )
     remedy = remedy or f"Correct it in the config file, or give --config.{field}=VALUE."
     raise UserError(f"{field} must be {names}: got {value_and_kind(value)}. {remedy}")
+
+
+def _as_kind(origin: type, kind: type, value: object, field: str, remedy: str | None) -> object:
+    """Returns a value as one type without alternatives; `_UNFIT` if it is of another type."""
+    if isinstance(value, bool):
+        return value if origin is bool else _UNFIT
+    if origin is tuple and isinstance(value, tuple | int | float):
+        # As on the command line, one number needs no comma.
+        parts, of_each = value if isinstance(value, tuple) else (value,), typing.get_args(kind)[0]
+        return tuple(checked_type(f"{field}[{i}]", v, of_each, remedy) for i, v in enumerate(parts))
+    if origin is Mapping and isinstance(value, Mapping):
+        of_each = typing.get_args(kind)[1]
+        return {
+            str(k): checked_type(f"{field}[{k!r}]", v, of_each, remedy) for k, v in value.items()
+        }
+    if origin is float and isinstance(value, int) and abs(value) < sys.float_info.max:
+        return float(value)
+    return value if isinstance(value, origin) else _UNFIT

@@ -1,13 +1,13 @@
 """The state of a member and of an ensemble, and functions to stack and select members."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.ground.errors import UserError, counted
+from dist_ens.ground.errors import UserError, counted, kind_of
 from dist_ens.ground.host_keys import generator_of, host_array
 from dist_ens.ground.narrowing import held_dtype, narrowed
 from dist_ens.ground.types import (
@@ -54,7 +54,7 @@ class State(NamedTuple):
     params: Params
     model_state: ModelState
     opt_state: OptState
-    failures: Any = ()
+    failures: PyTree = ()
     class_names: tuple[str, ...] = ()
 
     def select(self, member_ids: Sequence[int]) -> "State":
@@ -230,17 +230,7 @@ def _concatenated(*leaves: Leaf) -> jax.Array:
 
 
 def as_held(tree: Tree, name: str = "") -> Tree:
-    """Returns a pytree whose NumPy arrays have the types in which JAX holds them.
-
-    Args:
-        tree: Pytree of JAX arrays, NumPy arrays and numbers. JAX arrays are not changed.
-        name: Name of the tree, for error messages.
-
-    Raises:
-        UserError: If an array's type is not numeric, or a number does not fit in 32 bits. JAX would
-            silently wrap such a number around.
-    """
-
+    """Returns a pytree whose NumPy arrays have the types in which JAX holds them."""
     leaves, structure = jax.tree.flatten(tree)
     held = [
         leaf if isinstance(leaf, jax.Array) else held_array(leaf, _Place(tree, number, name))
@@ -262,11 +252,7 @@ class _Place:
 
 
 def require_arrays(tree: PyTree) -> None:
-    """Raises a `UserError` unless every leaf is an array or a number.
-
-    If a leaf is an object of another class, JAX does not know this class as a pytree. The message
-    says how to register it.
-    """
+    """Raises a `UserError` unless every leaf is an array or a number."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
             name = type(leaf).__name__
@@ -283,14 +269,9 @@ def refuse_lists(tree: PyTree, what: str, *, and_numbers: bool = True) -> None:
     """Raises a `UserError` if a pytree has lists of numbers or texts, or numbers, for arrays.
 
     JAX takes a list of numbers as a pytree with a leaf for each number.
-
-    Args:
-        tree: Pytree of arrays that a user gave. Lists, tuples and dicts of arrays are allowed.
-        what: Name of the tree for the message, such as "the data".
-        and_numbers: Whether to refuse numbers and texts outside of lists too.
     """
 
-    def is_list(part: Any) -> bool:
+    def is_list(part: object) -> bool:
         is_nested = isinstance(part, list)
         while isinstance(part, list) and part:
             part = part[0]
@@ -300,15 +281,11 @@ def refuse_lists(tree: PyTree, what: str, *, and_numbers: bool = True) -> None:
         if isinstance(leaf, list) or (and_numbers and _is_plain(leaf)):
             place = f"Leaf {leaf_name(path)} of {what}" if path else what.capitalize()
             raise UserError(
-                f"{place} is a list of numbers or texts, not an array. Convert it with "
-                "numpy.asarray."
-                if isinstance(leaf, list)
-                else f"{place} is {repr(leaf)[:80]}, not an array. Give an array with one row for "
-                "each example."
+                f"{place} is {kind_of(leaf)}, not an array. Convert it with numpy.asarray."
             )
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Returns whether a value is a number or a text of Python, not of NumPy."""
     return isinstance(value, int | float | complex | str | bytes) and not hasattr(value, "dtype")
 
@@ -373,17 +350,7 @@ def described(tree: PyTree) -> str:
 
 
 def held_array(leaf: Leaf, where: object, way_out: str | None = None) -> np.ndarray:
-    """Returns a NumPy array in the type in which JAX holds it; for typed keys see `host_array`.
-
-    Args:
-        leaf: Array of any library, or a number.
-        where: Name of the array, for error messages, a text or an object that becomes one.
-        way_out: Sentence that says what to do with an array whose type is not numeric. Default:
-            convert it, or leave it out.
-
-    Raises:
-        UserError: If the array's type is not numeric, or a number does not fit in 32 bits.
-    """
+    """Returns a NumPy array in the type in which JAX holds it; for typed keys see `host_array`."""
     array = host_array(leaf)
     if generator_of(array.dtype):
         return array

@@ -11,11 +11,6 @@ from dist_ens.ground.commands import printable
 class PlainConsole(Console):
     r"""A console that prints each text as it is, and control characters in it as escapes.
 
-    Neither markup nor emoji in a text are replaced, and no number is highlighted.
-
-    Args:
-        **options: Options of `rich.console.Console`.
-
     >>> PlainConsole(width=40).print("[b] :smile: \x1b]0;title")
     [b] :smile: \x1b]0;title
     """

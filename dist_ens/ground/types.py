@@ -31,13 +31,13 @@ KeyPath: TypeAlias = tuple[Any, ...]
 Structure: TypeAlias = Any
 """Structure of a pytree, as `jax.tree.structure` returns it."""
 
-Shapes: TypeAlias = Any
+Shapes: TypeAlias = PyTree
 """A pytree of `jax.ShapeDtypeStruct`, or of arrays of which only shapes and types are used."""
 
-Specs: TypeAlias = Any
+Specs: TypeAlias = PyTree
 """A pytree of `jax.sharding.PartitionSpec`, or its first levels: a spec holds for all below it."""
 
-Axes: TypeAlias = Any
+Axes: TypeAlias = PyTree
 """A pytree of axes, as `in_axes` of `jax.vmap`: an int or None holds for all below."""
 
 Array: TypeAlias = jax.Array | np.ndarray
@@ -49,33 +49,33 @@ Key: TypeAlias = jax.Array
 Network: TypeAlias = Any
 """A network of any library, or a function that makes one; see `dist_ens.members.as_member`."""
 
-Params: TypeAlias = Any
+Params: TypeAlias = PyTree
 """Parameters of a network, a pytree of floating-point arrays."""
 
-Gradients: TypeAlias = Any
+Gradients: TypeAlias = PyTree
 """Gradients of the parameters, or their updates, a pytree of the same structure."""
 
-ModelState: TypeAlias = Any
+ModelState: TypeAlias = PyTree
 """Other state of a network, such as running statistics, a pytree of arrays; `()` if none."""
 
-OptState: TypeAlias = Any
+OptState: TypeAlias = PyTree
 """State of an optimizer, a pytree of arrays."""
 
-Batch: TypeAlias = Any
+Batch: TypeAlias = PyTree
 """Examples of one step, a pytree of arrays [batch, ...], such as a dict of inputs and labels.
 
 A loss function may take any pytree of arrays, such as a graph, or None."""
 
-Inputs: TypeAlias = Any
+Inputs: TypeAlias = PyTree
 """Inputs of a network for a batch, a pytree of arrays [batch, ...]."""
 
-Labels: TypeAlias = Any
+Labels: TypeAlias = PyTree
 """Labels of a batch, in most cases one array: int[batch] for classes, float[batch] for numbers."""
 
 Weights: TypeAlias = Any
 """Weights of the examples of a batch, float[batch]; None if all are 1."""
 
-Outputs: TypeAlias = Any
+Outputs: TypeAlias = PyTree
 """Outputs of a network for a batch, in most cases one array such as logits [batch, classes]."""
 
 Data: TypeAlias = Any
