@@ -17,13 +17,6 @@ def render(command: Sequence[str], **options: Any) -> str:
 
     It has one Job for each slice, or one for all nodes that are no TPUs. A Job has one pod for each
     node.
-
-    Args:
-        command: Verb of dist-ens and its flags.
-        **options: Values of the flags of `dist-ens k8s`, by their names.
-
-    Raises:
-        UserError: If the workdir would be lost with a pod, or a flag has another form.
     """
     workdir, folder = value_of(command, "workdir"), posixpath.normpath(options["mount_path"])
     is_inside = posixpath.normpath(workdir or "").startswith(f"{folder}/")
@@ -67,8 +60,7 @@ def _num_nodes(topology: str, chips_per_node: int) -> int:
     if chips < 1 or chips % chips_per_node:
         raise UserError(
             f"--tpu_topology={shortened(topology)} has {chips} chips, which "
-            f"--chips_per_node={chips_per_node} does not divide. Use the chips of a slice along "
-            "each axis, such as 4x4, and those of a node, such as 4."
+            f"--chips_per_node={chips_per_node} does not divide."
         )
     return chips // chips_per_node
 

@@ -70,9 +70,7 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
     parts = config.own_parts(spec)
 
     def make_ensemble(layout: Layout) -> Ensemble:
-        ensemble = build_ensemble(run, layout, parts)
-
-        return ensemble
+        return build_ensemble(run, layout, parts)
 
     def say(line: str) -> None:
         if cluster.is_main():

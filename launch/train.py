@@ -12,9 +12,7 @@ from dist_ens.evaluation import Scores
 from dist_ens.experiment import leaves
 from dist_ens.experiment.answers import keep
 from dist_ens.experiment.assess import assess
-from dist_ens.experiment.assessment import (
-    EvaluationRequest,
-)
+from dist_ens.experiment.assessment import EvaluationRequest
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import Trained, train
 from dist_ens.ground.commands import command_line, quoted

@@ -76,8 +76,8 @@ def test_the_name_of_a_field_in_another_library_is_understood(name, meant):
         ({"steps": True}, "steps must be int or None: got True, a bool."),
         ({"data": {"mean": ["a"]}}, "data.mean[0] must be float: got 'a'"),
         ({"data": 3}, "data is 3, but it is a section with fields."),
-        ({"steps": 1, "epochs": 1.0}, "steps=1 and epochs=1.0, but exactly one of them must be"),
-        ({}, "steps=None and epochs=None, but exactly one of them must be set."),
+        ({"steps": 1, "epochs": 1.0}, "steps=1 and epochs=1.0: exactly one must be set."),
+        ({}, "steps=None and epochs=None: exactly one must be set."),
         (
             {"steps": 1, "optimizer": {"schedule": "cosine"}},
             "a schedule that decays needs the number of its",

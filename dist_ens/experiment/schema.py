@@ -85,9 +85,7 @@ class DataConfig:
         require_one_of("data.examples", self.examples, EXAMPLES)
         if (self.examples == "kfold") != (self.num_folds is not None):
             raise UserError(
-                f"data.examples={self.examples!r} and data.num_folds={self.num_folds}: kfold needs "
-                "a number of folds, and the other rules take none. Set "
-                "--config.data.examples=kfold with --config.data.num_folds=5, or neither."
+                f"data.examples={self.examples!r} and data.num_folds={self.num_folds} do not fit."
             )
 
 
@@ -166,9 +164,8 @@ class OptimizerConfig:
         require_one_of("optimizer.schedule", self.schedule, SCHEDULES)
         if (self.schedule == "constant") != (self.schedule_steps is None):
             raise UserError(
-                f"optimizer.schedule={self.schedule!r} and optimizer.schedule_steps="
-                f"{self.schedule_steps}: a schedule that decays needs the number of its steps, and "
-                "constant takes none. Set both or neither."
+                f"optimizer.schedule={self.schedule!r} and schedule_steps={self.schedule_steps}: "
+                "a schedule that decays needs the number of its steps, and constant takes none."
             )
 
 

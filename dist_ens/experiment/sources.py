@@ -39,16 +39,7 @@ def open_source(config: DataConfig) -> Source:
 
 
 def open_test(config: DataConfig) -> Split:
-    """Opens the test split of the data set that a config names.
-
-    A folder of IDX files then needs no training split.
-
-    Args:
-        config: Description of the data set.
-
-    Raises:
-        UserError: If the name is unknown, or the data cannot be used.
-    """
+    """Opens the test split of the data set that a config names, without a training split."""
     kind, place = _parse(config.source)
     if kind == "idx":
         return open_idx_test(place)
@@ -56,17 +47,9 @@ def open_test(config: DataConfig) -> Split:
 
 
 def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
-    """Describes the examples of a data set, and reads as little of it as possible.
+    """Describes the examples of a data set, reading little, with the number of training examples.
 
-    Args:
-        config: Description of the data set.
-
-    Returns:
-        Description of the examples, and the number of training examples of a group. The number is
-        None if TFDS has not prepared the data set.
-
-    Raises:
-        UserError: If the name is unknown, or the data are missing or cannot be used.
+    The number is None if TFDS has not prepared the data set.
     """
     if _DESCRIBE + _parse(config.source)[0] in data.__all__:
         spec, count = _call(_DESCRIBE, config)
@@ -77,14 +60,7 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
 
 
 def comes_in_memory(config: DataConfig) -> bool:
-    """Returns whether opening the data set that a config names reads its examples into memory.
-
-    Args:
-        config: Description of the data set.
-
-    Raises:
-        UserError: If the name is unknown.
-    """
+    """Returns whether opening the data set that a config names reads its examples into memory."""
     return _parse(config.source)[0] != "tfds"
 
 
