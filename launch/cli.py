@@ -133,7 +133,6 @@ class _Printable(logging.PythonFormatter):
     """A formatter of log messages, in which text from a file is escaped."""
 
     def format(self, record: LogRecord) -> str:
-        """Returns the line of a message."""
         return printable(super().format(record))
 
 

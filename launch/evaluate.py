@@ -129,20 +129,8 @@ def main() -> None:
     if is_kept and is_newest:
         console.print(f"Wrote {report.PAGE} in {quoted(workdir)}.", soft_wrap=True)
     elif opened.ensemble.objective is not None:
-        console.print(_still_shown(opened, is_own=is_own), soft_wrap=True)
-
-
-def _still_shown(opened: LoadedRun, *, is_own: bool) -> str:
-    """Returns a sentence about the page, which these scores do not change."""
-    if is_own:
-        return f"{report.PAGE} still shows the newest step."
-    evaluation = opened.config_run.experiment.evaluation
-    samples = evaluation.dropout_samples
-    dropped = "" if samples is None else f", with {samples} dropout samples of each member"
-    return (
-        f"Pooled by {_POOLING.value or evaluation.pooling}{dropped}; {report.PAGE} still shows the "
-        "run's own predictions."
-    )
+        shown = "the newest step" if is_own else "the run's own predictions"
+        console.print(f"{report.PAGE} still shows {shown}.", soft_wrap=True)
 
 
 def _assessed(opened: LoadedRun, request: EvaluationRequest) -> Assessment:

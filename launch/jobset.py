@@ -13,11 +13,7 @@ from launch.started_command import value_of
 
 
 def render(command: Sequence[str], **options: Any) -> str:
-    """Returns the file of a JobSet.
-
-    It has one Job for each slice, or one for all nodes that are no TPUs. A Job has one pod for each
-    node.
-    """
+    """Returns the file of a JobSet: a Job for each slice or for all nodes, a pod for each node."""
     workdir, folder = value_of(command, "workdir"), posixpath.normpath(options["mount_path"])
     is_inside = posixpath.normpath(workdir or "").startswith(f"{folder}/")
     if workdir is not None and not (options["volume_claim"] and is_inside):
@@ -66,10 +62,7 @@ def _num_nodes(topology: str, chips_per_node: int) -> int:
 
 
 def _parts(name: str, form: str, options: dict[str, Any]) -> list[list[str]]:
-    """Returns the parts of each value of a list flag whose values have a form, such as KEY=VALUE.
-
-    The message does not repeat the value, which may be a secret.
-    """
+    """Returns the parts of each value of a list flag with a form; its values may be secrets."""
     pattern = re.sub("[A-Z]+", "(.+?)", form)
     found = [re.fullmatch(pattern, each) for each in options[name]]
     if not all(found):

@@ -56,10 +56,7 @@ def main() -> None:
 
 
 def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
-    """Returns a planner of a config's experiment for the devices of a topology.
-
-    It prints a line before each compilation.
-    """
+    """Returns a planner of a config's experiment, which prints a line before each compilation."""
     experiment = config.experiment()
     own = config.source(experiment.data)
     if own is None:

@@ -170,10 +170,7 @@ def _calibrated(
 
 
 def _out_of_bag(opened: LoadedRun) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns out-of-bag predictions of the training examples, and sentences about them.
-
-    The members that were not trained on an example predict it. It is NaN if there are none.
-    """
+    """Returns out-of-bag predictions of the training examples, and sentences about them."""
     run, state, source = opened.config_run, opened.state, opened.open_source()
 
     def predictions_of(evaluator: Evaluator) -> dict[str, np.ndarray]:

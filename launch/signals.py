@@ -151,8 +151,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _answers() -> bool:
     """Returns whether the main thread acts on a signal, which it does not on a copy of the first.
 
-    A copy would stop the main thread while it tells the other hosts why this one ends, or says
-    where a run has stopped.
+    A copy would stop it while it tells the other hosts why this one ends.
     """
     global _is_answered
     is_caught = _is_answered or StopSignal.has_caught

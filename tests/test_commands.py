@@ -104,7 +104,7 @@ def test_another_pooling_is_scored_and_leaves_the_page(run):
     page = (workdir / "report.html").read_bytes()
     ended = dist_ens("evaluate", f"--workdir={workdir}", "--pooling=vote")
     assert ended.returncode == 0, ended.stderr
-    assert "Pooled by vote; report.html still shows the run's own predictions." in ended.stdout
+    assert "report.html still shows the run's own predictions." in ended.stdout
     assert (workdir / "report.html").read_bytes() == page
 
 

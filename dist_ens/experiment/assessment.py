@@ -40,13 +40,8 @@ class EvaluationRequest:
 class Assessment:
     """The results of an assessment.
 
-    Attributes:
-        scores: Scores of the test split, with intervals.
-        extras: Results of the options, by their names in the JSON file.
-        curves: Data of the curves in the report.
-        pictures: Inputs of the examples that the report shows; empty unless inputs are pictures.
-        broken: Ids of the members that predict NaN.
-        answers: Answers that the run keeps, by question, such as `calibration=temperature`.
+    `extras` are by their names in the JSON file, `broken` are ids, and the run keeps `answers` by
+    question, such as `calibration=temperature`.
     """
 
     scores: Scores

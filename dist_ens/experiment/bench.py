@@ -169,12 +169,8 @@ def _batch(source: Source, order: Order) -> Shapes:
 class Point:
     """The measurements for one number of members.
 
-    Attributes:
-        num_members: Number of members of the ensemble.
-        execution: Execution that was used.
-        examples_per_second: Member-examples per second of each way, as the median over the rounds.
-        ratios: Time of another way divided by that of dist_ens in each round, by the name of the
-            way. `jit(vmap)` holds all members at once, so it is absent for members in waves.
+    Member-examples per second are medians over the rounds. `ratios` are times of another way over
+    those of dist_ens in each round. `jit(vmap)` is absent for members in waves.
     """
 
     num_members: int

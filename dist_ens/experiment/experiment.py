@@ -103,14 +103,7 @@ class Experiment:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> Self:
-        """Returns an experiment made from nested mappings, such as JSON or `ConfigDict.to_dict()`.
-
-        Args:
-            values: Values by the names of the fields. Sections are mappings, tuples may be lists.
-
-        Raises:
-            UserError: If a field is unknown, or has the wrong type or a value out of range.
-        """
+        """Returns an experiment from nested mappings, such as JSON or `ConfigDict.to_dict()`."""
         return from_mapping(cls, values)
 
     def to_dict(self) -> JsonDict:

@@ -94,12 +94,7 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: i
     Args:
         config: Name of the network, and its options.
         input_shape: Shape of one example, without the batch.
-        num_outputs: Number of outputs for each label: one logit per class, or the number of outputs
-            that a loss of real targets needs.
-
-    Raises:
-        UserError: If the name or an option is unknown, or an option has a value that the network
-            refuses.
+        num_outputs: Number of outputs for each label, such as one logit per class.
 
     >>> import jax
     >>> member = make_model(ModelConfig(name="mlp", options={"hidden_sizes": (8,)}), (64,), 10)

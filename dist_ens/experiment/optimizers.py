@@ -30,22 +30,10 @@ _WAY_OUT = "Name another one, or write make_optimizer(spec) in the config file."
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Returns the optimizer that a config names.
+    """Returns the optimizer of one member that a config names.
 
-    It is the optimizer of one member, so each member's gradients are clipped and scaled separately.
-    The learning rate or its schedule, `momentum`, `weight_decay` and the options become the
-    arguments of these names. For `sgd`, `weight_decay` adds the gradient of an L2 penalty before
-    the momentum. Gradients are clipped first.
-
-    Args:
-        config: Optimizer section of an experiment.
-
-    Returns:
-        The gradient transformation of one member.
-
-    Raises:
-        UserError: If the name is not an optimizer of Optax, or the optimizer does not accept an
-            argument or its value.
+    Gradients are clipped first. For `sgd`, `weight_decay` adds the gradient of an L2 penalty before
+    the momentum.
 
     >>> optimizer = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.5))
     >>> updates, _ = optimizer.update({"w": 2.0}, optimizer.init({"w": 1.0}), {"w": 1.0})

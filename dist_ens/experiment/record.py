@@ -27,9 +27,9 @@ class Run:
         experiment: Experiment with the values of all flags.
         spec: Description of the data that the members take.
         num_train_examples: Number of training examples of a group.
-        member_file: Path of the config file that defines a part of the run; None without one.
-        splits: Fingerprints of the examples by the name of their split; None before they are read.
-        parts: Names of the parts that a config file or Python gave, by kind; empty without any.
+        member_file: Path of the config file that defines a part of the run.
+        splits: Fingerprints of the examples by the name of their split.
+        parts: Names of the parts that a config file or Python gave, by kind.
         record: Record that every run of `fit` has; None before the ensemble is made.
     """
 

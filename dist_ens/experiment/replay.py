@@ -27,13 +27,8 @@ from dist_ens.training import fit
 class Replay:
     """The comparison of a member of a run with the same member trained alone.
 
-    Attributes:
-        member: Id of the member.
-        step: Number of updates that both have seen.
-        execution: Execution of both.
-        differences: Largest absolute difference in each leaf whose bits differ, divided by the
-            largest absolute value of the leaf in the run, by the leaf's name.
-        num_leaves: Number of leaves of the member's state.
+    `differences` has the largest absolute difference in each leaf whose bits differ, divided by the
+    largest absolute value of the leaf in the run.
     """
 
     member: int

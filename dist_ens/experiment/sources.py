@@ -24,16 +24,9 @@ _KINDS = [name.removeprefix(_OPEN) for name in data.__all__ if name.startswith(_
 def open_source(config: DataConfig) -> Source:
     """Opens the data set that a config names.
 
-    Args:
-        config: Description of the data set. Its `source` is `digits`, `idx:DIR`, `npz:FILE`,
-            `tfds:NAME`, `text:FILE` or `uci:FILE`.
-
-    Returns:
-        The source, with a validation split if `config.validation` is above 0. Examples in memory
-        have been checked. A TFDS source checks them when it reads them.
-
-    Raises:
-        UserError: If the name is unknown, or the data cannot be used.
+    It has a validation split if `config.validation` is above 0. Its `source` is `digits`,
+    `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or `uci:FILE`. Examples in memory have been
+    checked. A TFDS source checks them when it reads them.
     """
     return _call(_OPEN, config).with_validation(config.validation)
 

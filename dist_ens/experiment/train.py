@@ -40,16 +40,9 @@ from dist_ens.training.fitting import run_fit
 class Trained:
     """The result of training.
 
-    Attributes:
-        run: Record of the run.
-        ensemble: Ensemble with the execution and the layout that were used.
-        state: State of the ensemble.
-        step: Number of updates that the state has seen.
-        scores: Scores of the test split; None if a signal stopped the run before its end.
-        signal: Number of the signal that stopped the run; None without one.
-        evaluation: Evaluation behind the scores; None without scores or without an objective.
-        parts: Parts of the run that its experiment does not name.
-        all_failed: Whether all members failed for good, or none has finite scores.
+    The ensemble has the execution and the layout that were used. `scores` are those of the test
+    split, None if a signal stopped the run, and `evaluation` is behind them, None without an
+    objective. `all_failed` is True if all members failed for good, or none has finite scores.
     """
 
     run: Run
@@ -141,11 +134,7 @@ class _Announcement:
 
 
 class _StoredExperiment:
-    """A callback that stores the experiment in the folder of the run, when the run begins.
-
-    `dist-ens train --experiment=FILE` trains it anew. A run with parts that the experiment does not
-    name would then be another one, so it stores none.
-    """
+    """A callback that stores the experiment in the folder of the run, for `--experiment=FILE`."""
 
     def __init__(self, experiment: Experiment, workdir: pathlib.Path) -> None:
         self._experiment, self._path = experiment, workdir / EXPERIMENT
