@@ -488,8 +488,7 @@ def test_what_two_slices_exchange_is_planned(tmp_path):
 
 @pytest.mark.tpu_plan
 @pytest.mark.parametrize(
-    ("text", "devices"),
-    [("v5e:1x1", 1), ("v4:2x2x2", 8), ("v6e:2x2*2", 8), ("v5p:8x8x16", 1024)],
+    ("text", "devices"), [("v5e:1x1", 1), ("v4:2x2x2", 8), ("v6e:2x2*2", 8), ("v5p:8x8x16", 1024)]
 )
 def test_the_devices_of_a_topology_are_its_chips(text, devices):
     code = f"""if True:

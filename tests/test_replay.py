@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 
 import failing
@@ -83,13 +82,6 @@ def test_a_member_that_was_frozen_is_compared_though_its_training_ends_early():
 def test_a_member_that_is_not_there_is_told(workdir):
     with pytest.raises(UserError, match="The run has the members 0-7, and \\[8\\] were asked for"):
         replay(workdir, 8)
-
-
-def test_a_difference_is_relative_to_the_largest_value_of_the_run():
-    saved = np.array([1.0, -4.0], np.float32)
-    # 0.5 of 4.
-    assert replaying._difference(saved, np.array([1.5, -4.0], np.float32)) == 0.125
-    assert math.isnan(replaying._difference(saved, np.array([1.0, np.nan], np.float32)))
 
 
 def test_nan_counts_as_the_largest_difference():
