@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging import LogRecord
 from typing import Any, NoReturn
 
@@ -223,6 +223,15 @@ def required(flag: flags.FlagHolder, example: str) -> Any:
     """Returns the value of a flag that must be given. The error message has the example."""
     if not flag.value:
         raise UserError(f"--{flag.name} is missing. Add it, such as --{flag.name}={example}.")
+    return flag.value
+
+
+def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
+    """Returns the names in the list of a flag, which are among those known."""
+    known = list(known)
+    for name in flag.value or [""]:
+        if name not in known:
+            raise UserError(f"--{flag.name} takes {', '.join(known)}, and not {shortened(name)}.")
     return flag.value
 
 

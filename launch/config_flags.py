@@ -1,8 +1,7 @@
 """The flags that describe a run: `--config=FILE` or `--experiment=FILE.json`, and overrides."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -22,7 +21,7 @@ from dist_ens.experiment import (
     optimizer_options,
 )
 from dist_ens.experiment.config_file import ConfigFile, ExperimentFile, OwnParts
-from dist_ens.experiment.named import method_options
+from dist_ens.experiment.named import Options, method_options
 from dist_ens.experiment.reading import nearest_field
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.paths import shortened
@@ -51,7 +50,7 @@ _REPLACED = {
     "make_source": ("data.source",),
 }
 # Sections with options, and the function of a config file that replaces each.
-_WITH_OPTIONS: tuple[tuple[str, type, Callable[[str], Mapping[str, tuple[Any, type]]], str], ...]
+_WITH_OPTIONS: tuple[tuple[str, type, Callable[[str], Options], str], ...]
 _WITH_OPTIONS = (
     ("model", ModelConfig, model_options, "make_member"),
     ("optimizer", OptimizerConfig, optimizer_options, "make_optimizer"),
@@ -72,7 +71,7 @@ class ConfigFlags:
             flags.DEFINE_string(_EXPERIMENT, None, _OF_EXPERIMENT)
         self.file: ConfigFile | None = None
         self._overridable = overridable
-        self._overrides: Any = None
+        self._overrides: flags.FlagHolder | None = None
         self._given: set[str] = set()
         self._defaults: list[str] = []  # Paths of options that the file does not set.
 
@@ -189,7 +188,7 @@ def _complete(
     section: ConfigDict,
     name: str,
     cls: type,
-    options_of: Callable[[str], Mapping[str, tuple[Any, type]]],
+    options_of: Callable[[str], Options],
     arguments: list[str],
 ) -> list[str]:
     """Adds the options of what the file, or a flag, names to a section of the config."""

@@ -21,7 +21,9 @@ def render(command: Sequence[str], **options: Any) -> str:
             f"--workdir={shortened(workdir)} would be lost with the pod. Add --volume_claim=CLAIM, "
             f"and use a --workdir inside {folder}, where the pods see the volume (--mount_path)."
         )
-    selector = {key: value for key, value in _parts("node_selector", "KEY=VALUE", options)}
+    selector = {
+        key: value for key, value in _parts("node_selector", "KEY=VALUE", options["node_selector"])
+    }
     topology, is_tpu = options["tpu_topology"], options["tpu_topology"] is not None
     num_nodes, limits = options["num_nodes"], {}
     if is_tpu:
@@ -44,7 +46,7 @@ def render(command: Sequence[str], **options: Any) -> str:
         node_selector=selector,
         limits=limits,
         requests={name: options[name] for name in ("cpu", "memory") if options[name]},
-        secrets=_parts("secret_env", "NAME=SECRET/KEY", options),
+        secrets=_parts("secret_env", "NAME=SECRET/KEY", options["secret_env"]),
         restarted=list(RESTARTED),
     )
 
@@ -61,10 +63,10 @@ def _num_nodes(topology: str, chips_per_node: int) -> int:
     return chips // chips_per_node
 
 
-def _parts(name: str, form: str, options: dict[str, Any]) -> list[list[str]]:
+def _parts(name: str, form: str, values: Sequence[str]) -> list[list[str]]:
     """Returns the parts of each value of a list flag with a form; its values may be secrets."""
     pattern = re.sub("[A-Z]+", "(.+?)", form)
-    found = [re.fullmatch(pattern, each) for each in options[name]]
+    found = [re.fullmatch(pattern, each) for each in values]
     if not all(found):
         raise UserError(f"--{name} does not have the form --{name}={form}. Correct it.")
     return [[*match.groups()] for match in found if match]

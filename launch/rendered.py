@@ -3,7 +3,6 @@
 import pathlib
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import jinja2
 import yaml
@@ -35,7 +34,7 @@ _ENVIRONMENT = jinja2.Environment(
 _ENVIRONMENT.filters |= {"sh": quoted, "yaml": _yaml}
 
 
-def filled(template: str, options: Mapping[str, Any], **others: Any) -> str:
+def filled(template: str, options: Mapping[str, object], **others: object) -> str:
     """Returns a file of `templates/` with the values of options, and others."""
     return _ENVIRONMENT.get_template(template).render({**options, **others})
 

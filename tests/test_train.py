@@ -495,13 +495,9 @@ def test_other_data_or_other_parts_do_not_resume_a_run(tmp_path, changed, senten
     ("changes", "sentence"),
     [
         ({"data": {"global_batch_size": 33}}, "global_batch_size=33 and a data axis of 2"),
-        ({"data": {"global_batch_size": 1438}}, "not between 1 and the 1,437 training examples"),
         ({"num_members": 9, "data": {"global_batch_size": 12}}, "=12 and a data axis of 8"),
         ({"model": {"name": "lenet5"}}, "model.hidden_sizes is not an option of lenet5"),
-        ({"model": {"hidden_sizes": ("(64",)}}, "whole numbers above 0: got .'.64',.. Correct"),
-        ({"loss": {"name": "mse"}}, "loss.name='mse' does not fit labels that are classes"),
         ({"loss": {"mixup": -1.0}}, "The alpha of mixup must be positive"),
-        ({"execution": "vmapp"}, "The execution 'vmapp' is unknown. Did you mean 'vmap'"),
     ],
 )
 def test_nothing_is_written_for_an_experiment_that_does_not_fit(tmp_path, changes, sentence):

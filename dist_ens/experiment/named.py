@@ -34,7 +34,7 @@ _OBJECTIVES = {
     "pinball": "quantiles",
 }
 _CLASSES, _RANGES = "num_classes", "input_ranges"  # Arguments that the data gives.
-Options = dict[str, tuple[Any, type]]
+Options = dict[str, tuple[object, type]]
 
 
 def _made_by(module: ModuleType, returned: object) -> dict[str, Callable[..., Any]]:

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import optax.contrib
 
+from dist_ens.experiment.named import Options
 from dist_ens.experiment.schema import OptimizerConfig
 from dist_ens.ground.errors import UserError, did_you_mean, first_line
 from dist_ens.ground.numbers import require_coefficient
@@ -58,7 +59,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
 
 
-def optimizer_options(name: str) -> dict[str, tuple[Any, type]]:
+def optimizer_options(name: str) -> Options:
     """Returns `(default, type)` of the arguments that a config can set beside its fields.
 
     They are numbers, strings, tuples and types of arrays (as strings).
@@ -116,10 +117,10 @@ def _names() -> tuple[str, ...]:
 
 def _fields(
     config: OptimizerConfig, make: Callable[..., optax.GradientTransformation]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Returns the arguments of an optimizer that are fields of its config."""
     parameters = inspect.signature(make).parameters
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     rate = parameters.get("learning_rate")
     if config.learning_rate is not None and rate is not None:
         schedules = config.schedule == "constant" or "Callable" in str(rate.annotation)
@@ -142,7 +143,7 @@ def _fields(
     return arguments
 
 
-def _options(config: OptimizerConfig) -> dict[str, Any]:
+def _options(config: OptimizerConfig) -> dict[str, object]:
     """Returns the options of a config, checked against the arguments of its optimizer."""
     known, checked = optimizer_options(config.name), {}
     for name, value in config.options.items():

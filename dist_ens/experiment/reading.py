@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -16,6 +16,7 @@ from dist_ens.ground.records import as_tuple, checked_type
 # A section with a field of this name, a mapping, takes arguments of a function that another field
 # names. In a config they stand beside the section's own fields.
 OPTIONS = "options"
+_T = TypeVar("_T")
 # Names of fields elsewhere, and the fields that mean the same in a config.
 _ELSEWHERE = {
     "batch": "global_batch_size",
@@ -41,7 +42,7 @@ _ELSEWHERE = {
 }
 
 
-def to_config_dict_of(section: Any) -> ConfigDict:
+def to_config_dict_of(section: object) -> ConfigDict:
     """Returns a dataclass as a `ConfigDict` that keeps the types of fields that are None."""
     config = ConfigDict()
     for name, hint in typing.get_type_hints(type(section)).items():
@@ -68,7 +69,7 @@ def leaves(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Js
             yield f"{prefix}{name}", value
 
 
-def from_mapping(cls: type, values: Mapping[str, Json], prefix: str = "") -> Any:
+def from_mapping(cls: type[_T], values: Mapping[str, Json], prefix: str = "") -> _T:
     """Returns an instance of a dataclass from nested mappings; `prefix` is its path, as `data.`."""
     if not isinstance(values, Mapping):
         section = prefix.rstrip(".") or "The experiment"
