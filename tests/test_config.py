@@ -80,9 +80,9 @@ def test_the_name_of_a_field_in_another_library_is_understood(name, meant):
         ({}, "steps=None and epochs=None: exactly one must be set."),
         (
             {"steps": 1, "optimizer": {"schedule": "cosine"}},
-            "a schedule that decays needs the number of its",
+            "A schedule that decays needs schedule_steps",
         ),
-        ({"steps": 1, "data": {"num_folds": 5}}, "data.examples='shared' and data.num_folds=5"),
+        ({"steps": 1, "data": {"num_folds": 5}}, "Give data.num_folds with data.examples"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_sentence(values, sentence):

@@ -16,15 +16,8 @@ pytestmark = pytest.mark.quick
 ROOT = pathlib.Path(__file__).parent.parent
 FILES = [*ROOT.glob("dist_ens/**/*.py"), *ROOT.glob("launch/*.py")]
 NAMES = [
-    *(
-        *HOSTILE,
-        "\x1b[31mred",
-        "tab\tand\\backslash'",
-        "new\nline\\'; touch x #",
-        "-x",
-        "~/x",
-        "!!",
-    ),
+    *(*HOSTILE, "\x1b[31mred", "tab\tand\\backslash'", "new\nline\\'; touch x #", "-x"),
+    *("~/x", "!!"),
     *("*", "{a,b}", "naïve", "\u202eright to left", os.fsdecode(b"\xff not text")),
     "\n7",  # an escape of three digits does not take the digit that follows
 ]

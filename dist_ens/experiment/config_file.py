@@ -57,9 +57,6 @@ class OwnParts:
         """Names of the parts that decide what a training step computes, by kind.
 
         They belong to the record of a run. Metrics and callbacks may change when it resumes.
-
-        >>> OwnParts(loss=sum, callbacks=(print, [])).names
-        {'loss': 'sum'}
         """
         given: dict[str, object] = {
             "network": self.member,
@@ -137,7 +134,7 @@ class ConfigFile:
         config = self._call("get_config")
         if not isinstance(config, ConfigDict):
             raise UserError(
-                f"get_config() in {self.path} returned {kind_of(config)}. Wrap it: ConfigDict(…)."
+                f"get_config() in {self.path} returned {kind_of(config)}, no ConfigDict."
             )
         return Experiment.from_dict(config.to_dict())
 

@@ -129,9 +129,7 @@ class Experiment:
         if self.num_members is None:
             return num_groups * (self.members_per_group or 1)
         if self.num_members % num_groups:
-            raise UserError(
-                f"num_members={self.num_members} is no multiple of {num_groups} groups."
-            )
+            raise UserError(f"num_members={self.num_members} is no multiple of {num_groups}.")
         return self.num_members
 
 

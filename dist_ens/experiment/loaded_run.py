@@ -187,9 +187,7 @@ def _examples(spec: Spec, data: Data) -> Examples:
     if isinstance(data, Source | Split):
         found = examples_of(data)
         if found.spec is not None and found.spec.standardization != given:
-            raise UserError(
-                "The source standardises its inputs and labels by other numbers than the run's."
-            )
+            raise UserError("The source standardises its inputs and labels by other numbers.")
         return Examples(found.split, spec)
     arrays = with_class_numbers(
         arrays_of(data), Objective.LABELS, spec.class_names or (), "The data"

@@ -75,11 +75,7 @@ def _type_of(hint: Any) -> type:
 
 
 def model_options(name: str) -> Options:
-    """Returns the default and the type of each option of a network; tuple for a sequence.
-
-    >>> model_options("mlp_bn_dropout")["dropout_rate"]
-    (0.2, <class 'float'>)
-    """
+    """Returns the default and the type of each option of a network; tuple for a sequence."""
     if name not in _MODELS:
         raise UserError(
             f"model.name={name!r} is not a network of dist_ens.models.{did_you_mean(name, _MODELS)}"
@@ -118,11 +114,7 @@ def loss_names() -> tuple[str, ...]:
 
 
 def loss_options(name: str) -> Options:
-    """Returns the default and the type of each option of a loss, and of each method.
-
-    >>> loss_options("beta_nll")["beta"], loss_options("mse")["mixup"]
-    ((0.5, <class 'float'>), (0.0, <class 'float'>))
-    """
+    """Returns the default and the type of each option of a loss, and of each method."""
     of_loss = _options(_objective(name), (_CLASSES, "standardize"))
     return of_loss | method_options()
 
@@ -144,11 +136,7 @@ def _objective(name: str) -> Callable[..., Objective]:
 
 
 def make_objective(config: LossConfig, num_classes: int | None) -> Objective:
-    """Returns the objective of the loss that a config names.
-
-    >>> make_objective(LossConfig(name="gaussian_nll"), num_classes=None).num_outputs
-    2
-    """
+    """Returns the objective of the loss that a config names."""
     known = loss_options(config.name)
     _require_options("loss", config.name, config.options, known)
     function = _objective(config.name)

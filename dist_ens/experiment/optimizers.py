@@ -63,9 +63,6 @@ def optimizer_options(name: str) -> Options:
     """Returns `(default, type)` of the arguments that a config can set beside its fields.
 
     They are numbers, strings, tuples and types of arrays (as strings).
-
-    >>> optimizer_options("lion")
-    {'b1': (0.9, <class 'float'>), 'b2': (0.99, <class 'float'>), 'mu_dtype': (None, <class 'str'>)}
     """
     options = {}
     for parameter in inspect.signature(_optimizer(name)).parameters.values():

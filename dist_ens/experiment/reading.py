@@ -106,11 +106,7 @@ def _paths(hints: Mapping[str, Any]) -> list[str]:
 
 
 def nearest_field(name: str, known: Iterable[str]) -> str:
-    """Returns a question with the field that is meant by a name, or the empty string.
-
-    >>> nearest_field("optimizer.lr", ["optimizer.b2", "optimizer.learning_rate"])
-    " Did you mean 'optimizer.learning_rate'?"
-    """
+    """Returns a question with the field that is meant by a name, or the empty string."""
     known = list(known)
     near = fields_named(name, known)
     if not near:  # A field is compared with its own section, because a long prefix fits any.
@@ -124,11 +120,7 @@ def nearest_field(name: str, known: Iterable[str]) -> str:
 
 
 def fields_named(name: str, known: Iterable[str]) -> list[str]:
-    """Returns the paths of the fields that a name stands for in any section, the nearest first.
-
-    >>> fields_named("lr", ["epochs", "optimizer.learning_rate", "optimizer.name"])
-    ['optimizer.learning_rate']
-    """
+    """Returns the paths of the fields that a name stands for in any section, the nearest first."""
     section, dot, field = name.rpartition(".")
     named_by_section = f"{name}.name"
     field = _ELSEWHERE.get(named_by_section) or _ELSEWHERE.get(name) or _ELSEWHERE.get(field, field)

@@ -19,9 +19,7 @@ from dist_ens.sampling import Order
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run that is started from a config.
-
-    Its fields stand beside those of `StepRecord` in the record of a checkpoint.
+    """A run that is started from a config, with fields beside those of `StepRecord`.
 
     Attributes:
         experiment: Experiment with the values of all flags.

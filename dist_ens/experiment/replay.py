@@ -104,9 +104,7 @@ def _at_same_step(saved: State, trained: State, member: int) -> State:
     """
     there, here = (int(state.step[0]) % 2**32 for state in (saved, trained))
     if here < there and not frozen_positions(trained):
-        raise UserError(
-            f"Member {member} alone failed at step {here:,} of {there:,}. Set an earlier --until."
-        )
+        raise UserError(f"Member {member} alone failed at step {here:,} of {there:,}. Set --until.")
     return trained._replace(step=saved.step)
 
 

@@ -19,6 +19,7 @@ from dist_ens.ground.paths import shortened
 _OPEN, _DESCRIBE = "open_", "describe_"
 _PLACES = {"idx": "DIR", "tfds": "NAME", "digits": ""}  # Others are files.
 _KINDS = [name.removeprefix(_OPEN) for name in data.__all__ if name.startswith(_OPEN)]
+_KNOWN = ", ".join(f"{each}:{_PLACES.get(each, 'FILE')}".rstrip(":") for each in _KINDS)
 
 
 def open_source(config: DataConfig) -> Source:
@@ -70,10 +71,8 @@ def _parse(source: str) -> tuple[str, str]:
     """Splits the name of a source into its kind and its path or name."""
     kind, _, place = source.partition(":")
     if kind not in _KINDS or bool(place) == (_PLACES.get(kind) == ""):
-        known = [f"{each}:{_PLACES.get(each, 'FILE')}".rstrip(":") for each in _KINDS]
         meant = "" if kind in _KINDS else did_you_mean(kind, _KINDS)
         raise UserError(
-            f"data.source={shortened(source)} is not a data source.{meant} Choose one of "
-            f"{', '.join(known)}."
+            f"data.source={shortened(source)} is not a data source.{meant} Choose one of {_KNOWN}."
         )
     return kind, place

@@ -40,9 +40,8 @@ from dist_ens.training.fitting import run_fit
 class Trained:
     """The result of training.
 
-    The ensemble has the execution and the layout that were used. `scores` are those of the test
-    split, None if a signal stopped the run, and `evaluation` is behind them, None without an
-    objective. `all_failed` is True if all members failed for good, or none has finite scores.
+    `scores` are those of the test split, None if a signal stopped the run. `evaluation` is None
+    without an objective. `all_failed` says that no member has finite scores.
     """
 
     run: Run
