@@ -82,7 +82,8 @@ def extend(
     members = read_members(workdir)
     require_config_record(members.record, workdir)
     if {*member_ids} & {*members.member_ids} or not member_ids:
-        raise UserError(f"Give other ids than {ids_text(members.member_ids)} of the run.")
+        has = ids_text(members.member_ids)
+        raise UserError(f"The run has the members {has}. Give ids that it does not have.")
     run = Run.from_dict(members.record)
     require_own_keys(run, workdir)
     parts = parts_of(run, workdir, own_parts)
@@ -126,7 +127,8 @@ def _ids_in(
     missing = {*member_ids}.difference(*there.values())
     if missing or not member_ids:
         has = "; ".join(f"{quoted(workdir)} has {ids_text(ids)}" for workdir, ids in there.items())
-        raise UserError(f"The members {str(list(member_ids))[:200]} are not all there: {has}.")
+        asked = str(list(member_ids))[:200]
+        raise UserError(f"The members {asked} are not all there: {has}. Give ids that are there.")
     found = [
         (workdir, [each for each in member_ids if each in ids]) for workdir, ids in there.items()
     ]
