@@ -69,7 +69,7 @@ TOO_LONG = DATA | {"labels": np.full(EXAMPLES, 2**40)}
 SCALAR = DATA | {"scale": 1.0}
 
 BAD_DATA = {
-    "short": (SHORT, "The arrays of the data have different lengths: the data['inputs'] [16, 4], "),
+    "short": (SHORT, "The arrays of the data have different lengths, or no examples: "),
     "objects": (OBJECTS, "the data['names'] has the type <U3, which holds no numbers. Convert it"),
     "float64": (TOO_LARGE, "the data['inputs']: the value 1e+300 at index (0, 0) does not fit in"),
     "int64": (TOO_LONG, "the data['labels']: the value 1099511627776 at index 0 does not fit in "),

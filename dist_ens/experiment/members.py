@@ -82,8 +82,7 @@ def extend(
     members = read_members(workdir)
     require_config_record(members.record, workdir)
     if {*member_ids} & {*members.member_ids} or not member_ids:
-        has = ids_text(members.member_ids)
-        raise UserError(f"The run has the members {has}. Give ids that it does not have.")
+        raise UserError(f"It has {ids_text(members.member_ids)}. Give ids that it does not have.")
     run = Run.from_dict(members.record)
     require_own_keys(run, workdir)
     parts = parts_of(run, workdir, own_parts)
