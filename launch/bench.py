@@ -51,14 +51,9 @@ def main() -> None:
     """Prints a line for each number of members and a conclusion, and writes the picture."""
     experiment = _CONFIG.experiment()
     if _PLOT.value.suffix != ".png":
-        raise UserError(
-            f"--plot={shortened(str(_PLOT.value))} does not end in .png. Try --plot=bench.png."
-        )
+        raise UserError(f"--plot={shortened(str(_PLOT.value))} does not end in .png.")
     if jax.process_count() > 1:
-        raise UserError(
-            f"{jax.process_count()} processes were started, and one process times a config with "
-            "its own devices. Start one."
-        )
+        raise UserError("One process times a config with its own devices. Start one.")
     cli.check_outputs(_PLOT, _JSON)
     console = PlainConsole()
     source = _CONFIG.open_source(experiment.data)

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import pathlib
-import re
 import signal
 import sys
 import traceback
@@ -23,7 +22,6 @@ from dist_ens.ground.errors import (
     RunError,
     UserError,
     code_of_write,
-    did_you_mean,
     first_line,
 )
 from dist_ens.ground.paths import given_path, shortened
@@ -75,17 +73,9 @@ def run(
     prepare: Callable[[list[str]], list[str]] = list,
     joins_cluster: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Runs a command and ends the process.
+    """Runs a command, and ends the process with its result, 2 after a `UserError`, or 1.
 
-    The exit code is the result of `main` (0 for None), 2 after a `UserError`, and 1 after another
-    error.
-
-    Args:
-        main: Function that does the work of the command.
-        prepare: Function that takes the command line before it is parsed and returns the arguments
-            that are left to parse.
-        joins_cluster: Function that returns whether the processes of a cluster run the command
-            together.
+    `prepare` takes the command line before it is parsed, and returns what is left to parse.
     """
 
     signals.raise_at_interrupt()
@@ -113,10 +103,7 @@ def run(
             cluster.use_cores_as_devices()
             rest = parsed(prepare(list(argv)))
             if len(rest) > 1:
-                raise UserError(
-                    f"{shortened(' '.join(rest[1:]))} is not a flag: arguments are written "
-                    "--NAME=VALUE. --help lists the flags."
-                )
+                raise UserError(f"{shortened(' '.join(rest[1:]))} is not a flag, as --NAME=VALUE.")
         return rest
 
     def command(_: Sequence[str]) -> None:
@@ -146,17 +133,11 @@ class _Printable(logging.PythonFormatter):
     """A formatter of log messages, in which text from a file is escaped."""
 
     def format(self, record: LogRecord) -> str:
-        """Returns the line of a message."""
         return printable(super().format(record))
 
 
 def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
-    """Parses flags, and returns the arguments that are not flags.
-
-    Args:
-        argv: Command line, with the program's name first.
-        known_only: Whether unknown flags are returned among the other arguments.
-    """
+    """Parses flags, and returns the arguments that are not flags."""
     try:
         return flags.FLAGS(argv, known_only=known_only)
     except flags.IllegalFlagValueError as error:
@@ -165,10 +146,8 @@ def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
             raise cause from error
         name, _, value = str(error).removesuffix(f": {cause}").partition("=")
         why = cause.args[0] if cause else "it is not allowed"
-        raise UserError(
-            f"{name.removeprefix('flag ')} cannot be {shortened(value)}: {why}. --help says what "
-            "it takes."
-        ) from error
+        flag = name.removeprefix("flag ")
+        raise UserError(f"{flag} cannot be {shortened(value)}: {why}.") from error
     except UserError:
         raise
     except (flags.Error, ValueError) as error:  # absl's own flags also raise a ValueError.
@@ -178,12 +157,7 @@ def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
 
 
 def without_runs(argv: Sequence[str], example: str) -> tuple[list[pathlib.Path], list[str]]:
-    """Returns the folders of runs in a command line, which have no flag, and the other arguments.
-
-    Args:
-        argv: Command line, with the program's name first.
-        example: Command for the error message.
-    """
+    """Returns the folders of runs in a command line, and the other arguments."""
     _, *words = parsed(argv, known_only=True)
     runs = [word for word in words if not word.startswith("-")]
     if not runs or any(word.startswith("--workdir") for word in words):
@@ -252,28 +226,12 @@ def required(flag: flags.FlagHolder, example: str) -> Any:
     return flag.value
 
 
-def in_form(flag: flags.FlagHolder, pattern: str, what: str) -> str | None:
-    """Returns the value of a flag that has a form; None if it was not given.
-
-    Args:
-        flag: The flag.
-        pattern: Regular expression that the whole value matches.
-        what: Noun with its article for the error message, and an example.
-    """
-    if flag.value is not None and not re.fullmatch(pattern, flag.value):
-        raise UserError(f"--{flag.name}={shortened(flag.value)} is not {what}.")
-    return flag.value
-
-
 def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
     """Returns the names in the list of a flag, which are among those known."""
     known = list(known)
     for name in flag.value or [""]:
         if name not in known:
-            raise UserError(
-                f"--{flag.name} cannot take {shortened(name)}.{did_you_mean(name, known)} Choose "
-                f"among {', '.join(known)}, or leave the flag out for all."
-            )
+            raise UserError(f"--{flag.name} takes {', '.join(known)}, and not {shortened(name)}.")
     return flag.value
 
 
@@ -292,16 +250,13 @@ def check_outputs(*of_files: flags.FlagHolder) -> None:
         if path.is_dir():
             why = "it is a folder"
         elif not path.parent.is_dir():
-            why = f"{path.parent} {'is not a folder' if path.parent.exists() else 'does not exist'}"
+            why = f"{path.parent} is not a folder"
         # A file with this name is replaced by the new one, which only needs a writable folder.
         elif not os.access(path.parent, os.W_OK | os.X_OK):
             why = f"nothing can be written in {path.parent}"
         else:
             continue
-        raise UserError(
-            f"--{flag.name}={shortened(str(flag.value))} cannot be written: {why}. Choose another "
-            "path."
-        )
+        raise UserError(f"--{flag.name}={shortened(str(flag.value))} cannot be written: {why}.")
 
 
 def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) -> None:
@@ -311,15 +266,12 @@ def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) ->
     except OSError as error:
         raise RunError(
             f"--{flag.name}={shortened(str(flag.value))} could not be written: "
-            f"{error.strerror or error}. Remove the cause, and run the same command again.",
+            f"{error.strerror or error}.",
             exit_code=code_of_write(error),
         ) from error
 
 
 def _target(flag: flags.FlagHolder) -> pathlib.Path:
-    """Returns the path of the file that a flag names; for a symbolic link, the path of its target.
-
-    A person may choose a link for an output. The link stays, and its target is written.
-    """
+    """Returns the path of the file that a flag names; for a symbolic link, that of its target."""
     path = flag.value
     return pathlib.Path(os.path.realpath(path)) if path.is_symlink() else path

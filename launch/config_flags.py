@@ -1,8 +1,7 @@
 """The flags that describe a run: `--config=FILE` or `--experiment=FILE.json`, and overrides."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -16,14 +15,14 @@ from dist_ens.experiment import (
     ModelConfig,
     OptimizerConfig,
     fields_named,
+    leaves,
     loss_options,
     model_options,
     optimizer_options,
 )
 from dist_ens.experiment.config_file import ConfigFile, ExperimentFile, OwnParts
-from dist_ens.experiment.named import method_options
+from dist_ens.experiment.named import Options, method_options
 from dist_ens.experiment.reading import nearest_field
-from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.paths import shortened
 
@@ -51,7 +50,7 @@ _REPLACED = {
     "make_source": ("data.source",),
 }
 # Sections with options, and the function of a config file that replaces each.
-_WITH_OPTIONS: tuple[tuple[str, type, Callable[[str], Mapping[str, tuple[Any, type]]], str], ...]
+_WITH_OPTIONS: tuple[tuple[str, type, Callable[[str], Options], str], ...]
 _WITH_OPTIONS = (
     ("model", ModelConfig, model_options, "make_member"),
     ("optimizer", OptimizerConfig, optimizer_options, "make_optimizer"),
@@ -60,15 +59,7 @@ _WITH_OPTIONS = (
 
 
 class ConfigFlags:
-    """The flags `--config=FILE`, `--experiment=FILE` and `--config.FIELD=VALUE` of a command.
-
-    Args:
-        overridable: Whether fields may be overridden. Those of a finished run may not, and it has
-            no flag `--experiment`.
-
-    Attributes:
-        file: The config file; None without `--config`.
-    """
+    """The flags `--config=FILE`, `--experiment=FILE` and `--config.FIELD=VALUE` of a command."""
 
     def __init__(self, *, overridable: bool = True) -> None:
         # The flag stands here for the list of flags alone. `prepare` reads it, and defines it anew.
@@ -80,40 +71,25 @@ class ConfigFlags:
             flags.DEFINE_string(_EXPERIMENT, None, _OF_EXPERIMENT)
         self.file: ConfigFile | None = None
         self._overridable = overridable
-        self._overrides: Any = None
+        self._overrides: flags.FlagHolder | None = None
         self._given: set[str] = set()
         self._defaults: list[str] = []  # Paths of options that the file does not set.
 
     def prepare(self, argv: list[str]) -> list[str]:
-        """Reads the file and defines a flag for each of its fields.
-
-        Args:
-            argv: Command line.
-
-        Returns:
-            The command line without `--config=FILE`.
-
-        Raises:
-            UserError: If the file cannot be used, or a flag names a field that does not exist, or
-                one that a function of the file replaces.
-        """
+        """Reads the file and defines a flag for each of its fields."""
         if _CONFIG in flags.FLAGS:
             delattr(flags.FLAGS, _CONFIG)
         rest, stored = self._without_files(argv)
-        overrides = [a.lstrip("-").partition("=")[0] for a in rest if a.startswith("--config.")]
-        self._given = {name.removeprefix("config.") for name in overrides}
-        if overrides and not self._overridable:
-            raise UserError(
-                f"--{overrides[0]} cannot be changed: a finished run keeps the experiment that is "
-                "in its checkpoint. Leave the flag out."
-            )
+        prefix = f"--{_CONFIG}."
+        self._given = {
+            a.removeprefix(prefix).partition("=")[0] for a in rest if a.startswith(prefix)
+        }
+        if self._given and not self._overridable:
+            raise UserError(f"{prefix}{min(self._given)} cannot be changed in a finished run.")
         described = self.file or stored
         if described is None:
-            if overrides:
-                raise UserError(
-                    f"--{overrides[0]} overrides a field of a config file, and none is given. Add "
-                    "--config=FILE."
-                )
+            if self._given:
+                raise UserError(f"{prefix}{min(self._given)} needs a file. Add --config=FILE.")
             return rest
         config = described.experiment().to_config_dict()
         file = self.file or _NO_FILE
@@ -123,7 +99,8 @@ class ConfigFlags:
             elif name == "loss":  # Methods change the file's own loss too.
                 methods = _complete(config.loss, name, cls, lambda _: method_options(), rest)
                 self._defaults += methods
-        self._check_fields(file, rest, _paths(config))
+        if fault := self._fault(file, rest, _paths(config)):
+            raise UserError(fault)
         self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
         return rest
 
@@ -142,14 +119,11 @@ class ConfigFlags:
             else:
                 rest.append(argument)
         if self.file is not None and stored is not None:
-            raise UserError(
-                f"--config={quoted(self.file.path or '')} and --experiment={quoted(stored.path)} "
-                "describe two runs. Leave one of them out."
-            )
+            raise UserError("--config and --experiment describe two runs. Leave one of them out.")
         return rest, stored
 
-    def _check_fields(self, file: ConfigFile, rest: list[str], known: list[str]) -> None:
-        """Raises a `UserError` if a flag sets a field that is unknown or has no effect."""
+    def _fault(self, file: ConfigFile, rest: list[str], known: list[str]) -> str:
+        """Returns a sentence about a flag whose field is unknown or has no effect, if any is."""
         replaced = {
             field: function
             for function, fields in _REPLACED.items()
@@ -159,35 +133,28 @@ class ConfigFlags:
         for name in sorted(self._given):
             function = replaced.get(name) or replaced.get(name.partition(".")[0])
             if function is not None:
-                raise UserError(
+                return (
                     f"--config.{name} has no effect, because {file.path} defines {function}. "
-                    f"Leave the flag out, or change {function}."
+                    "Leave the flag out."
                 )
             if name not in known:
-                section = f"{name.rpartition('.')[0]}."
-                near = [path for path in known if path.startswith(section)] or known
-                raise UserError(
+                return (
                     f"The config has no field {shortened(name)}.{nearest_field(name, known)} "
-                    f"Fields are: {', '.join(near)}. --help lists all fields."
+                    "--help lists all fields."
                 )
         for argument in rest if self._overridable else ():
             name = argument.lstrip("-").partition("=")[0]
             is_flag = not argument.startswith("-") or name in flags.FLAGS or "config." in name
             meant = [] if is_flag else fields_named(name, known)
             if meant:
-                raise UserError(
-                    f"--{name} is no flag, but the config has the field {meant[0]}. Write "
-                    f"--config.{meant[0]}=VALUE."
-                )
+                return f"--{name} is no flag, but a field: write --config.{meant[0]}=VALUE."
+        return ""
 
     def experiment(self) -> Experiment:
         """Returns the file's experiment with the values of the flags.
 
         A flag for `steps` replaces the file's `epochs` and the other way round. So do `num_members`
         and `members_per_group`.
-
-        Raises:
-            UserError: If there is no file, or a value is wrong.
         """
         if self._overrides is None:
             raise UserError(
@@ -221,21 +188,10 @@ def _complete(
     section: ConfigDict,
     name: str,
     cls: type,
-    options_of: Callable[[str], Mapping[str, tuple[Any, type]]],
+    options_of: Callable[[str], Options],
     arguments: list[str],
 ) -> list[str]:
-    """Adds the options of what the file, or a flag, names to a section of the config.
-
-    Args:
-        section: Section of the config, which is changed.
-        name: Name of the section.
-        cls: Dataclass of the section.
-        options_of: Function that returns the options by the name of a network, loss or optimizer.
-        arguments: Command line.
-
-    Returns:
-        Paths of the options that were added, such as `model.hidden_sizes`.
-    """
+    """Adds the options of what the file, or a flag, names to a section of the config."""
     chosen = section.name
     for at, argument in enumerate(arguments):
         flag, equals, value = argument.lstrip("-").partition("=")
@@ -255,13 +211,6 @@ def _complete(
     return added
 
 
-def _paths(config: ConfigDict, prefix: str = "") -> list[str]:
+def _paths(config: ConfigDict) -> list[str]:
     """Returns the paths of all fields, such as `data.source`."""
-    names: list[str] = []
-    for name in config:
-        value = config[name]
-        if isinstance(value, ConfigDict):
-            names += _paths(value, f"{prefix}{name}.")
-        else:
-            names.append(prefix + name)
-    return names
+    return [path for path, _ in leaves(config.to_dict())]

@@ -57,38 +57,27 @@ def _print(check: str, found: str) -> None:
 
 
 def _devices() -> str:
-    """Describes the devices of all processes.
-
-    Raises:
-        UserError: If JAX does not use the GPUs of this machine.
-    """
+    """Describes the devices of all processes."""
     devices = jax.devices()
     gpus = num_gpus(os.environ)
     if gpus and devices[0].platform == "cpu" and not os.environ.get("JAX_PLATFORMS"):
         raise UserError(
-            f"JAX does not use the {counted(gpus, 'GPU')} of this machine. Install its plugin: pip "
-            "install 'dist-ens[cuda]'."
+            f"JAX does not use the {counted(gpus, 'GPU')} of this machine: pip install "
+            "'dist-ens[cuda]'."
         )
     here = f", {len(jax.local_devices())} of them here" if jax.process_count() > 1 else ""
     return f"{counted(len(devices), 'device')} ({devices[0].device_kind}){here}"
 
 
 def _workdir(workdir: pathlib.Path) -> str:
-    """Describes the folder of a run, or the nearest folder above it that exists.
-
-    Raises:
-        UserError: If a process cannot write there, or does not see what process 0 writes.
-    """
+    """Describes the folder of a run, or the nearest folder above it that exists."""
     path = workdir.absolute()
     folder = next(each for each in (path, *path.parents) if each.exists())
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UserError(
-            f"Nothing can be written in {quoted(folder)}: {error.strerror}. Choose another "
-            "--workdir, or correct its permissions."
-        ) from error
+        raise UserError(f"Nothing can be written in {quoted(folder)}: {error.strerror}.") from error
     file = folder / f".doctor_{cluster.as_main_sees(secrets.randbits(62))}"
     if cluster.is_main():
         file.touch()

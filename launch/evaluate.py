@@ -14,12 +14,7 @@ from dist_ens import report
 from dist_ens.experiment import POOLINGS
 from dist_ens.experiment.answers import keep
 from dist_ens.experiment.assess import assess
-from dist_ens.experiment.assessment import (
-    CALIBRATIONS,
-    CONFORMAL,
-    Assessment,
-    EvaluationRequest,
-)
+from dist_ens.experiment.assessment import CALIBRATIONS, CONFORMAL, Assessment, EvaluationRequest
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.loaded_run import LoadedRun
 from dist_ens.ground.commands import quoted
@@ -73,7 +68,9 @@ _CONFORMAL = flags.DEFINE_enum(
     "pinball, widened), cv+ (residuals of the folds that a member left out) or jackknife+ "
     "(out-of-bag residuals of bootstrap samples).",
 )
-_LEVEL = flags.DEFINE_float("level", 0.9, "Coverage that --conformal aims at, in (0, 1).")
+_LEVEL = flags.DEFINE_float(
+    "level", 0.9, "Coverage that --conformal aims at, in (0, 1).", lower_bound=0, upper_bound=1
+)
 _OUT_OF_BAG = flags.DEFINE_bool(
     "out_of_bag", False, "Whether to score training examples by the members that left them out."
 )
@@ -107,8 +104,6 @@ def main() -> None:
     opened = open_finished(
         workdir, config=_CONFIG.file, dropout_samples=_DROPOUT_SAMPLES.value, step=_STEP.value
     )
-    if request.needs_own_members:
-        opened.require_own_members()
     # The page shows the run's own predictions at its newest step, which other pooling or dropout
     # samples, or those of another step, must not replace.
     own_pooling = opened.config_run.experiment.evaluation.pooling
@@ -134,36 +129,21 @@ def main() -> None:
     if is_kept and is_newest:
         console.print(f"Wrote {report.PAGE} in {quoted(workdir)}.", soft_wrap=True)
     elif opened.ensemble.objective is not None:
-        console.print(_still_shown(opened, is_own=is_own), soft_wrap=True)
-
-
-def _still_shown(opened: LoadedRun, *, is_own: bool) -> str:
-    """Returns a sentence about the page, which these scores do not change."""
-    if is_own:
-        return f"{report.PAGE} still shows the newest step."
-    evaluation = opened.config_run.experiment.evaluation
-    samples = evaluation.dropout_samples
-    dropped = "" if samples is None else f", with {samples} dropout samples of each member"
-    return (
-        f"Pooled by {_POOLING.value or evaluation.pooling}{dropped}; {report.PAGE} still shows the "
-        "run's own predictions."
-    )
+        shown = "the newest step" if is_own else "the run's own predictions"
+        console.print(f"{report.PAGE} still shows {shown}.", soft_wrap=True)
 
 
 def _assessed(opened: LoadedRun, request: EvaluationRequest) -> Assessment:
-    """Returns the results; of a run whose loss is a function only the mean losses.
-
-    Raises:
-        UserError: If a flag asks for predictions of such a run.
-    """
+    """Returns the results; of a run whose loss is a function only the mean losses."""
     if opened.ensemble.objective is None:
         for flag in _OF_PREDICTIONS:
             if flag.present:
                 raise UserError(
-                    f"--{flag.name} asks for predictions, and the loss of this run is a function, "
-                    "which says nothing of them. Leave the flag out, or train with make_objective."
+                    f"--{flag.name} asks for predictions, and the loss of this run is a function."
                 )
         return Assessment(opened.evaluate(), {}, {}, ())
+    if request.needs_own_members:
+        opened.require_own_members()
     source = opened.open_source()
     evaluator = opened.evaluator(_POOLING.value)
     return assess(opened.config_run, evaluator, opened.state, source, request)

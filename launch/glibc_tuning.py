@@ -19,11 +19,9 @@ _SETTINGS = {
 
 
 def ask() -> None:
-    """Restarts this program with settings of the C library.
+    """Restarts this program with settings of the C library, which it reads when it begins.
 
-    The library reads its settings once, before the program begins. Nothing is done with another
-    library than the GNU C library from 2.35 on, or if `GLIBC_TUNABLES` has one of these settings
-    already. Call this before anything that takes long.
+    Nothing is done if `GLIBC_TUNABLES` has one of these settings already.
     """
     said = os.environ.get(_TUNABLES, "")
     if not can_be_asked() or any(name in said for name in _SETTINGS):

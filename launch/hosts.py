@@ -69,10 +69,6 @@ def leave(code: int, message: str) -> NoReturn:
     """Prints a message, tells the other processes, and ends this one at once.
 
     Only the first call in a process has an effect. So its first error is reported, not a later one.
-
-    Args:
-        code: Exit code, also of the other processes.
-        message: Sentences that say why the run ends.
     """
     global _leaving
     if _leaving is not None and _leaving[0] == threading.get_ident():

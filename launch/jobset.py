@@ -13,18 +13,7 @@ from launch.started_command import value_of
 
 
 def render(command: Sequence[str], **options: Any) -> str:
-    """Returns the file of a JobSet.
-
-    It has one Job for each slice, or one for all nodes that are no TPUs. A Job has one pod for each
-    node.
-
-    Args:
-        command: Verb of dist-ens and its flags.
-        **options: Values of the flags of `dist-ens k8s`, by their names.
-
-    Raises:
-        UserError: If the workdir would be lost with a pod, or a flag has another form.
-    """
+    """Returns the file of a JobSet: a Job for each slice or for all nodes, a pod for each node."""
     workdir, folder = value_of(command, "workdir"), posixpath.normpath(options["mount_path"])
     is_inside = posixpath.normpath(workdir or "").startswith(f"{folder}/")
     if workdir is not None and not (options["volume_claim"] and is_inside):
@@ -32,7 +21,9 @@ def render(command: Sequence[str], **options: Any) -> str:
             f"--workdir={shortened(workdir)} would be lost with the pod. Add --volume_claim=CLAIM, "
             f"and use a --workdir inside {folder}, where the pods see the volume (--mount_path)."
         )
-    selector = {key: value for key, value in _parts("node_selector", "KEY=VALUE", options)}
+    selector = {
+        key: value for key, value in _parts("node_selector", "KEY=VALUE", options["node_selector"])
+    }
     topology, is_tpu = options["tpu_topology"], options["tpu_topology"] is not None
     num_nodes, limits = options["num_nodes"], {}
     if is_tpu:
@@ -55,7 +46,7 @@ def render(command: Sequence[str], **options: Any) -> str:
         node_selector=selector,
         limits=limits,
         requests={name: options[name] for name in ("cpu", "memory") if options[name]},
-        secrets=_parts("secret_env", "NAME=SECRET/KEY", options),
+        secrets=_parts("secret_env", "NAME=SECRET/KEY", options["secret_env"]),
         restarted=list(RESTARTED),
     )
 
@@ -67,19 +58,15 @@ def _num_nodes(topology: str, chips_per_node: int) -> int:
     if chips < 1 or chips % chips_per_node:
         raise UserError(
             f"--tpu_topology={shortened(topology)} has {chips} chips, which "
-            f"--chips_per_node={chips_per_node} does not divide. Use the chips of a slice along "
-            "each axis, such as 4x4, and those of a node, such as 4."
+            f"--chips_per_node={chips_per_node} does not divide."
         )
     return chips // chips_per_node
 
 
-def _parts(name: str, form: str, options: dict[str, Any]) -> list[list[str]]:
-    """Returns the parts of each value of a list flag whose values have a form, such as KEY=VALUE.
-
-    The message does not repeat the value, which may be a secret.
-    """
+def _parts(name: str, form: str, values: Sequence[str]) -> list[list[str]]:
+    """Returns the parts of each value of a list flag with a form; its values may be secrets."""
     pattern = re.sub("[A-Z]+", "(.+?)", form)
-    found = [re.fullmatch(pattern, each) for each in options[name]]
+    found = [re.fullmatch(pattern, each) for each in values]
     if not all(found):
         raise UserError(f"--{name} does not have the form --{name}={form}. Correct it.")
     return [[*match.groups()] for match in found if match]

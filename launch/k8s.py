@@ -75,12 +75,7 @@ def main() -> None:
 
 
 def _next_commands(name: str, file: str) -> list[str]:
-    """Returns the commands that a person types next.
-
-    Args:
-        name: Name of the JobSet.
-        file: Path of its file; `-` for standard input.
-    """
+    """Returns the commands that a person types next."""
     where = {"namespace": _NAMESPACE.value}
     process_0 = (
         f"jobset.sigs.k8s.io/jobset-name={name},jobset.sigs.k8s.io/job-index=0,"

@@ -51,16 +51,7 @@ _COLORS = (36, 33, 35, 32, 34, 31)  # Codes of a terminal for the output of each
 
 
 class _Process:
-    """A process of the run.
-
-    Args:
-        number: Its number.
-        command: Command that it runs.
-        variables: Environment variables that it has besides those of this launcher.
-
-    Attributes:
-        code: Its exit code, as a shell gives it; None while it runs.
-    """
+    """A process of the run."""
 
     def __init__(self, number: int, command: list[str], variables: Mapping[str, str]) -> None:
         self.number = number
@@ -110,10 +101,9 @@ class _Process:
         return f"Process {self.number} ended first, with exit code {code}{why}.{what}"
 
     def end_children(self) -> None:
-        """Ends the children of the process, such as those that read data, when it has ended itself.
+        """Ends the children of the process, such as those that read data, by SIGTERM and SIGKILL.
 
-        They first get SIGTERM. A helper process of Python ignores it, and removes their shared
-        memory when they have ended. What is left after that is killed.
+        A helper process of Python ignores SIGTERM, and removes their shared memory at their end.
         """
         self._popen.wait()
         until = time.monotonic() + _CHILDREN_SECS
@@ -138,12 +128,7 @@ class _Process:
 
 
 def _attempt(arguments: Sequence[str], received: Sequence[int]) -> _Process | None:
-    """Runs the processes until all have ended, and returns the one that failed first.
-
-    Args:
-        arguments: Verb and flags of the command.
-        received: Signals to this launcher, which are passed on. More may come.
-    """
+    """Runs the processes until all have ended, and returns the one that failed first."""
     with signals.blocked():  # A process receives them as soon as it can act on them.
         processes = [_Process(i, *planned) for i, planned in enumerate(_planned(arguments))]
     for process in processes:
@@ -214,24 +199,11 @@ def process_commands(arguments: Sequence[str], num_processes: int, port: int) ->
 
 
 def device_variables(
-    environ: Mapping[str, str],
-    num_gpus: int,
-    num_processes: int,
-    devices_per_process: int | None,
+    environ: Mapping[str, str], num_gpus: int, num_processes: int, devices_per_process: int | None
 ) -> list[dict[str, str]]:
     """Returns the environment variables that give each process its devices.
 
     GPUs are dealt out in their order. Without GPUs, a process has simulated devices of the CPU.
-
-    Args:
-        environ: Environment of this launcher.
-        num_gpus: Number of GPUs that this launcher sees.
-        num_processes: Number of processes.
-        devices_per_process: Number of devices of each process. Default: as many GPUs as there are
-            for each, or one CPU device.
-
-    Raises:
-        UserError: If there are fewer GPUs than the processes take.
     """
     if num_gpus:
         given = environ.get("CUDA_VISIBLE_DEVICES")
@@ -240,8 +212,7 @@ def device_variables(
         if each * num_processes > num_gpus:
             raise UserError(
                 f"{counted(num_processes, 'process')} with {counted(each, 'GPU')} each need "
-                f"{each * num_processes} GPUs, and this machine shows {num_gpus}. Use fewer "
-                "--processes or --devices_per_process, or set JAX_PLATFORMS=cpu."
+                f"{each * num_processes} GPUs, and this machine shows {num_gpus}."
             )
         starts = range(0, each * num_processes, each)
         return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[i : i + each])} for i in starts]

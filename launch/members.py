@@ -53,13 +53,7 @@ class _Argument(str):
 
 
 class _CommandLine:
-    """The arguments of the command that are not flags: folders of runs, an action and networks.
-
-    Attributes:
-        workdirs: Folders of the runs. Only `copy` takes more than one.
-        action: One of `_ACTIONS`.
-        networks: Paths of networks, for `import`.
-    """
+    """The arguments of the command that are not flags: folders of runs, an action and networks."""
 
     def __init__(self) -> None:
         self.workdirs: list[pathlib.Path] = []
@@ -79,14 +73,10 @@ class _CommandLine:
         if not place or (len(folders) > 1 and self.action != "copy"):
             raise UserError(
                 "dist-ens members takes the folder of a run (copy takes several), then one of "
-                f"{', '.join(_ACTIONS)}, and got {shortened(' '.join(words))}. An example is: "
-                "dist-ens members runs/digits verify."
+                f"{', '.join(_ACTIONS)}, and got {shortened(' '.join(words))}."
             )
         if self.networks and self.action != "import":
-            raise UserError(
-                f"{self.action} takes no {shortened(self.networks[0])}. Leave it out, or give ids "
-                "and a step by --ids=3,5 and --step=100."
-            )
+            raise UserError(f"{self.action} takes no {shortened(self.networks[0])}.")
         self.workdirs = [given_path(folder, "RUN") for folder in folders]
         return [argument for argument in argv if not any(argument is word for word in words)]
 
@@ -203,10 +193,7 @@ def _ids() -> list[int] | None:
     parts = [_RANGE.fullmatch(part.strip()) for part in _IDS.value.split(",")]
     ranges = [range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts if part]
     if len(ranges) < len(parts) or not all(ranges):
-        raise UserError(
-            f"--ids={shortened(_IDS.value)} is no list of ids. Give ids, such as --ids=3,5 or "
-            "--ids=8-15."
-        )
+        raise UserError(f"--ids={shortened(_IDS.value)} is no list of ids, such as 3,5 or 8-15.")
     return [member_id for each in ranges for member_id in each]
 
 

@@ -10,21 +10,13 @@ flags.disclaim_key_flags()  # A flag belongs to the module that calls `define_pa
 
 
 class PathParser(flags.ArgumentParser):
-    """A parser of the value of one flag.
-
-    Args:
-        name: Name of the flag, for error messages.
-    """
+    """A parser of the value of one flag."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def parse(self, argument: str | pathlib.Path) -> pathlib.Path:
-        """Returns the path, with `~` expanded.
-
-        Raises:
-            UserError: If the system refuses the path.
-        """
+        """Returns the path, with `~` expanded."""
         return given_path(argument, f"--{self._name}")
 
     def flag_type(self) -> str:
@@ -33,15 +25,6 @@ class PathParser(flags.ArgumentParser):
 
 
 def define_path(name: str, default: str | None, meaning: str) -> flags.FlagHolder:
-    """Defines a flag whose value is a `pathlib.Path`.
-
-    Args:
-        name: Name of the flag.
-        default: Path if the flag is not given; None for no path.
-        meaning: Text that `--help` prints.
-
-    Returns:
-        The flag.
-    """
+    """Defines a flag whose value is a `pathlib.Path`."""
     serializer: flags.ArgumentSerializer = flags.ArgumentSerializer()
     return flags.DEFINE(PathParser(name), name, default, meaning, serializer=serializer)

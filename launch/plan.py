@@ -56,10 +56,7 @@ def main() -> None:
 
 
 def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
-    """Returns a planner of a config's experiment for the devices of a topology.
-
-    It prints a line before each compilation.
-    """
+    """Returns a planner of a config's experiment, which prints a line before each compilation."""
     experiment = config.experiment()
     own = config.source(experiment.data)
     if own is None:
@@ -70,9 +67,7 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
     parts = config.own_parts(spec)
 
     def make_ensemble(layout: Layout) -> Ensemble:
-        ensemble = build_ensemble(run, layout, parts)
-
-        return ensemble
+        return build_ensemble(run, layout, parts)
 
     def say(line: str) -> None:
         if cluster.is_main():

@@ -32,9 +32,7 @@ from dist_ens.evaluation import Evaluator, broken_positions
 from dist_ens.evaluation.out_of_bag import held_out_predictions
 from dist_ens.experiment.answers import kept_calibration
 from dist_ens.experiment.assess import out_of_bag_of, without_broken
-from dist_ens.experiment.assessment import (
-    told_of_broken,
-)
+from dist_ens.experiment.assessment import told_of_broken
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.loaded_run import LoadedRun
 from dist_ens.ground.commands import quoted
@@ -83,24 +81,14 @@ def main() -> None:
     workdir = cli.required(_WORKDIR, "runs/digits")
     output = cli.required(_OUTPUT, "predictions.npz")
     if output.suffix != ".npz":
-        raise UserError(
-            f"--output={shortened(str(output))} does not end in .npz. Try "
-            f"--output={shortened(str(output.with_suffix('.npz')))}."
-        )
+        raise UserError(f"--output={shortened(str(output))} does not end in .npz.")
     inputs, name = None, "--input"
     if _OUT_OF_BAG.value:
         for flag in (_CALIBRATED, _CONFORMAL, _INPUT):
             if flag.present:
-                raise UserError(
-                    f"--{flag.name} is of no use with --out_of_bag, which predicts the run's own "
-                    "training examples, each by some of the members. Leave one of them out."
-                )
+                raise UserError(f"--{flag.name} is of no use with --out_of_bag. Leave one out.")
     else:
         path = cli.required(_INPUT, "x.npy")
-        if output.resolve() == path.resolve():
-            raise UserError(
-                f"--input and --output are both {shortened(str(output))}. Choose another --output."
-            )
         inputs, name = read_npy(path, "--input"), f"--input {shortened(str(path))}"
     cli.check_outputs(_OUTPUT)
     opened = open_finished(workdir, config=_CONFIG.file, step=_STEP.value)
@@ -155,10 +143,7 @@ def _of_inputs(opened: LoadedRun, inputs: np.ndarray) -> tuple[dict[str, np.ndar
 
 
 def _calibrated(
-    opened: LoadedRun,
-    evaluator: Evaluator,
-    inputs: np.ndarray,
-    predictions: dict[str, np.ndarray],
+    opened: LoadedRun, evaluator: Evaluator, inputs: np.ndarray, predictions: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of a prediction after the calibration that the run keeps."""
     from dist_ens.evaluation.calibration import Predictor  # It imports scipy.optimize, slowly.
@@ -185,10 +170,7 @@ def _calibrated(
 
 
 def _out_of_bag(opened: LoadedRun) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns out-of-bag predictions of the training examples, and sentences about them.
-
-    The members that were not trained on an example predict it. It is NaN if there are none.
-    """
+    """Returns out-of-bag predictions of the training examples, and sentences about them."""
     run, state, source = opened.config_run, opened.state, opened.open_source()
 
     def predictions_of(evaluator: Evaluator) -> dict[str, np.ndarray]:

@@ -3,7 +3,6 @@
 import pathlib
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import jinja2
 import yaml
@@ -35,14 +34,8 @@ _ENVIRONMENT = jinja2.Environment(
 _ENVIRONMENT.filters |= {"sh": quoted, "yaml": _yaml}
 
 
-def filled(template: str, options: Mapping[str, Any], **others: Any) -> str:
-    """Returns a file of `templates/` with the values of options, and others.
-
-    Args:
-        template: Name of the file.
-        options: Values of flags, by their names.
-        **others: More values, which come before options of the same name.
-    """
+def filled(template: str, options: Mapping[str, object], **others: object) -> str:
+    """Returns a file of `templates/` with the values of options, and others."""
     return _ENVIRONMENT.get_template(template).render({**options, **others})
 
 
@@ -52,12 +45,6 @@ def deliver(
     """Writes a file, or prints it without `output` and in a dry run, and prints what comes next.
 
     The next commands are on standard error, so that a pipe gets the file alone.
-
-    Args:
-        text: Content of the file.
-        output: Flag that names the file.
-        next_commands: Lines to print below "Next:".
-        dry_run: Whether to write nothing.
     """
     if output.value is None or dry_run:
         print(text, end="")

@@ -36,13 +36,8 @@ def prepare(argv: list[str]) -> list[str]:
 
 def main() -> int:
     """Trains the member and prints the comparison."""
-    if len(_RUN) != 1:
-        raise UserError(
-            f"dist-ens replay takes one folder of a run, and got {len(_RUN)}. Try: "
-            "dist-ens replay runs/digits --member=0."
-        )
-    if _MEMBER.value is None:
-        raise UserError("--member is missing. Give the id of one member, such as --member=0.")
+    if len(_RUN) != 1 or _MEMBER.value is None:
+        raise UserError("Give one folder and the id of a member: replay runs/digits --member=0.")
     found = replay(
         _RUN[0],
         _MEMBER.value,

@@ -56,11 +56,7 @@ def begin() -> None:
 
 
 def take_over(handler: Callable[[int, FrameType | None], None]) -> None:
-    """Calls a function at each signal, in place of what this module does.
-
-    Args:
-        handler: Function of the number of the signal. Python calls it in the main thread.
-    """
+    """Calls a function at each signal, in place of what this module does."""
     signal.set_wakeup_fd(-1)
     _handle([signal.SIGINT, *caught_preemptions()], handler)
 
@@ -70,9 +66,6 @@ def leave_running(what: str) -> None:
 
     Started again, the command would do its work a second time. So its exit code is that of Ctrl-C,
     after which no launcher starts it again.
-
-    Args:
-        what: Sentences that say what goes on, and how to find it. A later call replaces them.
     """
     global _left_running
     _left_running = what
@@ -111,11 +104,7 @@ def end_at_interrupt() -> None:
 
 
 def exit_code(number: int | None = None) -> int:
-    """Returns the exit code of a command that a signal ended.
-
-    Args:
-        number: Number of the signal. Default: those that this process received.
-    """
+    """Returns the exit code of a command that a signal ended."""
     numbers = _received if number is None else [number]
     is_preempted = any(number in _PREEMPTIONS for number in numbers)
     return ExitCode.PREEMPTED if is_preempted else ExitCode.INTERRUPTED
@@ -162,8 +151,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _answers() -> bool:
     """Returns whether the main thread acts on a signal, which it does not on a copy of the first.
 
-    A copy would stop the main thread while it tells the other hosts why this one ends, or says
-    where a run has stopped.
+    A copy would stop it while it tells the other hosts why this one ends.
     """
     global _is_answered
     is_caught = _is_answered or StopSignal.has_caught

@@ -95,18 +95,7 @@ def main() -> int:
 
 
 def _submit(script: str) -> int:
-    """Submits a script, and follows the log of the job until the job ends.
-
-    Args:
-        script: Script for sbatch.
-
-    Returns:
-        Exit code of the job. 0 for a sweep, whose tasks are not followed.
-
-    Raises:
-        UserError: If sbatch is not on this machine.
-        RunError: If Slurm does not take the job, or ends it.
-    """
+    """Submits a script, and follows the log of the job until the job ends."""
     signals.leave_running(
         "The job may be submitted already. Look for it before you submit it again: squeue --me."
     )
@@ -169,8 +158,7 @@ def _slurm(*call: str, script: str | None = None) -> subprocess.CompletedProcess
         return subprocess.run(call, input=script, capture_output=True, text=True)
     except FileNotFoundError as error:
         raise UserError(
-            f"{call[0]} is not on the PATH. Submit on a login node of the cluster, or write the "
-            "script for it: dist-ens slurm render --output=job.sh."
+            f"{call[0]} is not on the PATH. Submit on a login node of the cluster."
         ) from error
 
 

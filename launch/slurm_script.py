@@ -18,29 +18,18 @@ _OUTPUTS = ("output", "json")
 
 
 def render(command: Sequence[str], python: str, **options: Any) -> str:
-    """Returns the script of a job for sbatch.
-
-    Args:
-        command: Verb of dist-ens and its flags.
-        python: Path of the Python that has dist_ens, on every node.
-        **options: Values of the flags of `dist-ens slurm`, by their names.
-
-    Raises:
-        UserError: If sbatch cannot read a value, there are more processes than GPUs, or the tasks
-            of a sweep would have no workdirs of their own.
-    """
+    """Returns the script of a job for sbatch."""
     for flag in _IN_DIRECTIVES:
         value = options[flag]
         if value is not None and (not value.isprintable() or _SPECIAL.search(value)):
             raise UserError(
                 f"--{flag} cannot be {shortened(value)}: sbatch reads no space, quote, backslash, "
-                "# or line break there. Use letters, digits and other signs."
+                "# or line break there."
             )
     gpus, processes = options["gpus_per_node"], options["tasks_per_node"]
     if gpus and processes not in (None, 1, gpus):
         raise UserError(
-            f"--tasks_per_node={processes} does not fit --gpus_per_node={gpus}: a process uses one "
-            f"GPU or all GPUs of its node. Use --tasks_per_node={gpus} or --tasks_per_node=1."
+            f"--tasks_per_node={processes} does not fit --gpus_per_node={gpus}: use {gpus} or 1."
         )
     verb, *arguments = command
     return filled(

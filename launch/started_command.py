@@ -12,17 +12,7 @@ STARTED = ("train", "evaluate", "predict")
 
 
 class StartedCommand:
-    """The command line of a launcher: [ACTION] FLAGS -- VERB FLAGS.
-
-    Args:
-        *actions: Words of which one may stand first. The first of them is the default.
-        alone: Action that has no command after `--`.
-
-    Attributes:
-        action: One of `actions`; empty without them.
-        arguments: A verb of dist-ens and its flags. Empty until `prepare` has run.
-        launcher: Flags of the launcher, before `--`. Empty until `prepare` has run.
-    """
+    """The command line of a launcher: [ACTION] FLAGS -- VERB FLAGS."""
 
     def __init__(self, *actions: str, alone: str | None = None) -> None:
         self._actions, self._alone = actions, alone
@@ -31,15 +21,7 @@ class StartedCommand:
         self.launcher: tuple[str, ...] = ()
 
     def prepare(self, argv: Sequence[str]) -> list[str]:
-        """Takes the action and the command from the command line, and returns the other arguments.
-
-        Args:
-            argv: Command line of the launcher, with the program's name first.
-
-        Raises:
-            UserError: If the action is unknown, there is no command, it is not a verb of dist-ens,
-                or its --workdir is no local path.
-        """
+        """Takes the action and the command from a command line, and returns what is left."""
         before, after = split_at_dashes(argv)
         if self._actions and before[1:] and not before[1].startswith("-"):
             self.action = _one_of(before.pop(1), self._actions, "is not an action.")
@@ -47,10 +29,7 @@ class StartedCommand:
         if self.action == self._alone:
             return before
         if not after:
-            raise UserError(
-                "The command to start is missing. Add it after --, such as: -- train "
-                "--config=configs/digits.py --workdir=runs/digits."
-            )
+            raise UserError("The command to start is missing. Add it: -- train --config=FILE …")
         _one_of(after[0], STARTED, "cannot be started after --.")
         if workdir := value_of(after, "workdir"):
             require_local(workdir, "--workdir")
@@ -58,11 +37,7 @@ class StartedCommand:
         return before
 
     def line(self, *words: str) -> str:
-        """Returns the line of a shell that starts the same command, and not as a dry run.
-
-        Args:
-            *words: Words before the flags, such as `dist-ens` and the launcher's verb.
-        """
+        """Returns the line of a shell that starts the same command, and not as a dry run."""
         own = [flag for flag in self.launcher if not re.match("--?dry_run", flag)]
         return command_line(*words, *own, "--", *self.arguments)
 
@@ -70,10 +45,8 @@ class StartedCommand:
 def _one_of(word: str, known: Sequence[str], problem: str) -> str:
     """Returns a word, or raises a `UserError` if it is not known."""
     if word not in known:
-        raise UserError(
-            f"{shortened(word)} {problem}{did_you_mean(word, known)} Choose one of "
-            f"{', '.join(known)}."
-        )
+        choices = f"{did_you_mean(word, known)} Choose one of {', '.join(known)}."
+        raise UserError(f"{shortened(word)} {problem}{choices}")
     return word
 
 

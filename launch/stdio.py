@@ -20,14 +20,7 @@ _LONGEST_ARGUMENT = 200  # Largest number of characters of an argument in a mess
 
 
 class Output(io.FileIO):
-    """A file descriptor whose writes never raise.
-
-    Args:
-        descriptor: Number of the descriptor.
-
-    Attributes:
-        error: First error of the system other than a closed pipe; None without one.
-    """
+    """A file descriptor whose writes never raise."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -79,13 +72,7 @@ def show_and_exit(text: str) -> NoReturn:
 
 
 def exit_code(code: int, if_unwritten: int = 1) -> int:
-    """Returns the exit code of a command, and says on standard error if output was lost.
-
-    Args:
-        code: Exit code if all output was written.
-        if_unwritten: Exit code in place of 0 if output was lost. The default is 1 and not 2,
-            because the arguments of the user are correct.
-    """
+    """Returns the exit code of a command, and says on standard error if output was lost."""
     sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if not isinstance(raw, Output) or raw.error is None:

@@ -12,9 +12,7 @@ from dist_ens.evaluation import Scores
 from dist_ens.experiment import leaves
 from dist_ens.experiment.answers import keep
 from dist_ens.experiment.assess import assess
-from dist_ens.experiment.assessment import (
-    EvaluationRequest,
-)
+from dist_ens.experiment.assessment import EvaluationRequest
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import Trained, train
 from dist_ens.ground.commands import command_line, quoted
@@ -92,24 +90,15 @@ def _leave_report(trained: Trained, scores: Scores, source: Source, workdir: pat
     left = f"In {quoted(workdir)}: {report.PAGE}, {report.SUMMARY}, {report.METRICS}, {FOLDER}/."
     if np.isnan([ensemble[metric.name] for metric in shown]).any():  # The reason was printed.
         if len(found.broken) < len(scores.members) and count == 1:
+            config = trained.run.member_file
             again = command_line(
-                "dist-ens",
-                "evaluate",
-                workdir=workdir,
-                config=trained.run.member_file,
-                leave_out_broken=True,
+                "dist-ens", "evaluate", workdir=workdir, config=config, leave_out_broken=True
             )
             left += f" Next: {again}"
         console.print(left, soft_wrap=True)
         return
-    predict = command_line(
-        "dist-ens",
-        "predict",
-        workdir=workdir,
-        config=trained.run.member_file,
-        input="x.npy",
-        output="p.npz",
-    )
+    files = {"config": trained.run.member_file, "input": "x.npy", "output": "p.npz"}
+    predict = command_line("dist-ens", "predict", workdir=workdir, **files)
     scored = " and its ".join(
         f"{metric.label}{'' if place else ' is'} {formatted(ensemble, metric.name)}"
         for place, metric in enumerate(shown)

@@ -404,10 +404,7 @@ def test_an_equinox_network_is_a_loop_over_members(layout):
 
     def loss(params, state, batch, key):
         of_batch = jax.vmap(
-            eqx.combine(params, static),
-            in_axes=(0, None),
-            out_axes=(0, None),
-            axis_name="batch",
+            eqx.combine(params, static), in_axes=(0, None), out_axes=(0, None), axis_name="batch"
         )
         logits, state = of_batch(batch["inputs"], state)
         return cross_entropy(logits, batch["labels"]).mean(), state

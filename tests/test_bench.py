@@ -18,7 +18,6 @@ from dist_ens.experiment.bench import (
     LOOP,
     VMAP,
     LoopByHand,
-    Point,
     Updates,
     VmapByHand,
     bench,
@@ -100,19 +99,6 @@ def test_ensembles_of_1_2_4_members_are_timed_and_the_whole(rows, sizes):
     assert timed(12) == [2, 4, 6]
     with pytest.raises(UserError, match=r"data\.global_batch_size=6 and a data axis of 4"):
         timed(6)
-
-
-def test_nothing_is_concluded_from_neighbours_that_disagree():
-    rates = {DIST_ENS: 30.0, LOOP: 10.0, VMAP: 15.0}
-    calm = Point(8, "vmap", rates, {LOOP: [2.5, 3.0, 3.5], VMAP: [1.9, 2.0, 2.1]})
-    said = _conclusion(calm)
-    assert "is 3.00 (2.50 to 3.50) times as fast as a loop over them, and 2.00 (1.90 to" in said
-    loaded = Point(8, "vmap", rates, {LOOP: [2.0, 3.0, 3.5], VMAP: [1.9, 2.0, 2.1]})
-    said = _conclusion(loaded)
-    assert said.startswith("The spread is too wide to conclude")
-    # The way that is in doubt is marked in the table too, the other not.
-    assert _ratio(loaded, LOOP) == "3.00 (2.00 to 3.50) ?"
-    assert _ratio(loaded, VMAP) == "2.00 (1.90 to 2.10)"
 
 
 def test_of_a_set_that_does_not_fit_the_first_examples_are_timed(monkeypatch):

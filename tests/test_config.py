@@ -76,13 +76,13 @@ def test_the_name_of_a_field_in_another_library_is_understood(name, meant):
         ({"steps": True}, "steps must be int or None: got True, a bool."),
         ({"data": {"mean": ["a"]}}, "data.mean[0] must be float: got 'a'"),
         ({"data": 3}, "data is 3, but it is a section with fields."),
-        ({"steps": 1, "epochs": 1.0}, "steps=1 and epochs=1.0, but exactly one of them must be"),
-        ({}, "steps=None and epochs=None, but exactly one of them must be set."),
+        ({"steps": 1, "epochs": 1.0}, "steps=1 and epochs=1.0: exactly one must be set."),
+        ({}, "steps=None and epochs=None: exactly one must be set."),
         (
             {"steps": 1, "optimizer": {"schedule": "cosine"}},
-            "a schedule that decays needs the number of its",
+            "A schedule that decays needs schedule_steps",
         ),
-        ({"steps": 1, "data": {"num_folds": 5}}, "data.examples='shared' and data.num_folds=5"),
+        ({"steps": 1, "data": {"num_folds": 5}}, "Give data.num_folds with data.examples"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_sentence(values, sentence):
@@ -97,20 +97,6 @@ def test_every_loss_that_a_config_names_is_built():
         num_classes = None if name in of_targets else 7
         objective = make_objective(LossConfig(name=name), num_classes)
         assert objective.num_outputs == of_targets.get(name, 7)
-
-
-@pytest.mark.parametrize(
-    ("config", "sentence"),
-    [
-        ({"name": "msa"}, "loss.name='msa' is unknown. Did you mean 'mse'?"),
-        ({"name": "mse", "options": {"beta": 1.0}}, "loss.beta is not an option of mse."),
-        ({"name": "mse"}, "loss.name='mse' does not fit labels that are classes."),
-        ({"options": {"mixup": "a"}}, "loss.mixup must be float: got 'a'"),
-    ],
-)
-def test_a_loss_that_does_not_fit_is_refused(config, sentence):
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        make_objective(LossConfig(**config), num_classes=7)
 
 
 def test_only_listed_fields_may_change_on_resume():

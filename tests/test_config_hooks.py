@@ -116,7 +116,6 @@ def test_a_file_without_functions_makes_no_part(tmp_path):
     [
         ("def make_member(spec): pass", "model.name=mlp", "make_member"),
         ("def make_optimizer(spec): pass", "optimizer.learning_rate=0.5", "make_optimizer"),
-        ("def make_optimizer(spec): pass", "optimizer.b1=0.5", "make_optimizer"),
         ("def make_objective(spec): pass", "loss.beta=0.5", "make_objective"),
         ("def make_loss(spec): pass", "loss.name=mse", "make_loss"),
         ("def make_step(spec): pass", "optimizer.learning_rate=0.5", "make_step"),
@@ -152,10 +151,7 @@ def test_another_optimizer_on_the_command_line_drops_the_arguments_in_the_file(t
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [
-        (
-            "--config.optimizer.b3=1",
-            "no field 'optimizer.b3'. Fields are: optimizer.b1, ",
-        ),
+        ("--config.optimizer.b3=1", "no field 'optimizer.b3'."),
         ("--config.optimizer.name=adm", "'adm' is not an optimizer of Optax. Did you mean 'adam'"),
         ("--config.optimizer.learnig_rate=1", "Did you mean 'optimizer.learning_rate'?"),
     ],
@@ -175,7 +171,7 @@ def test_the_function_of_the_file_wins_over_the_name_of_the_optimizer(tmp_path):
 
 def test_a_misspelt_function_of_a_config_file_is_refused(tmp_path):
     (tmp_path / "own.py").write_text("def make_memebr(spec): ...\ndef make_blocks(): ...\n")
-    with pytest.raises(UserError, match=r"defines make_memebr, .* Did you mean 'make_member'\?"):
+    with pytest.raises(UserError, match=r"defines make_memebr\. Did you mean 'make_member'\?"):
         ConfigFile(str(tmp_path / "own.py"))
     (tmp_path / "own.py").write_text("def make_blocks(): ...\n")
     assert not ConfigFile(str(tmp_path / "own.py")).defines("make_member")
@@ -207,7 +203,6 @@ def test_an_experiment_in_json_is_the_run_that_it_was_stored_by(tmp_path):
     ("fields", "name"),
     [
         ({"data": {"mean": (1.0,)}}, "data.mean=(1.0,)"),
-        ({"compute": {"rematerialize": True}}, "compute.rematerialize=True"),
         ({"evaluation": {"pooling": "vote"}}, "evaluation.pooling='vote'"),
     ],
 )
@@ -225,14 +220,13 @@ def test_a_field_that_a_loss_function_does_not_see_is_refused(tmp_path, fields, 
         ("def make_member(spec): return 3", "No network can be made from an object of type int"),
         ("def make_member(spec): return lambda key: 1 / 0", "division by zero"),
         ("def make_objective(spec): return 3", "returned an int, not a dist_ens.losses.Objective"),
-        ("def make_loss(spec): pass", "returned None. Return what it makes."),
         ("def make_source(data): return []", "source is a list, not a dist_ens.data.Source."),
         ("def make_loss(spec):\n    return 1 / 0", "ZeroDivisionError: division by zero (line 7)"),
-        ("def make_callbacks(): return []", "given (line 6). Correct the config file."),
+        ("def make_callbacks(): return []", "given (line 6)."),
         ("make_optimizer = 3", "TypeError: 'int' object is not callable (line ?)."),
         (
             "def make_loss(spec): pass\ndef make_objective(spec): pass",
-            "defines make_objective and make_loss, and the first takes the place of the second",
+            "defines make_objective and make_loss. Remove one of them.",
         ),
     ],
 )

@@ -123,16 +123,6 @@ def test_an_option_changes_nothing_but_what_it_says(of_table):
     assert more == pytest.approx(expected.ensemble, rel=1e-5)
 
 
-def test_a_source_in_other_units_is_refused(of_table, tmp_path):
-    folder, *_ = of_table
-    table(tmp_path / "other.npz")
-    with np.load(tmp_path / "other.npz") as arrays:
-        np.savez(tmp_path / "other.npz", **{**arrays, "data": 2 * arrays["data"]})
-    other = open_source(DataConfig(source=f"uci:{tmp_path / 'other.npz'}"))
-    with pytest.raises(UserError, match="^The source standardises its inputs and labels by other"):
-        de.load(folder).evaluate(other)
-
-
 def test_every_group_scores_arrays_in_their_own_units():
     given = Standardization(
         ((5.0, 5.0), (4.0, 6.0)), ((3.0, 3.0), (2.0, 4.0)), (9.0, 1.0), (2.0, 4.0)

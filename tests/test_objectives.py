@@ -98,18 +98,6 @@ def test_weighted_scores_do_not_depend_on_how_the_set_is_divided(objective):
         assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_standardising_is_asked_of_the_objective_of_real_targets():
-    for make in (gaussian, beta_gaussian, squared_error, quantiles):
-        assert not make().standardize
-        assert make(standardize=True).standardize
-    assert not categorical(3).standardize
-    assert (Objective.INPUTS, Objective.LABELS, Objective.WEIGHTS) == (
-        "inputs",
-        "labels",
-        "weights",
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Poisson(Distribution):
     """Counts, whose logarithmic rate is the output: what a user writes in one file."""

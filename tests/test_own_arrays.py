@@ -119,10 +119,6 @@ WITH_NAN = np.where(np.arange(EXAMPLES)[:, None] == [7, 9], np.nan, X)
             r"has NaN, in 2 of 60 examples, the first at index \(7, 0\)",
         ),
         (
-            {"x": X, "y": np.where(np.arange(EXAMPLES) == 7, np.inf, TARGETS)},
-            r"labels has infinity, in 1 of 60 examples, the first at index 7\.",
-        ),
-        (
             {"x_train": X, "y_train": NAMES, "x_test": X, "y_test": np.full(EXAMPLES, "cats")},
             r"test, labels has the class 'cats', .* did not see .* Did you mean 'cat'\?",
         ),

@@ -26,9 +26,7 @@ from dist_ens.experiment import (
     open_source,
 )
 from dist_ens.experiment.assess import assess
-from dist_ens.experiment.assessment import (
-    EvaluationRequest,
-)
+from dist_ens.experiment.assessment import EvaluationRequest
 from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train

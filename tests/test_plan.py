@@ -328,27 +328,6 @@ def test_members_in_waves_take_the_memory_of_one_and_the_operations_of_all(monke
     assert 12 <= three.max_num_members < one.max_num_members
 
 
-def test_more_waves_than_were_asked_for_may_divide_the_members(monkeypatch):
-    # Four members a device do not come in three waves, but in four. Where these just fit, three
-    # waves of one, six members, would be fewer than the eight that do.
-    asked = {"num_members": 8, "model": LINEAR, "layout": {"waves": 3}}
-    it = small_planner(2, streamed=True, **asked)
-    planned = it.plan_mesh(8, 2)
-    assert planned.waves == 4
-    memory = planned.bytes_per_device["total"]
-    monkeypatch.setattr(planner, "memory_bytes", lambda device: memory)
-    assert it.plan().max_num_members == 8
-
-
-def test_a_workload_that_fits_nowhere_gets_advice(monkeypatch):
-    monkeypatch.setattr(planner, "memory_bytes", lambda device: 1000)
-    plan = small_planner(2, num_members=2, model=LINEAR).plan()
-    assert plan.max_num_members == 0
-    assert not any(mesh.fits for mesh in plan.meshes)
-    with pytest.raises(UserError, match="smaller --config.data.global_batch_size .*v4, v5e, v5p"):
-        plan.check_fits()
-
-
 def test_a_program_that_the_compiler_refuses_is_a_mesh_that_does_not_fit(monkeypatch):
     memory, limit = 1_000_000, 700_000  # a compiler may refuse well before the memory is full
     compiled = []
@@ -488,8 +467,7 @@ def test_what_two_slices_exchange_is_planned(tmp_path):
 
 @pytest.mark.tpu_plan
 @pytest.mark.parametrize(
-    ("text", "devices"),
-    [("v5e:1x1", 1), ("v4:2x2x2", 8), ("v6e:2x2*2", 8), ("v5p:8x8x16", 1024)],
+    ("text", "devices"), [("v5e:1x1", 1), ("v4:2x2x2", 8), ("v6e:2x2*2", 8), ("v5p:8x8x16", 1024)]
 )
 def test_the_devices_of_a_topology_are_its_chips(text, devices):
     code = f"""if True:

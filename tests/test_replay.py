@@ -1,15 +1,12 @@
 """One member of a run, trained once more and alone."""
 
-import math
-
-import numpy as np
 import pytest
 
 import failing
 from commands import dist_ens
 from dist_ens.experiment import Experiment
 from dist_ens.experiment import replay as replaying
-from dist_ens.experiment.replay import Replay, replay
+from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import ExitCode, UserError
 from failing import ensemble
@@ -83,20 +80,6 @@ def test_a_member_that_was_frozen_is_compared_though_its_training_ends_early():
 def test_a_member_that_is_not_there_is_told(workdir):
     with pytest.raises(UserError, match="The run has the members 0-7, and \\[8\\] were asked for"):
         replay(workdir, 8)
-
-
-def test_a_difference_is_relative_to_the_largest_value_of_the_run():
-    saved = np.array([1.0, -4.0], np.float32)
-    # 0.5 of 4.
-    assert replaying._difference(saved, np.array([1.5, -4.0], np.float32)) == 0.125
-    assert math.isnan(replaying._difference(saved, np.array([1.0, np.nan], np.float32)))
-
-
-def test_nan_counts_as_the_largest_difference():
-    found = Replay(0, 1, "vmap", {"a": 0.5, "b": math.nan, "c": 2.0}, 3)
-    assert found.largest[0] == "b"
-    assert not found.largest[1] <= 1.0
-    assert "most in b: by NaN in one of the two" in _sentence(found)
 
 
 @pytest.mark.faults

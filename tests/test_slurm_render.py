@@ -216,7 +216,7 @@ def test_a_job_is_requeued_if_that_helps(run, variables, code, requeued, message
     ("options", "sentence"),
     [
         *(({"name": value}, "--name cannot be") for value in ("a\nb", "a b", "a'b", "a#b", "a\\b")),
-        ({"gpus_per_node": 8, "tasks_per_node": 4}, "Use --tasks_per_node=8 or --tasks_per_node=1"),
+        ({"gpus_per_node": 8, "tasks_per_node": 4}, "--gpus_per_node=8: use 8 or 1"),
         ({"configs": ["a/x.py", "b/x.py"]}, "use files with different names"),
         ({"configs": ["a.py"], "command": ("train",)}, "Add --workdir=WORKDIR after --"),
     ],

@@ -4,12 +4,7 @@ from dist_ens.experiment.config_file import OwnParts
 from dist_ens.experiment.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
 from dist_ens.experiment.loaded import load, open_finished
 from dist_ens.experiment.loaded_run import LoadedRun
-from dist_ens.experiment.named import (
-    loss_options,
-    make_model,
-    make_objective,
-    model_options,
-)
+from dist_ens.experiment.named import loss_options, make_model, make_objective, model_options
 from dist_ens.experiment.optimizers import make_optimizer, optimizer_options
 from dist_ens.experiment.reading import fields_named, leaves
 from dist_ens.experiment.schema import (

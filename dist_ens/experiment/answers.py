@@ -22,14 +22,7 @@ _KINDS = {"calibration": "calibration", "conformal": "conformal rule"}
 def keep(
     workdir: pathlib.Path, step: int, answers: Mapping[str, Json], *, is_newest: bool = True
 ) -> None:
-    """Adds answers to those that a run keeps; see `report.keep_answers`.
-
-    Args:
-        workdir: Folder of the run.
-        step: Step of the checkpoint that the answers are of.
-        answers: Answers by question.
-        is_newest: Whether the checkpoint is the newest one.
-    """
+    """Adds answers to those that a run keeps; see `report.keep_answers`."""
     keep_answers(workdir, step, state_digest(workdir, step), answers, is_newest=is_newest)
 
 
@@ -41,18 +34,7 @@ def kept_calibration(
     calibrated: bool,
     level: float | None,
 ) -> "Calibration":
-    """Returns the newest calibration that a run keeps for the step that predicts.
-
-    Args:
-        workdir: Folder of the run.
-        predictor: Step and members that predict.
-        distribution: Predictive distribution.
-        calibrated: Whether probabilities or variances are calibrated.
-        level: Coverage of the conformal sets or intervals, in (0, 1). None for none.
-
-    Raises:
-        UserError: If the run keeps no such calibration of this step and these members.
-    """
+    """Returns the newest calibration that a run keeps for the step that predicts."""
     from dist_ens.evaluation.calibration import Calibration  # It imports scipy.optimize, slowly.
 
     calibration = Calibration(predictor=predictor)
@@ -67,14 +49,7 @@ def kept_calibration(
 def _kept(
     workdir: pathlib.Path, predictor: "Predictor", kind: str, methods: Sequence[str]
 ) -> "Calibration":
-    """Returns the newest calibration of a kind that a run keeps for the step that predicts.
-
-    Args:
-        workdir: Folder of the run.
-        predictor: Step and members that predict.
-        kind: Flag that fits it.
-        methods: Methods of the flag for these predictions.
-    """
+    """Returns the newest calibration of a kind that a run keeps for the step that predicts."""
     from dist_ens.evaluation.calibration import Calibration
 
     kept, step = read_answers(workdir), predictor.step
@@ -85,11 +60,9 @@ def _kept(
         calibration = Calibration.from_dict(found[-1]["calibration"])
         calibration.require_of(predictor)
         return calibration
-    others = [s for s, e in kept.items() if any(q.startswith(f"{kind}=") for q in e["answers"])]
-    of_others = f", and has one of step {', '.join(others)}" if others else ""
     method = next(iter(methods), "METHOD")
     evaluate = command_line("dist-ens", "evaluate", workdir=workdir, **{kind: method})
     raise UserError(
         f"The run in {quoted(workdir)} has no {_KINDS[kind]} of step {step:,}, whose members "
-        f"predict here{of_others}. Fit one first: {evaluate}."
+        f"predict here. Fit one first: {evaluate}."
     )

@@ -35,25 +35,7 @@ def assess(
     questions: EvaluationRequest,
     evaluation: Evaluation | None = None,
 ) -> Assessment:
-    """Scores a run on its test split, and computes the results of the options.
-
-    Args:
-        run: Record of the run.
-        evaluator: Evaluator of the run. All results use its pooling.
-        state: State of the ensemble.
-        source: Data of the run.
-        questions: Options of the assessment.
-        evaluation: Evaluation of the test split by the same evaluator with `by_size=True`. Default:
-            it is computed.
-
-    Returns:
-        The results, on every host.
-
-    Raises:
-        BrokenMembersError: If members predict NaN, an option needs the predictions of all members,
-            and `questions.leave_out_broken` is False.
-        UserError: If the data is not that of the run, or an option does not fit the run.
-    """
+    """Scores a run on its test split, and computes the results of the options."""
     require_trained_on(run, source)
     evaluator = without_failed(evaluator, evaluator.ensemble, state)
     found, broken = without_broken(
@@ -70,20 +52,7 @@ def assess(
 def without_broken(
     evaluator: Evaluator, state: State, ask: Callable[[Evaluator], _Answer], *, leave_out: bool
 ) -> tuple[_Answer, list[int]]:
-    """Returns the result of a function of an evaluator, without the members that predict NaN.
-
-    Args:
-        evaluator: Evaluator of the ensemble.
-        state: State of the ensemble.
-        ask: Function of an evaluator that returns the result.
-        leave_out: Whether members that predict NaN are left out.
-
-    Returns:
-        The result, and the ids of the members that were left out.
-
-    Raises:
-        BrokenMembersError: If members predict NaN and `leave_out` is False.
-    """
+    """Returns the result of `ask`, and the ids of members that predict NaN and were left out."""
     broken: list[int] = []
     while True:
         try:
@@ -139,17 +108,9 @@ def _answers(
 
 
 def _calibrations(
-    run: Run,
-    evaluator: Evaluator,
-    state: State,
-    source: Source,
-    questions: EvaluationRequest,
+    run: Run, evaluator: Evaluator, state: State, source: Source, questions: EvaluationRequest
 ) -> Iterator[tuple[str, str, JsonDict]]:
-    """Fits calibrations.
-
-    Yields:
-        Name of the scores in the JSON file, the question, and the scores with the `calibration`.
-    """
+    """Fits calibrations."""
     if questions.calibration is None and questions.conformal is None:
         return
     # These import scipy.optimize, which takes half a second.
@@ -192,37 +153,17 @@ def _over_strength(shifts: Mapping[str, Sequence[JsonDict]]) -> JsonDict:
 
 
 def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
-    """Returns a mask of the out-of-bag examples of each member.
-
-    Args:
-        run: Record of the run.
-        evaluator: Evaluator of the run. The rows of members that it leaves out are False.
-        state: State of the ensemble.
-
-    Returns:
-        Mask of the training examples on which a member was not trained; bool[members, examples].
-
-    Raises:
-        UserError: If the members were trained on all examples, belong to several groups, or are not
-            pooled by `probs`. Also if a network with batch statistics was trained on bootstrap
-            samples.
-    """
+    """Returns a mask of the examples that each member left out; bool[members, examples]."""
     data, pooling = run.experiment.data, evaluator.distribution.pooling
     if data.examples not in ("bootstrap", "kfold") or run.spec.num_groups > 1:
         raise UserError(
-            f"No member leaves out an example with data.examples={data.examples!r}. Train one "
-            "group of members with --config.data.examples=bootstrap or kfold."
+            f"No member leaves out an example with data.examples={data.examples!r}. Train with "
+            "--config.data.examples=bootstrap or kfold."
         )
     if data.examples == "bootstrap" and jax.tree.leaves(state.model_state):
-        raise UserError(
-            "The network has batch statistics, and with data.examples='bootstrap' they include "
-            "examples that a member leaves out. Train with --config.data.examples=kfold."
-        )
+        raise UserError("Batch statistics know what a bootstrap sample leaves out. Use kfold.")
     if pooling != "probs":
-        raise UserError(
-            f"Members are pooled as {pooling!r}, and out-of-bag predictions as 'probs'. Add "
-            "--pooling=probs."
-        )
+        raise UserError(f"Out-of-bag predictions are not pooled as {pooling}: use --pooling=probs.")
     out_of_bag = examples_out_of_bag(
         to_host(state.member_id),
         run.num_train_examples,
@@ -238,9 +179,8 @@ def _other_kind(run: Run, name: str) -> Unlabelled:
     spec, where = run.spec, f"--ood={quoted(name)}"
     if spec.standardization or spec.label_shape or spec.num_groups > 1:
         raise UserError(
-            f"{where} cannot be compared with {spec}: a table's columns have units of their own, "
-            "a text's characters numbers of their own, and groups of members tests of their own. "
-            "Leave --ood out."
+            f"{where} cannot be compared with {spec}: tables, texts and groups of members have "
+            "units or tests of their own. Leave --ood out."
         )
     config = dataclasses.replace(run.experiment.data, source=name, num_classes=None, validation=0.0)
     other = Unlabelled(open_test(config), spec, where)

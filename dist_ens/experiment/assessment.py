@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dist_ens.evaluation import Scores
-from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.metrics.catalogue import headlines, label_of
 
@@ -16,20 +15,7 @@ CONFORMAL = ("lac", "aps", "raps", "cqr", "cv+", "jackknife+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """The options of an assessment.
-
-    Attributes:
-        ood: Source of out-of-distribution examples; None skips the comparison with them.
-        shift: Whether the ensemble is scored under shifts of the test split.
-        calibration: Calibration method, one of `CALIBRATIONS`; None skips calibration.
-        conformal: Conformal method, one of `CONFORMAL`; None skips conformal prediction.
-        level: Coverage of conformal predictions, in (0, 1).
-        out_of_bag: Whether training examples are scored by the members that left them out.
-        leave_out_broken: Whether members that predict NaN are left out of the ensemble.
-
-    Raises:
-        UserError: If `level` is out of range.
-    """
+    """The options of an assessment; those of `dist-ens evaluate` describe them."""
 
     ood: str | None = None
     shift: bool = False
@@ -49,23 +35,13 @@ class EvaluationRequest:
         """Whether the examples must be known that each member left out of its training."""
         return self.out_of_bag or self.conformal in ("cv+", "jackknife+")
 
-    def __post_init__(self) -> None:
-        if not 0 < self.level < 1:
-            raise UserError(f"The level of coverage is {self.level}, outside (0, 1). Try 0.9.")
-
 
 @dataclasses.dataclass(frozen=True)
 class Assessment:
     """The results of an assessment.
 
-    Attributes:
-        scores: Scores of the test split, with intervals.
-        extras: Results of the options, by their names in the JSON file.
-        curves: Data of the curves in the report.
-        pictures: Inputs of the examples that the report shows; empty unless inputs are pictures.
-        broken: Ids of the members that predict NaN.
-        answers: Answers that the run keeps, by question, such as `calibration=temperature`. They
-            hold what the report and calibrated predictions need.
+    `extras` are by their names in the JSON file, `broken` are ids, and the run keeps `answers` by
+    question, such as `calibration=temperature`.
     """
 
     scores: Scores
@@ -158,14 +134,7 @@ def _of_shifts(shifts: Mapping[str, Sequence[JsonDict]]) -> list[str]:
 def told_of_broken(
     broken: Sequence[int], *, left_out: bool, num_members: int, num_groups: int = 1
 ) -> str:
-    """Returns a sentence about members that predict NaN, and what to do.
-
-    Args:
-        broken: Ids of the members that predict NaN.
-        left_out: Whether they were left out of the ensemble.
-        num_members: Number of members of the run.
-        num_groups: Number of groups of members.
-    """
+    """Returns a sentence about members that predict NaN, and what to do."""
     told = f"Members {list(broken)} predict NaN"
     if left_out:
         return f"{told}; they were left out of the ensemble."

@@ -37,20 +37,7 @@ _DRAWN_AT_ONCE = 64
 
 
 class Updates:
-    """The training of dist_ens: the updates of an ensemble, with batches drawn on the device.
-
-    Args:
-        ensemble: Ensemble to train, with any execution.
-        source: Source of the training examples.
-        order: Order of the training examples.
-        steps_per_call: Number of steps in one call of the update.
-        chosen: Whether the execution is chosen by measuring.
-        may_move: Whether that choice may also change the layout.
-
-    Attributes:
-        execution: Execution that is used.
-        state: State of the ensemble.
-    """
+    """The training of dist_ens: the updates of an ensemble, with batches drawn on the device."""
 
     def __init__(
         self,
@@ -78,10 +65,7 @@ class Updates:
         self._update = ensemble.update_steps
 
     def run(self, num_steps: int) -> None:
-        """Trains every member for some more steps, and waits for the last one.
-
-        A number of steps in a call that occurs for the first time is compiled.
-        """
+        """Trains every member for some more steps, and waits for the last one."""
         for steps in calls(0, num_steps, self._steps_per_call):
             self.state, metrics = self._update(self.state, self._draws(steps))
         jax.block_until_ready((self.state, metrics))
@@ -90,13 +74,7 @@ class Updates:
 class LoopByHand:
     """A hand-written loop: one member's jitted step, dispatched for each member on one device.
 
-    NumPy indexes the batches on the host. An ensemble with waves does not fit on the device as a
-    whole, so the states of one wave stand for all members.
-
-    Args:
-        ensemble: Ensemble to train, with any execution.
-        source: Source of the training examples.
-        order: Order of the training examples.
+    With waves the device cannot hold all members, so the states of one wave stand for them.
     """
 
     def __init__(self, ensemble: Ensemble, source: Source, order: Order) -> None:
@@ -112,10 +90,7 @@ class LoopByHand:
         alone = ensemble.replace(layout=layout, num_members=1, waves=1)
         batch = _batch(source, order)
         self.states: list[State] = [
-            jax.tree.map(
-                lambda leaf: leaf[0],
-                alone.replace(member_ids=[number]).init(batch),
-            )
+            jax.tree.map(lambda leaf: leaf[0], alone.replace(member_ids=[number]).init(batch))
             for number in range(held)
         ]
         self._step = jax.jit(step_of_one(alone), donate_argnums=0)
@@ -135,15 +110,7 @@ class LoopByHand:
 
 
 class VmapByHand:
-    """A hand-written `jit(vmap(step))`, with members and batches sharded over the mesh.
-
-    NumPy indexes the batches on the host.
-
-    Args:
-        ensemble: Ensemble to train, with any execution.
-        source: Source of the training examples.
-        order: Order of the training examples.
-    """
+    """A hand-written `jit(vmap(step))`, with members and batches sharded over the mesh."""
 
     def __init__(self, ensemble: Ensemble, source: Source, order: Order) -> None:
         layout = ensemble.layout
@@ -172,10 +139,9 @@ class VmapByHand:
 def _host_batches(
     source: Source, order: Order, ensemble: Ensemble
 ) -> Iterator[tuple[Batch, np.ndarray | None]]:
-    """Yields the batches from step 0 on, and the positions of their examples.
+    """Yields batches, [batch, ...] or [members, batch, ...], and the positions of their examples.
 
-    Leaves are [batch, ...], or [members, batch, ...] where each member has its own batches. The
-    positions are None unless a method uses them.
+    The positions are None unless a method uses them.
     """
     examples = source.train.take(np.arange(len(source.train)))
     # The indices of many steps are computed at once, because they are not part of the measurement.
@@ -203,12 +169,8 @@ def _batch(source: Source, order: Order) -> Shapes:
 class Point:
     """The measurements for one number of members.
 
-    Attributes:
-        num_members: Number of members of the ensemble.
-        execution: Execution that was used.
-        examples_per_second: Member-examples per second of each way, as the median over the rounds.
-        ratios: Time of another way divided by that of dist_ens in each round, by the name of the
-            way. `jit(vmap)` holds all members at once, so it is absent for members in waves.
+    Member-examples per second are medians over the rounds. `ratios` are times of another way over
+    those of dist_ens in each round. `jit(vmap)` is absent for members in waves.
     """
 
     num_members: int
@@ -217,11 +179,7 @@ class Point:
     ratios: Mapping[str, list[float]]
 
     def is_conclusive(self, name: str) -> bool:
-        """Returns whether the rounds agree well enough to compare another way with dist_ens.
-
-        Args:
-            name: Name of the other way.
-        """
+        """Returns whether the rounds agree well enough to compare another way with dist_ens."""
         return max(self.ratios[name]) <= WIDEST * min(self.ratios[name])
 
     def to_dict(self) -> JsonDict:
@@ -233,15 +191,7 @@ class Point:
 def with_examples_that_fit(source: Source, layout: Layout) -> Source:
     """Returns a source with as many training examples as all ways can hold in memory.
 
-    The benchmark compares training, and not the reading of data. A source with several groups is
-    a small table, and is returned as it is.
-
-    Args:
-        source: Source of any length.
-        layout: Layout of all devices that will be used, before any state is made.
-
-    Returns:
-        The source itself, or a source with its first training examples.
+    A source with several groups is a small table, and is returned as it is.
     """
     room, example_bytes = _PART_OF_THE_MEMORY * layout.free_bytes(), source.spec.example_bytes
     if len(source.train) * example_bytes <= room or source.spec.num_groups > 1:
@@ -251,17 +201,7 @@ def with_examples_that_fit(source: Source, layout: Layout) -> Source:
 
 
 def layouts_to_time(run: Run) -> list[Layout]:
-    """Returns layouts for 1, 2, 4, … members and, at the end, for those of the experiment.
-
-    It leaves out numbers of members that the rows do not divide, and layouts whose data axis does
-    not divide the batch.
-
-    Args:
-        run: Record of the run, with its experiment and the description of its data.
-
-    Raises:
-        UserError: If the data axis of the experiment's own layout does not divide its batch.
-    """
+    """Returns layouts for 1, 2, 4, … members that fit the mesh, and for those of the experiment."""
     most, rows = run.num_members, run.experiment.layout.ensemble_axis
     batch_size = run.experiment.data.global_batch_size
     sizes = [2**k for k in range(most.bit_length()) if 2**k < most]
@@ -284,25 +224,10 @@ def bench(
 ) -> Point:
     """Times an experiment against a loop over its members and `jit(vmap)` of one step.
 
-    The ways are timed in interleaved rounds, A B C A B C …, and the ratios compare times of one
-    round. dist_ens holds the training set on the devices. The other ways send batches from the
-    host, as such programs usually do. The loop uses one device, and the other ways use all devices.
-
-    Args:
-        run: Record of the run, with its experiment and the description of its data.
-        source: Data of the run.
-        make_ensemble: Function of a layout that returns the ensemble.
-        layout: Layout of the members to time, one of `layouts_to_time`.
-        num_turns: Number of rounds.
-
-    Returns:
-        The measurements for this number of members.
-
-    Raises:
-        UserError: If the network does not fit the data, or the members do not fit in memory.
+    The ways are timed in interleaved rounds, A B C A B C …. dist_ens holds the training set on the
+    devices; the others send batches from the host. The loop uses one device, the others use all.
     """
     experiment, order, ensemble = run.experiment, run.order, make_ensemble(layout)
-
     ours = Updates(
         ensemble,
         source,
@@ -311,10 +236,7 @@ def bench(
         chosen=experiment.execution == AUTO,
         may_move=experiment.layout.ensemble_axis is None,
     )
-    ways: dict[str, Way] = {
-        DIST_ENS: ours,
-        LOOP: LoopByHand(ensemble, source, order),
-    }
+    ways: dict[str, Way] = {DIST_ENS: ours, LOOP: LoopByHand(ensemble, source, order)}
     if ensemble.waves == 1:  # With waves, the devices cannot hold all members at once.
         ways[VMAP] = VmapByHand(ensemble, source, order)
     turns = step_ms_of_turns(ways, num_turns)

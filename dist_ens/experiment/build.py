@@ -1,26 +1,22 @@
 """Building of a run from its record: the ensemble, the data and the evaluator."""
 
 import dataclasses
-import pathlib
 from typing import Any
 
 import numpy as np
 
-from dist_ens.checkpoint import StepRecord, listed
+from dist_ens.checkpoint import StepRecord
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluator
 from dist_ens.evaluation.examples import Examples
-from dist_ens.experiment.checks import (
-    check_fields_without_effect,
-)
+from dist_ens.experiment.checks import fields_without_effect
 from dist_ens.experiment.config_file import NOTHING, OwnParts
 from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.named import make_methods, make_model, make_objective
 from dist_ens.experiment.optimizers import make_optimizer
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.sources import open_source
-from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
 from dist_ens.losses import Objective
@@ -39,14 +35,7 @@ from dist_ens.training.run_record import record_of
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A run with its data and its ensemble.
-
-    Attributes:
-        run: Record of the run.
-        source: Data of the run.
-        ensemble: Ensemble to train.
-        parts: Parts of the run that its experiment does not name.
-    """
+    """A run with its data and its ensemble."""
 
     run: Run
     source: Source
@@ -82,17 +71,7 @@ def build(
     member_file: str | None = None,
     source: Source | None = None,
 ) -> Built:
-    """Makes the parts of a run, before anything is written.
-
-    Args:
-        experiment: Description of the run.
-        parts: Parts in place of those that the experiment names.
-        member_file: Path of the config file that gave parts.
-        source: Data. Default: the one that `experiment.data` names.
-
-    Raises:
-        UserError: If a part cannot be made, or parts do not fit each other.
-    """
+    """Makes the parts of a run, before anything is written."""
     source = open_source(experiment.data) if source is None else source
     member_file = member_file if parts.names or parts.metrics else None
     run = Run(experiment, source.spec, source.num_train_examples, member_file)
@@ -105,15 +84,7 @@ def build(
 
 
 def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
-    """Returns the objective of a run with the pooling of its experiment; None for a loss function.
-
-    Args:
-        run: Record of the run.
-        parts: Parts that were given.
-
-    Raises:
-        UserError: If the labels do not fit the objective, or it does not support the pooling.
-    """
+    """Returns the objective of a run, with its pooling; None for a loss function."""
     if not parts.has_objective:
         return None
     objective = parts.objective or make_objective(run.experiment.loss, run.spec.num_classes)
@@ -126,23 +97,9 @@ def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
 def evaluator_of_run(
     run: Run, ensemble: Ensemble, pooling: str | None = None, parts: OwnParts = NOTHING
 ) -> Evaluator:
-    """Returns the evaluator of a run's ensemble.
-
-    Args:
-        run: Record of the run.
-        ensemble: Ensemble of the run.
-        pooling: Pooling of the members' predictions, one of `POOLINGS`. Default: that of the
-            experiment.
-        parts: Parts that were given.
-
-    Raises:
-        UserError: If the predictions do not support the pooling, or the loss is a function.
-    """
+    """Returns the evaluator of a run's ensemble."""
     if ensemble.objective is None:
-        raise UserError(
-            "The loss of this run is a function, which says nothing of predictions. Give an "
-            "objective (make_objective in the config file) to score and pool them."
-        )
+        raise UserError("A loss function says nothing of predictions. Give make_objective.")
     distribution = ensemble.objective.distribution
     if pooling is not None:
         distribution = distribution.with_pooling(pooling)
@@ -153,16 +110,7 @@ def evaluator_of_run(
 def methods_of(
     run: Run, parts: OwnParts = NOTHING, source: Source | None = None
 ) -> tuple[Method, ...]:
-    """Returns the methods of a run, from the innermost to the outermost.
-
-    Args:
-        run: Record of the run.
-        parts: Parts that were given.
-        source: Data of the run, which is trained on. Default: the ranges of its inputs are 1.
-
-    Raises:
-        UserError: If a method does not fit the data.
-    """
+    """Returns the methods of a run, from the innermost; without a source, ranges are 1."""
     spec = run.spec
     ones = np.ones((spec.num_groups, *spec.input_shape), np.float32)
     methods = make_methods(run.experiment.loss, source.input_ranges if source else lambda: ones)
@@ -173,19 +121,13 @@ def methods_of(
 def build_ensemble(
     run: Run, layout: Layout, parts: OwnParts = NOTHING, source: Source | None = None
 ) -> Ensemble:
-    """Returns the ensemble of a run.
-
-    Args:
-        run: Record of the run.
-        layout: Layout of members and data, for any number of members.
-        parts: Parts that were given.
-        source: Data of the run, which is trained on; see `methods_of`.
-
-    Raises:
-        UserError: If a part cannot be made, or does not fit the data or the experiment.
-    """
+    """Returns the ensemble of a run."""
     experiment, objective = run.experiment, objective_of(run, parts)
-    check_fields_without_effect(experiment, parts)
+    if ignored := fields_without_effect(experiment, parts):
+        raise UserError(
+            f"{ignored[0]} has no effect, because {'make_step' if parts.step else 'make_loss'} "
+            "calls the network itself. Leave the field out."
+        )
     ids = experiment.member_ids
     shared: dict[str, Any] = dict(
         num_members=layout.num_members,
@@ -217,10 +159,7 @@ def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member
     experiment, data = run.experiment, run.experiment.data
     if objective is None:
         if parts.member is None:
-            raise UserError(
-                "The config file defines a loss function and no network, and a loss function needs "
-                "one. Define make_member(spec) too."
-            )
+            raise UserError("A loss function needs a network. Define make_member(spec) too.")
         return as_member(parts.member)
     if parts.member is None:
         member = make_model(experiment.model, run.spec.input_shape, objective.num_outputs)
@@ -232,14 +171,7 @@ def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member
 
 
 def identified(run: Run, ensemble: Ensemble, parts: OwnParts, source: Source) -> Run:
-    """Returns a run with its record, the fingerprints of its data, and the names of its parts.
-
-    Args:
-        run: Run without them.
-        ensemble: Ensemble of the run, on any layout.
-        parts: Parts that were given.
-        source: Data of the run.
-    """
+    """Returns a run with its record, the fingerprints of its data, and the names of its parts."""
     splits = source.fingerprint
     record = dataclasses.replace(
         record_of_run(run, ensemble, parts),
@@ -257,26 +189,3 @@ def record_of_run(run: Run, ensemble: Ensemble, parts: OwnParts) -> StepRecord:
         # The ranges of the inputs, which some methods hold, belong to the data.
         ensemble = ensemble.replace(methods=methods_of(run, parts))
     return record_of(ensemble, run.batch(run.experiment.data.global_batch_size))
-
-
-def check_parts(run: Run, ensemble: Ensemble, parts: OwnParts, folder: pathlib.Path) -> None:
-    """Checks that the given parts are those that a run was trained with.
-
-    Args:
-        run: Saved run.
-        ensemble: Ensemble of the run with the given parts.
-        parts: Parts that were given.
-        folder: Folder of the run.
-
-    Raises:
-        UserError: If a part has another name, or the training step differs, where the same versions
-            traced both.
-    """
-    if run.record is None or not parts.names:
-        return
-    different = record_of_run(run, ensemble, parts).differences(run.record)
-    if different:
-        raise UserError(
-            f"The parts that were given are not those of the run in {quoted(folder)}: "
-            f"{listed(different)}. Give those that it was trained with."
-        )

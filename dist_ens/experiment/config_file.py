@@ -32,18 +32,10 @@ _Result = TypeVar("_Result")
 
 @dataclasses.dataclass(frozen=True)
 class OwnParts:
-    """The parts that a config file makes itself, in place of those that its fields name.
+    """The parts that a config file makes itself; see `ConfigFile`.
 
-    Attributes:
-        member: Network of one member. None uses `model.name`.
-        objective: Objective, with a loss and a predictive distribution. None uses `loss.name`.
-        loss: Loss function, `loss(params, model_state, batch, key)`. None uses the objective.
-        step: Functions of a user's step, by their names in `Ensemble.from_step`: `init`,
-            `step`, and `apply` or `eval_loss`. None uses the network, the loss and the optimizer.
-        optimizer: Optimizer with `init` and `update`. None uses `optimizer.name`.
-        methods: Methods beside those that the config names, the innermost first. Default: none.
-        metrics: Metrics beside those of the objective. Default: none.
-        callbacks: Callbacks beside those of the command line. Default: none.
+    `step` has functions by their names in `Ensemble.from_step`: `init`, `step`, and `apply` or
+    `eval_loss`. The innermost of `methods` is the first.
     """
 
     member: Member | None = None
@@ -64,12 +56,7 @@ class OwnParts:
     def names(self) -> dict[str, str]:
         """Names of the parts that decide what a training step computes, by kind.
 
-        They belong to the record of a run. Metrics and callbacks may change when it resumes. A part
-        is named by its `name`, a function or class by its own name, and another object by its
-        class.
-
-        >>> OwnParts(loss=sum, callbacks=(print, [])).names
-        {'loss': 'sum'}
+        They belong to the record of a run. Metrics and callbacks may change when it resumes.
         """
         given: dict[str, object] = {
             "network": self.member,
@@ -87,7 +74,7 @@ FUNCTIONS = (*(_PREFIX + field.name for field in dataclasses.fields(OwnParts)), 
 
 
 def _name_of(part: object) -> str:
-    """Returns the name of a part, or that of its class."""
+    """Returns the `name` of a part, that of a function or class, or that of its class."""
     named = getattr(part, "name", None) or getattr(part, "__qualname__", None)
     return named if isinstance(named, str) else type(part).__qualname__
 
@@ -109,16 +96,6 @@ class ConfigFile:
         make_callbacks(spec)       callbacks beside those of the command line
 
     `spec` is the `dist_ens.data.Spec` of the data set, `data_config` the experiment's `DataConfig`.
-
-    Args:
-        path: Path of the file, which is run. None for no file, which makes no parts.
-
-    Attributes:
-        path: Path of the file, with `~` expanded; None for no file.
-
-    Raises:
-        UserError: If the file is missing or raises an error, misspells one of these functions, or
-            makes two parts of which one replaces the other.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -129,20 +106,14 @@ class ConfigFile:
         file = given_path(path, "--config")
         self.path = str(file)
         if not file.is_file():
-            raise UserError(
-                f"--config={shortened(path)} is not a file, seen from {pathlib.Path.cwd()}. "
-                "Correct the path of the config."
-            )
+            raise UserError(f"--config={shortened(path)} is not a file (in {pathlib.Path.cwd()}).")
         sys.path.insert(0, str(file.parent))  # `python FILE` does the same.
         self._names = self._run(lambda: runpy.run_path(str(file)))
         for name in self._names:
             # Nine tenths tell a slip of the finger from a helper such as make_blocks.
             near = difflib.get_close_matches(name, FUNCTIONS, n=1, cutoff=0.9)
             if near and name not in FUNCTIONS:
-                raise UserError(
-                    f"{self.path} defines {name}, which is none of the functions of a config file. "
-                    f"Did you mean {near[0]!r}? Correct the name, or choose another one."
-                )
+                raise UserError(f"{self.path} defines {name}. Did you mean {near[0]!r}?")
         for one, other in (
             ("make_objective", "make_loss"),
             ("make_step", "make_member"),
@@ -150,46 +121,25 @@ class ConfigFile:
             ("make_step", "make_optimizer"),
         ):
             if self.defines(one) and self.defines(other):
-                raise UserError(
-                    f"{self.path} defines {one} and {other}, and the first takes the place of the "
-                    "second. Remove one of the two functions."
-                )
+                raise UserError(f"{self.path} defines {one} and {other}. Remove one of them.")
 
     def defines(self, function: str) -> bool:
-        """Returns whether the file defines a function.
-
-        Args:
-            function: Name of the function, such as `make_member`.
-        """
+        """Returns whether the file defines a function."""
         return function in self._names
 
     def experiment(self) -> Experiment:
-        """Returns the experiment that `get_config()` describes.
-
-        Raises:
-            UserError: If there is no such function, or it returns something other than a config.
-        """
+        """Returns the experiment that `get_config()` describes."""
         if not self.defines("get_config"):
-            raise UserError(
-                f"{self.path} has no function get_config(). Add one that returns a ConfigDict."
-            )
+            raise UserError(f"{self.path} has no get_config(). Add one that returns a ConfigDict.")
         config = self._call("get_config")
         if not isinstance(config, ConfigDict):
             raise UserError(
-                f"get_config() in {self.path} returned {kind_of(config)}, not an "
-                "ml_collections.ConfigDict. Wrap it: ConfigDict(dict(…))."
+                f"get_config() in {self.path} returned {kind_of(config)}, no ConfigDict."
             )
         return Experiment.from_dict(config.to_dict())
 
     def own_parts(self, spec: Spec) -> OwnParts:
-        """Returns all parts that the file makes itself, except the data set.
-
-        Args:
-            spec: Description of the data set.
-
-        Raises:
-            UserError: If a function of the file raises an error, or returns nothing.
-        """
+        """Returns all parts that the file makes itself, except the data set."""
         functions = [name for name in FUNCTIONS if self.defines(name) and name != _SOURCE]
         made = {name.removeprefix(_PREFIX): self._call(name, spec) for name in functions}
         if "member" in made:
@@ -197,16 +147,12 @@ class ConfigFile:
         if "objective" in made and not hasattr(made["objective"], "distribution"):
             raise UserError(
                 f"make_objective in {self.path} returned {kind_of(made['objective'])}, not a "
-                "dist_ens.losses.Objective. Define make_loss for a loss function."
+                "dist_ens.losses.Objective."
             )
         return OwnParts(**made)
 
     def source(self, data_config: DataConfig) -> Source | None:
-        """Returns the file's own data set; None if it has none.
-
-        Raises:
-            UserError: If `make_source` raises an error, or its data set does not fit its spec.
-        """
+        """Returns the file's own data set; None if it has none."""
         if not self.defines(_SOURCE):
             return None
         source = self._call(_SOURCE, data_config)
@@ -228,15 +174,7 @@ class ConfigFile:
         return made
 
     def _run(self, call: Callable[[], _Result], otherwise: int | str = "?") -> _Result:
-        """Runs code of the file. An exception becomes a message with the line number.
-
-        Args:
-            call: Code to run.
-            otherwise: Line number to report if no line of the file raised the exception.
-
-        Raises:
-            UserError: If the code raises an exception.
-        """
+        """Runs code of the file; an exception becomes a message with its line, or `otherwise`."""
         try:
             return call()
         except UserError:
@@ -246,45 +184,22 @@ class ConfigFile:
             own = [frame.lineno for frame in frames if frame.filename == self.path]
             line = getattr(error, "lineno", None) or (own[-1] if own else otherwise)
             raise UserError(
-                f"{self.path} raised {type(error).__name__}: {error} (line {line}). Correct the "
-                "config file."
+                f"{self.path} raised {type(error).__name__}: {error} (line {line})."
             ) from error
 
 
 class ExperimentFile:
-    """An experiment in JSON, such as the one that a run leaves in its folder.
-
-    No code of the file is run, so a file of somebody else can be used without reading it first. All
-    parts of the run are those that the experiment names.
-
-    Args:
-        path: Path of the file.
-
-    Attributes:
-        path: Path of the file, with `~` expanded.
-
-    Raises:
-        UserError: If the file cannot be read, or holds no JSON object.
-    """
+    """An experiment in JSON, such as the one that a run leaves in its folder. No code is run."""
 
     def __init__(self, path: str) -> None:
         file = given_path(path, "--experiment")
         self.path = str(file)
         try:
             self._values = from_json(bytes_in(file))
-            if not isinstance(self._values, dict):
-                raise ValueError("it is not a JSON object")
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
-            raise UserError(
-                f"--experiment={shortened(path)} cannot be read: {why}. Give a file such as the "
-                f"{EXPERIMENT} in the folder of a run."
-            ) from error
+            raise UserError(f"--experiment={shortened(path)} cannot be read: {why}.") from error
 
     def experiment(self) -> Experiment:
-        """Returns the experiment.
-
-        Raises:
-            UserError: If a field is unknown, or has a value that it cannot have.
-        """
+        """Returns the experiment."""
         return Experiment.from_dict(self._values)

@@ -1,7 +1,6 @@
 """A whole experiment, and the fields that may change on resume."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -97,32 +96,14 @@ class Experiment:
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
-        for one, other, hint in (
-            (
-                "num_members",
-                "members_per_group",
-                "--config.num_members=8 or --config.members_per_group=5; a config file sets the "
-                "other to None",
-            ),
-            ("steps", "epochs", "--config.steps=1000 or --config.epochs=10"),
-        ):
+        for one, other in (("num_members", "members_per_group"), ("steps", "epochs")):
             here, there = getattr(self, one), getattr(self, other)
             if (here is None) == (there is None):
-                raise UserError(
-                    f"{one}={here} and {other}={there}, but exactly one of them must be set. Give "
-                    f"{hint}."
-                )
+                raise UserError(f"{one}={here} and {other}={there}: exactly one must be set.")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> Self:
-        """Returns an experiment made from nested mappings, such as JSON or `ConfigDict.to_dict()`.
-
-        Args:
-            values: Values by the names of the fields. Sections are mappings, tuples may be lists.
-
-        Raises:
-            UserError: If a field is unknown, or has the wrong type or a value out of range.
-        """
+        """Returns an experiment from nested mappings, such as JSON or `ConfigDict.to_dict()`."""
         return from_mapping(cls, values)
 
     def to_dict(self) -> JsonDict:
@@ -130,11 +111,7 @@ class Experiment:
         return dataclasses.asdict(self)
 
     def with_members(self, member_ids: Sequence[int]) -> Self:
-        """Returns the experiment of some members.
-
-        Args:
-            member_ids: Ids of the members.
-        """
+        """Returns the experiment of some members."""
         ids = tuple(member_ids)
         return dataclasses.replace(
             self,
@@ -148,35 +125,16 @@ class Experiment:
         return to_config_dict_of(self)
 
     def total_members(self, num_groups: int) -> int:
-        """Returns the number of members of all groups together.
-
-        Args:
-            num_groups: Number of groups of the data source.
-
-        Raises:
-            UserError: If the groups would have different numbers of members.
-        """
+        """Returns the number of members of all groups together."""
         if self.num_members is None:
             return num_groups * (self.members_per_group or 1)
         if self.num_members % num_groups:
-            raise UserError(
-                f"num_members={self.num_members} is not a multiple of the {num_groups} groups. Try "
-                f"--config.num_members={math.ceil(self.num_members / num_groups) * num_groups}."
-            )
+            raise UserError(f"num_members={self.num_members} is no multiple of {num_groups}.")
         return self.num_members
 
 
 def differences_on_resume(saved: Experiment, asked: Experiment) -> list[tuple[str, Json, Json]]:
-    """Returns the differences that forbid an experiment to resume from another's checkpoint.
-
-    Args:
-        saved: Experiment in the checkpoint.
-        asked: Experiment that is to be resumed.
-
-    Returns:
-        `(field, value in saved, value in asked)` for every field outside `MAY_CHANGE_ON_RESUME`
-        whose values differ. Empty if `asked` may resume.
-    """
+    """Returns the differences that forbid an experiment to resume from another's checkpoint."""
     old, new = dict(leaves(saved.to_dict())), dict(leaves(asked.to_dict()))
     return [
         (path, old.get(path), new.get(path))

@@ -15,7 +15,7 @@ from dist_ens.checkpoint import (
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import saved_structures
-from dist_ens.experiment.build import build_ensemble, check_parts
+from dist_ens.experiment.build import build_ensemble, record_of_run
 from dist_ens.experiment.config_file import NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.loaded_run import NO_FILE, LoadedRun
 from dist_ens.experiment.record import Run
@@ -87,27 +87,7 @@ def open_finished(
     member_ids: Sequence[int] | None = None,
     config: ConfigFile | None = None,
 ) -> LoadedRun:
-    """Opens a checkpoint of a run that was started from a config.
-
-    Args:
-        workdir: Folder of the run.
-        own_parts: Function that makes the parts of the run that its experiment does not name.
-            Default: `config` makes them.
-        dropout_samples: Number of samples in place of the experiment's
-            `evaluation.dropout_samples`; 0 for none.
-        step: Step of the checkpoint. Default: the newest.
-        member_ids: Ids of the members to read, in the order of the state. Only their bytes are
-            read. Default: all members.
-        config: Config file of the run.
-
-    Returns:
-        The run, its ensemble, and its state on a layout for these devices.
-
-    Raises:
-        UserError: If there is no checkpoint, none of that step, or a member is not in it. Also if a
-            part is needed and not given, or is not that of the run.
-        RunError: If the checkpoint is damaged.
-    """
+    """Opens a checkpoint of a run that was started from a config."""
     folder = given_path(workdir, "workdir")
 
     def opened() -> LoadedRun:
@@ -123,10 +103,7 @@ def _record(folder: pathlib.Path, step: int | None) -> tuple[int, Mapping[str, J
     """Returns the step and the record of a checkpoint; raises a `UserError` if there is none."""
     at, record = read_newest(folder, step)
     if record is None:
-        raise UserError(
-            f"There is no checkpoint in {quoted(folder)}. Give the folder of a run, which has a "
-            "folder checkpoints/."
-        )
+        raise UserError(f"There is no checkpoint in {quoted(folder)}. Give the folder of a run.")
     return at, record
 
 
@@ -151,11 +128,6 @@ def _loaded(
     run, parts = None, NOTHING
     if not record.config:
         ensemble = _given_ensemble(folder, record, ensemble, member_ids)
-    elif ensemble is not None:
-        raise UserError(
-            f"The run in {quoted(folder)} was started from a config, which describes its "
-            "ensemble. Leave ensemble out."
-        )
     else:
         run = Run.from_dict(values)
         run = run if member_ids is None else run.with_members(member_ids)
@@ -173,17 +145,18 @@ def _loaded(
 def _described_ensemble(
     run: Run, parts: OwnParts, folder: pathlib.Path, dropout_samples: int | None
 ) -> tuple[Run, Ensemble]:
-    """Returns a run with its samples with dropout, and its ensemble on a layout for this process.
-
-    Raises:
-        UserError: If the parts are not those of the run.
-    """
+    """Returns a run with its samples with dropout, and its ensemble on these devices."""
     layout = Layout.make(run.num_members, devices=cluster.devices_for(run.num_members))
     if dropout_samples is not None:
         run = run.with_dropout_samples(dropout_samples or None)
     ensemble = build_ensemble(run, layout, parts)
-    if dropout_samples is None:
-        check_parts(run, ensemble, parts, folder)
+    if dropout_samples is None and run.record and parts.names:
+        different = record_of_run(run, ensemble, parts).differences(run.record)
+        if different:
+            raise UserError(
+                f"The parts that were given are not those of the run in {quoted(folder)}: "
+                f"{listed(different)}. Give those that it was trained with."
+            )
     return run, ensemble
 
 
@@ -193,26 +166,20 @@ def _given_ensemble(
     ensemble: Ensemble | None,
     member_ids: Sequence[int] | None,
 ) -> Ensemble:
-    """Returns the ensemble of a run that was made in Python, with some of its members.
-
-    Raises:
-        UserError: If no ensemble was given, or it is not that of the run.
-    """
+    """Returns the ensemble of a run that was made in Python, with some of its members."""
+    parts = f"member {record.member}, optimizer {record.optimizer}, loss {record.loss}"
+    if not record.optimizer:
+        parts = f"its step is {record.member}"
     if ensemble is None:
-        parts = f"member {record.member}, optimizer {record.optimizer}, loss {record.loss}"
-        made = "Ensemble(...)"
-        if not record.optimizer:
-            parts, made = f"its step is {record.member}", "Ensemble.from_step(...)"
         raise UserError(
-            f"The run in {quoted(folder)} was made in Python: {parts}. Give them again: "
-            f"load(folder, ensemble={made})."
+            f"The run in {quoted(folder)} was made in Python: {parts}. Give them again, as "
+            "load(folder, ensemble=...)."
         )
     here = StepRecord.from_dict(record_of(ensemble, record.batch_shapes()).to_dict())
     different = here.differences(record)
     if different:
         raise UserError(
-            f"The ensemble is not that of the run in {quoted(folder)}: {listed(different)}. Give "
-            "the ensemble with which the run was trained."
+            f"The ensemble is not that of the run in {quoted(folder)}: {listed(different)}."
         )
     if member_ids is None or list(member_ids) == ensemble.ids.tolist():
         return ensemble
@@ -222,28 +189,17 @@ def _given_ensemble(
 def parts_of(
     run: Run, workdir: pathlib.Path, own_parts: Callable[[Spec], OwnParts] | None
 ) -> OwnParts:
-    """Returns the given parts of a run.
-
-    Args:
-        run: Record of the run.
-        workdir: Folder of the run, for messages.
-        own_parts: Function of the data's description that returns the parts; None for no parts.
-
-    Raises:
-        UserError: If parts are needed and not given.
-    """
+    """Returns the parts of a run that its experiment does not name, made by `own_parts`."""
     parts = own_parts(run.spec) if own_parts else NOTHING
     if not run.has_own_parts or parts.names or (parts.metrics and not run.parts):
         return parts
-    named = run.names_of_own_parts
+    named = (
+        f"The parts of the run in {quoted(workdir)} ({', '.join(run.parts.values())}) were given"
+    )
     if run.member_file is None:
-        raise UserError(
-            f"The parts of the run in {quoted(workdir)} ({named}) were given in Python, and none "
-            "are given here. Give them again: open_finished(workdir, lambda spec: "
-            "OwnParts(member=...))."
-        )
+        raise UserError(f"{named} in Python, and none are given here. Give them as own_parts.")
     raise UserError(
-        f"The run in {quoted(workdir)} has parts ({named}) that its config file defines, which is "
-        f"not run unasked. Add {option('config', run.member_file)}, in Python "
+        f"{named} by a config file, which is not run unasked. Add "
+        f"{option('config', run.member_file)}, in Python "
         f"load({str(workdir)!r}, config={run.member_file!r})."
     )

@@ -56,32 +56,17 @@ class LoadedRun(NamedTuple):
 
     @property
     def config_run(self) -> Run:
-        """Record of a run that was started from a config.
-
-        Raises:
-            UserError: If the run was made in Python.
-        """
+        """Record of a run that was started from a config."""
         if self.run is None:
-            raise UserError(
-                f"The run in {quoted(self.folder)} was made in Python, and knows no data. Give "
-                "data to evaluate, or use a run that was started from a config."
-            )
+            raise UserError(f"The run in {quoted(self.folder)} was made in Python. Give data.")
         return self.run
 
     def require_own_members(self) -> None:
-        """Checks that the seed of the run and their ids determine what the members have seen.
-
-        Raises:
-            UserError: If a member was trained in another run, with another seed or id, or was
-                imported.
-        """
+        """Raises a `UserError` if a member was trained in another run, or imported."""
         seed = self.config_run.experiment.seed
         others = [member.member_id for member in self.members if member.is_of_other_run(seed)]
         if others:
-            raise UserError(
-                f"The members {ids_text(others)} were trained in other runs, so that the examples "
-                "that they left out are not known. Ask this of the run that trained them."
-            )
+            raise UserError(f"Members {ids_text(others)} were trained in other runs, not in this.")
 
     def predict(
         self, inputs: Inputs, *, calibrated: bool = False, conformal: float | None = None
@@ -107,10 +92,7 @@ class LoadedRun(NamedTuple):
             return prediction
         objective = self.ensemble.objective
         if self.run is None or objective is None:
-            raise UserError(
-                "This run keeps no calibration: it was made in Python, or its loss is a function. "
-                "Fit one with dist_ens.calibrate, and give it to run.ensemble.predict."
-            )
+            raise UserError("This run keeps no calibration. Fit one with dist_ens.calibrate.")
         from dist_ens.evaluation.calibration import Predictor  # It imports scipy.optimize, slowly.
 
         ensemble, state = self.ensemble.at(self._pooled_state())
@@ -127,10 +109,7 @@ class LoadedRun(NamedTuple):
         """Returns the prediction before any calibration; see `predict`."""
         given = self.run.spec.standardization if self.run else None
         if given is not None and len(given.target_mean) > 1:
-            raise UserError(
-                f"This run has {len(given.target_mean)} groups of members, each trained on a split "
-                "of its own, so that their predictions are not pooled. Use dist-ens predict."
-            )
+            raise UserError("Predictions of several groups are not pooled. Use dist-ens predict.")
         if self.run is not None and self.ensemble.objective is not None:
             inputs = convert_inputs(self.run.spec, np.asarray(inputs), "The argument inputs")
         if given is None:
@@ -190,24 +169,12 @@ class LoadedRun(NamedTuple):
         )
 
     def evaluator(self, pooling: str | None = None) -> Evaluator:
-        """Returns the evaluator of a run from a config, without the members that failed.
-
-        Args:
-            pooling: Pooling of the members' predictions. Default: that of the run.
-
-        Raises:
-            UserError: If the predictions do not support the pooling, or the loss is a function.
-        """
+        """Returns the evaluator of a run from a config, without the members that failed."""
         evaluator = evaluator_of_run(self.config_run, self.ensemble, pooling, self.parts)
         return without_failed(evaluator, self.ensemble, self.state)
 
     def open_source(self) -> Source:
-        """Returns the data on which a run from a config was trained.
-
-        Raises:
-            UserError: If the data has changed since the run was trained, or the run was made in
-                Python.
-        """
+        """Returns the data on which a run from a config was trained."""
         run = self.config_run
         source = self.config.open_source(run.experiment.data)
         require_trained_on(run, source)
@@ -215,23 +182,12 @@ class LoadedRun(NamedTuple):
 
 
 def _examples(spec: Spec, data: Data) -> Examples:
-    """Returns data as examples in the units of a run's members.
-
-    Args:
-        spec: Description of the run's data.
-        data: Data to score: a source, a split, arrays or batches.
-
-    Raises:
-        UserError: If a source standardises its examples by other numbers than the run's.
-    """
+    """Returns data as examples in the units of a run's members."""
     given = spec.standardization
     if isinstance(data, Source | Split):
         found = examples_of(data)
         if found.spec is not None and found.spec.standardization != given:
-            raise UserError(
-                "The source standardises its inputs and labels by other numbers than the data that "
-                "the run was trained on. Give its inputs and labels as arrays, in their own units."
-            )
+            raise UserError("The source standardises its inputs and labels by other numbers.")
         return Examples(found.split, spec)
     arrays = with_class_numbers(
         arrays_of(data), Objective.LABELS, spec.class_names or (), "The data"

@@ -45,22 +45,8 @@ def copy_members(
 ) -> SavedMembers:
     """Writes a new run that has members of saved runs, and returns them.
 
-    Only the bytes of these members are read. The saved runs are not changed. They may differ in
-    their seed and their members. A member whose id a member of an earlier run has gets the next
-    free id. In an ensemble of groups it is one of the same group.
-
-    Args:
-        workdirs: Folders of the runs, at least one.
-        to: Folder of the new run, empty or not there yet.
-        member_ids: Ids of the members to copy from each run that has them, in the order of the new
-            run. Default: all members.
-        step: Step of the checkpoints. Default: the newest of each run.
-
-    Raises:
-        UserError: If there is no such checkpoint or member, or the new folder is in use. Also if
-            the runs differ in more than that, or have seen different numbers of steps, or two of
-            the members are the same: of one seed and one id.
-        RunError: If a checkpoint is damaged, or the new one cannot be written.
+    The runs may differ in their seed and their members. A member whose id is taken gets the next
+    free id, in an ensemble of groups one of the same group. Only the members' bytes are read.
     """
     require_folder(to)
     (first, ids), *others = _ids_in(workdirs, member_ids, step)
@@ -71,7 +57,9 @@ def copy_members(
     members = read(first, ids)
     for workdir, ids in others:
         more = read(workdir, ids)
-        _require_same_run(members, more, first, workdir)
+        if conflict := _conflict(members, more):
+            both = f"Members of {quoted(first)} and {quoted(workdir)}"
+            raise UserError(f"{both} cannot be in one run: {conflict}.")
         members = members.joined(more.renamed(_free_ids(members, more)))
     return write_run(to, members)
 
@@ -87,34 +75,14 @@ def extend(
     """Trains more members for a run, and writes a new run that has all of them.
 
     The new members are those that a larger ensemble would have. They are trained in the folder
-    `new_members` of the new run, up to the step of the run, and this can be resumed. The members of
-    the run keep every bit. The callbacks of the run's config file are not called.
-
-    Args:
-        workdir: Folder of a run that was started from a config.
-        member_ids: Ids of the members to train, which the run does not have.
-        to: Folder of the new run, which holds nothing else.
-        own_parts: Function that makes the parts of the run that its experiment does not name.
-        open_source: Function of the `data` of the run's experiment that returns its data. Default:
-            it opens the source that they name.
-
-    Returns:
-        The members of the new run. None if a signal stopped the training, which resumes when this
-        is called again.
-
-    Raises:
-        UserError: If the run was made in Python, a member exists already, the data is not that of
-            the run, or another version of dist_ens drew its random numbers.
-        RunError: If a checkpoint is damaged or cannot be written.
+    `new_members` of the new run, which can be resumed: the result is None after a signal. The
+    members of the run keep every bit. The callbacks of the config file are not called.
     """
     require_folder(to, may_hold=[NEW_MEMBERS])
     members = read_members(workdir)
     require_config_record(members.record, workdir)
     if {*member_ids} & {*members.member_ids} or not member_ids:
-        raise UserError(
-            f"{quoted(workdir)} has the members {ids_text(members.member_ids)}, and "
-            f"{str(list(member_ids))[:200]} are to be trained. Give ids that it does not have."
-        )
+        raise UserError(f"It has {ids_text(members.member_ids)}. Give ids that it does not have.")
     run = Run.from_dict(members.record)
     require_own_keys(run, workdir)
     parts = parts_of(run, workdir, own_parts)
@@ -158,43 +126,32 @@ def _ids_in(
     missing = {*member_ids}.difference(*there.values())
     if missing or not member_ids:
         has = "; ".join(f"{quoted(workdir)} has {ids_text(ids)}" for workdir, ids in there.items())
-        raise UserError(
-            f"The members {str(list(member_ids))[:200]} are not all there: {has}. Give ids that "
-            "are there."
-        )
+        asked = str(list(member_ids))[:200]
+        raise UserError(f"The members {asked} are not all there: {has}. Give ids that are there.")
     found = [
         (workdir, [each for each in member_ids if each in ids]) for workdir, ids in there.items()
     ]
     return [(workdir, ids) for workdir, ids in found if ids]
 
 
-def _require_same_run(
-    members: SavedMembers, other: SavedMembers, workdir: pathlib.Path, other_workdir: pathlib.Path
-) -> None:
-    """Raises a `UserError` unless two runs differ only in their seed and their members."""
-    both = f"Members of {quoted(workdir)} and {quoted(other_workdir)} cannot be in one run"
+def _conflict(members: SavedMembers, other: SavedMembers) -> str:
+    """Returns in what two runs differ apart from seed and members, or share; empty for nothing."""
     if members.step != other.step:
-        raise UserError(
-            f"{both}: the first has seen {members.step:,} steps, and the second {other.step:,}. "
-            "Give --step for a step that both have saved, or train one of them further."
-        )
+        return f"the first has seen {members.step:,} steps, and the second {other.step:,}"
     different = _differences(members.record, other.record)
     if different:
-        listed = "; ".join(
+        return "; ".join(
             f"{what} is {repr(one)[:200]} in the first and {repr(two)[:200]} in the second"
             for what, one, two in different
         )
-        raise UserError(f"{both}: {listed}. Only the seed and the members may differ.")
     first, second = (
         {(member.seed, member.original_id) for member in each.lineages if member.seed is not None}
         for each in (members, other)
     )
-    if same := first & second:
-        seed, member_id = min(same)
-        raise UserError(
-            f"{both}: member {member_id} of the seed {seed} is in both. Leave it out by --ids, or "
-            "copy the others to a new run first."
-        )
+    if not first & second:
+        return ""
+    seed, member_id = min(first & second)
+    return f"member {member_id} of the seed {seed} is in both"
 
 
 def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, object, object]]:
@@ -215,10 +172,7 @@ def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, object, o
 
 
 def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
-    """Returns ids for the members of another run: their own ids, or the next free ones.
-
-    The group of a member is its id modulo their number, and it stays in it.
-    """
+    """Returns ids for the members of another run: their own, or the next free of their group."""
     record = members.record
     is_of_config = "experiment" in record
     groups = Run.from_dict(record).spec.num_groups if is_of_config else record.get("num_groups")
@@ -240,14 +194,7 @@ def require_folder(to: pathlib.Path, *, may_hold: Sequence[str] = ()) -> None:
 
 
 def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
-    """Writes a new run with these members, and returns them with its record.
-
-    A run whose parts its experiment names gets the file `experiment.json`, too.
-
-    Args:
-        to: Folder of the new run; see `require_folder`.
-        members: Members, with the record of the run that they come from.
-    """
+    """Writes a new run with these members, and returns them with its record."""
     ids = members.member_ids
     if "experiment" in members.record:
         run = Run.from_dict(members.record).with_members(ids)

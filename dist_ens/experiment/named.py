@@ -34,7 +34,7 @@ _OBJECTIVES = {
     "pinball": "quantiles",
 }
 _CLASSES, _RANGES = "num_classes", "input_ranges"  # Arguments that the data gives.
-Options = dict[str, tuple[Any, type]]
+Options = dict[str, tuple[object, type]]
 
 
 def _made_by(module: ModuleType, returned: object) -> dict[str, Callable[..., Any]]:
@@ -59,12 +59,7 @@ _METHODS = {
 
 
 def _options(function: Callable[..., object], given: Sequence[str]) -> Options:
-    """Returns the default and the type of each argument that a config can set, by its name.
-
-    Args:
-        function: Function of `dist_ens`, with annotations.
-        given: Arguments that the run gives.
-    """
+    """Returns the default and the type of each argument that is not `given`, by its name."""
     hints = typing.get_type_hints(function)
     return {
         name: (parameter.default, _type_of(hints[name]))
@@ -80,26 +75,11 @@ def _type_of(hint: Any) -> type:
 
 
 def model_options(name: str) -> Options:
-    """Returns the default and the type of each option of a network.
-
-    Args:
-        name: Name of the network, such as "mlp".
-
-    Returns:
-        Pairs `(default, type)` by the name of the option. Options given as sequences have the type
-        tuple.
-
-    Raises:
-        UserError: If no network has this name.
-
-    >>> model_options("mlp_bn_dropout")["dropout_rate"]
-    (0.2, <class 'float'>)
-    """
+    """Returns the default and the type of each option of a network; tuple for a sequence."""
     if name not in _MODELS:
         raise UserError(
             f"model.name={name!r} is not a network of dist_ens.models.{did_you_mean(name, _MODELS)}"
-            f" Choose one of {', '.join(_MODELS)}, or write a network of your own in the config "
-            "file, as a function make_member(spec)."
+            f" Choose one of {', '.join(_MODELS)}, or write make_member(spec) in the config file."
         )
     return _options(_MODELS[name], ("input_shape", "num_outputs"))
 
@@ -110,12 +90,7 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: i
     Args:
         config: Name of the network, and its options.
         input_shape: Shape of one example, without the batch.
-        num_outputs: Number of outputs for each label: one logit per class, or the number of outputs
-            that a loss of real targets needs.
-
-    Raises:
-        UserError: If the name or an option is unknown, or an option has a value that the network
-            refuses.
+        num_outputs: Number of outputs for each label, such as one logit per class.
 
     >>> import jax
     >>> member = make_model(ModelConfig(name="mlp", options={"hidden_sizes": (8,)}), (64,), 10)
@@ -128,8 +103,7 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: i
         return _MODELS[config.name](input_shape, num_outputs, **config.options)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{config.name} refuses the options {dict(config.options)}: {error}. Correct "
-            "--config.model."
+            f"{config.name} refuses the options {dict(config.options)}: {error}."
         ) from error
 
 
@@ -140,20 +114,7 @@ def loss_names() -> tuple[str, ...]:
 
 
 def loss_options(name: str) -> Options:
-    """Returns the default and the type of each option of a loss, and of each method.
-
-    Args:
-        name: Name of the loss, such as "beta_nll".
-
-    Returns:
-        Pairs `(default, type)` by the name of the option. The default of a method is 0.
-
-    Raises:
-        UserError: If no loss has this name.
-
-    >>> loss_options("beta_nll")["beta"], loss_options("mse")["mixup"]
-    ((0.5, <class 'float'>), (0.0, <class 'float'>))
-    """
+    """Returns the default and the type of each option of a loss, and of each method."""
     of_loss = _options(_objective(name), (_CLASSES, "standardize"))
     return of_loss | method_options()
 
@@ -175,47 +136,24 @@ def _objective(name: str) -> Callable[..., Objective]:
 
 
 def make_objective(config: LossConfig, num_classes: int | None) -> Objective:
-    """Returns the objective of the loss that a config names.
-
-    Args:
-        config: Loss, with its options.
-        num_classes: Number of classes of the labels; None for real targets.
-
-    Raises:
-        UserError: If the loss or an option is unknown, or the loss does not fit the labels.
-
-    >>> make_objective(LossConfig(name="gaussian_nll"), num_classes=None).num_outputs
-    2
-    """
+    """Returns the objective of the loss that a config names."""
     known = loss_options(config.name)
     _require_options("loss", config.name, config.options, known)
     function = _objective(config.name)
     is_of_classes = _CLASSES in inspect.signature(function).parameters
+    labels, fitting = ("classes", "softmax_cross_entropy")
+    if num_classes is None:
+        labels, fitting = ("real targets", "gaussian_nll")
     if is_of_classes != (num_classes is not None):
-        labels, fitting, others = (
-            ("real targets", "gaussian_nll", "class numbers as integers")
-            if num_classes is None
-            else ("classes", "softmax_cross_entropy", "real targets as floats")
-        )
         raise UserError(
-            f"loss.name={config.name!r} does not fit labels that are {labels}. Try "
-            f"--config.loss.name={fitting}, or save {others}."
+            f"loss.name={config.name!r} does not fit labels that are {labels}. Try {fitting}."
         )
     options = {name: value for name, value in config.options.items() if name not in _METHODS}
     return function(*([num_classes] if is_of_classes else []), **options)
 
 
 def make_methods(config: LossConfig, input_ranges: Callable[[], np.ndarray]) -> list[Method]:
-    """Returns the methods that a config names, in the order of `dist_ens.methods.__all__`.
-
-    Args:
-        config: Loss, whose options may be methods.
-        input_ranges: Function that returns the ranges of the training inputs, such as
-            `Source.input_ranges`. It is called if a method needs them.
-
-    Raises:
-        UserError: If the value of a method is out of its range.
-    """
+    """Returns the methods that a config names, in the order of `dist_ens.methods.__all__`."""
     chosen = {n: config.options[n] for n in _METHODS if config.options.get(n)}
     made = []
     for name, value in chosen.items():
@@ -230,8 +168,7 @@ def _require_options(section: str, name: str, given: Mapping[str, object], known
         if option not in known:
             raise UserError(
                 f"{section}.{option} is not an option of {name}."
-                f"{nearest_field(option, known)} Its options are: {', '.join(known) or 'none'}. "
-                f"Correct the {section} section of the config."
+                f"{nearest_field(option, known)} Its options are: {', '.join(known) or 'none'}."
             )
         if known[option][1] is float:
             checked_type(f"{section}.{option}", value, float)

@@ -39,26 +39,14 @@ NetworkArray = np.ndarray | SavedArray
 def write_network(
     path: pathlib.Path, leaves: Mapping[str, np.ndarray], lineage: Lineage, step: int
 ) -> None:
-    """Writes the network of one member as a safetensors file, whose metadata have its lineage.
-
-    Args:
-        path: Path of the file. Its folder is made if it does not exist.
-        leaves: Leaves of the member's state by name. Only the parameters and the other state of the
-            network are written.
-        lineage: Lineage of the member.
-        step: Number of updates that the member has seen.
-    """
+    """Writes the network of one member as a safetensors file, whose metadata have its lineage."""
     of_network = [name for name in leaves if name.partition(".")[0] in _ROOTS]
     if not of_network:
-        raise UserError(
-            "The checkpoint has no parameters of networks: a loop of your own saved it. Read it "
-            "with Checkpoints(folder).restore(layout, like)."
-        )
+        raise UserError("The checkpoint has no parameters of networks. Read it by Checkpoints.")
     arrays = {
         _name_of(name): np.ascontiguousarray(leaves[name]).reshape(leaves[name].shape)
         for name in of_network
     }
-    _require_different(len(of_network), arrays)
     metadata = {
         "format": "dist_ens",
         "step": str(step),
@@ -70,24 +58,13 @@ def write_network(
         replace_file(path, safetensors.numpy.save(arrays, metadata))
     except Exception as error:  # The Rust part of safetensors raises classes of its own.
         raise RunError(
-            f"{quoted(path)} could not be written: {first_line(error)} Remove the cause, or read "
-            "the member in Python with dist_ens.load, and write it in another format.",
+            f"{quoted(path)} could not be written: {first_line(error)}",
             exit_code=code_of_write(error),
         ) from error
 
 
 def network_paths(given: Sequence[str]) -> list[pathlib.Path]:
-    """Returns the paths of networks, in the order of their members.
-
-    Args:
-        given: Paths of files, folders of files, and patterns such as `nets/*.npz`. The files of a
-            folder or a pattern are sorted by their names, with numbers by their values.
-
-    Raises:
-        UserError: If there is no network at a path, or no path is given.
-    """
-    if not given:
-        raise UserError("No network is given. Give a path for each member, such as nets/a.npz.")
+    """Returns the paths of networks, in the order of their members."""
     found: list[pathlib.Path] = []
     for text in given:
         path = given_path(text, "FILE")
@@ -99,24 +76,14 @@ def network_paths(given: Sequence[str]) -> list[pathlib.Path]:
             inside = [pathlib.Path(each) for each in glob.glob(str(path))]
         if not inside:
             raise UserError(
-                f"There is no network in {shortened(text)}. Give files ({', '.join(SUFFIXES)}), "
-                "checkpoints of Orbax, a folder of them, or a pattern."
+                f"There is no network in {shortened(text)}. Give files ({', '.join(SUFFIXES)})."
             )
         found += sorted(inside, key=_in_order)
     return found
 
 
 def read_network(path: pathlib.Path) -> dict[str, NetworkArray]:
-    """Returns the arrays of a network by name.
-
-    Args:
-        path: A safetensors file, an NPZ file, or the folder of an Orbax checkpoint. Nothing in it
-            is run.
-
-    Returns:
-        The arrays. Those of Orbax are not read yet, as a few bytes of it may declare arrays that no
-        memory can hold.
-    """
+    """Returns the arrays of a network by name."""
     with _errors_are_reported(path):
         require_readable(path)
         if path.suffix == ".npz":
@@ -133,25 +100,29 @@ def read_network(path: pathlib.Path) -> dict[str, NetworkArray]:
 def parts_from(
     arrays: Mapping[str, NetworkArray], like: tuple[PyTree, PyTree], path: pathlib.Path
 ) -> tuple[Params, ModelState]:
-    """Returns the parameters and the model state of a network from its arrays.
-
-    Args:
-        arrays: Arrays by name; see `read_network`. If they are not the names that `write_network`
-            writes, a slash in them stands for a dot, and they may have the prefix `params.`.
-        like: Parameters and model state of one member, arrays or shapes and types.
-        path: Path that the arrays come from, for the message.
-
-    Raises:
-        UserError: If the arrays are not those of the network.
-    """
+    """Returns the parameters and the model state of a network from its arrays."""
     params, model_state = (
         {name or root: leaf for name, leaf in named_leaves(part).items()}
         for root, part in zip(_ROOTS, like, strict=True)
     )
     expected = {**model_state, **params}
-    _require_different(len(params) + len(model_state), expected)
+    if len(expected) < len(params) + len(model_state):
+        raise UserError("Two arrays of the network have the same name. Rename one of them.")
     arrays = _with_names(arrays, expected)
-    _require_fit(arrays, expected, path)
+    here, there = (
+        {name: f"{array.dtype}{list(array.shape)}" for name, array in each.items()}
+        for each in (expected, arrays)
+    )
+    wrong = [
+        f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} in the network"
+        for name in sorted({**here, **there})
+        if here.get(name) != there.get(name)
+    ]
+    if wrong:
+        raise UserError(
+            f"{quoted(path)} does not fit the network of the config in "
+            f"{counted(len(wrong), 'array')}: {'; '.join(wrong[:_MOST_NAMED])}."
+        )
     with _errors_are_reported(path):
         read = {
             name: array.read_whole() if isinstance(array, SavedArray) else array
@@ -162,28 +133,6 @@ def parts_from(
         for part, names in zip(like, (params, model_state), strict=True)
     ]
     return made[0], made[1]
-
-
-def _require_fit(
-    arrays: Mapping[str, NetworkArray], expected: Mapping[str, NetworkArray], path: pathlib.Path
-) -> None:
-    """Raises a `UserError` unless arrays have the names, types and shapes of a network."""
-    here, there = (
-        {name: f"{array.dtype}{list(array.shape)}" for name, array in each.items()}
-        for each in (expected, arrays)
-    )
-    wrong = [name for name in sorted({**here, **there}) if here.get(name) != there.get(name)]
-    if wrong:
-        named = "; ".join(
-            f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} in the "
-            "network"
-            for name in wrong[:_MOST_NAMED]
-        )
-        raise UserError(
-            f"{quoted(path)} does not fit the network of the config in "
-            f"{counted(len(wrong), 'array')}: {named}. Give {counted(len(here), 'array')} with the "
-            "names and shapes of the network."
-        )
 
 
 @contextlib.contextmanager
@@ -218,15 +167,6 @@ def _with_names(
         each for each in readings if each.keys() == expected.keys() and len(each) == len(arrays)
     ]
     return fitting[0] if fitting else readings[-1]
-
-
-def _require_different(count: int, named: Mapping[str, object]) -> None:
-    """Raises a `UserError` if some of a number of arrays have the same name."""
-    if len(named) < count:
-        raise UserError(
-            "Two arrays of the network have the same name, one in its parameters and one in its "
-            "other state. Rename one of them in the network."
-        )
 
 
 def _is_orbax(path: pathlib.Path) -> bool:

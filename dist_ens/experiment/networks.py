@@ -16,12 +16,7 @@ from dist_ens.experiment.build import build
 from dist_ens.experiment.config_file import NOTHING, OwnParts
 from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.members import require_folder, write_run
-from dist_ens.experiment.network_files import (
-    network_paths,
-    parts_from,
-    read_network,
-    write_network,
-)
+from dist_ens.experiment.network_files import network_paths, parts_from, read_network, write_network
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, counted
 
@@ -37,22 +32,9 @@ def export_members(
 
     The names in a file are those of the network, such as `Dense_0.kernel`. The parameters are those
     with which the member is evaluated, such as the averages of a schedule-free optimizer.
-
-    Args:
-        workdir: Folder of the run.
-        to: Folder of the files, empty or not there yet.
-        member_ids: Ids of the members. Default: all.
-        step: Step of the checkpoint. Default: the newest.
-
-    Raises:
-        UserError: If there is no such checkpoint or member, or the folder is not empty.
-        RunError: If the checkpoint is damaged, or a file cannot be written.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(
-            f"{quoted(to)} is not empty, and networks are written into new folders only. Give "
-            "another folder."
-        )
+        raise UserError(f"{quoted(to)} is not empty. Give another folder.")
     return moving_on(step, lambda: _exported(workdir, to, member_ids, step))
 
 
@@ -75,11 +57,7 @@ def _exported(
 def _for_evaluation(leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the leaves of a member with the parameters with which it is evaluated.
 
-    A file has the names of the optimizer's state, and not its classes. They are those of
-    `dist_ens.ensemble.optimizer.evaluation_params`.
-
-    Args:
-        leaves: Leaves of the member's state by name.
+    It does what `dist_ens.ensemble.optimizer.evaluation_params` does, with names for the classes.
     """
     found = dict(leaves)
 
@@ -117,34 +95,18 @@ def import_members(
     member_file: str | None = None,
     source: Source | None = None,
 ) -> SavedMembers:
-    """Writes a new run whose members are networks that were trained elsewhere.
+    """Writes a new run, at its last step, whose members are networks that were trained elsewhere.
 
-    The run is at its last step, as if it had trained them. Its optimizer has a new state.
-
-    Args:
-        networks: Paths of the networks, one for each member; see `network_paths`.
-        experiment: Description of the run. Without `member_ids` the number of members is that of
-            the networks.
-        to: Folder of the new run, empty or not there yet.
-        parts: Parts in place of those that the experiment names.
-        member_file: Path of the config file that gave parts.
-        source: Data. Default: the one that `experiment.data` names.
-
-    Raises:
-        UserError: If a network cannot be read, or does not fit the experiment, or `member_ids` has
-            another number of ids.
-        RunError: If the run cannot be written.
+    Without `experiment.member_ids` the number of members is that of the networks. The optimizer
+    has a new state.
     """
     require_folder(to)
     paths = network_paths(networks)
     if experiment.member_ids is None:
         experiment = experiment.with_members(range(len(paths)))
     elif len(experiment.member_ids) != len(paths):
-        raise UserError(
-            f"member_ids has {counted(len(experiment.member_ids), 'id')} for "
-            f"{counted(len(paths), 'network')} to import. Give each network one id, or leave "
-            "member_ids out."
-        )
+        ids, networks_of = len(experiment.member_ids), counted(len(paths), "network")
+        raise UserError(f"member_ids has {counted(ids, 'id')} for {networks_of} to import.")
     layout = dataclasses.replace(experiment.layout, ensemble_axis=None, waves=1)
     experiment = dataclasses.replace(experiment, layout=layout)
     built = build(experiment, parts=parts, member_file=member_file, source=source)

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import optax.contrib
 
+from dist_ens.experiment.named import Options
 from dist_ens.experiment.schema import OptimizerConfig
 from dist_ens.ground.errors import UserError, did_you_mean, first_line
 from dist_ens.ground.numbers import require_coefficient
@@ -30,22 +31,10 @@ _WAY_OUT = "Name another one, or write make_optimizer(spec) in the config file."
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Returns the optimizer that a config names.
+    """Returns the optimizer of one member that a config names.
 
-    It is the optimizer of one member, so each member's gradients are clipped and scaled separately.
-    The learning rate or its schedule, `momentum`, `weight_decay` and the options become the
-    arguments of these names. For `sgd`, `weight_decay` adds the gradient of an L2 penalty before
-    the momentum. Gradients are clipped first.
-
-    Args:
-        config: Optimizer section of an experiment.
-
-    Returns:
-        The gradient transformation of one member.
-
-    Raises:
-        UserError: If the name is not an optimizer of Optax, or the optimizer does not accept an
-            argument or its value.
+    Gradients are clipped first. For `sgd`, `weight_decay` adds the gradient of an L2 penalty before
+    the momentum.
 
     >>> optimizer = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.5))
     >>> updates, _ = optimizer.update({"w": 2.0}, optimizer.init({"w": 1.0}), {"w": 1.0})
@@ -58,8 +47,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         optimizer = make(**arguments)
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(
-            f"{config.name} does not accept its arguments {', '.join(arguments)}: "
-            f"{first_line(error)} Correct the optimizer section of the config."
+            f"{config.name} does not accept {', '.join(arguments)}: {first_line(error)}"
         ) from error
     if config.name == "sgd":
         decay = config.weight_decay
@@ -71,22 +59,10 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
 
 
-def optimizer_options(name: str) -> dict[str, tuple[Any, type]]:
-    """Returns the arguments of an optimizer that a config can set beside its fields.
+def optimizer_options(name: str) -> Options:
+    """Returns `(default, type)` of the arguments that a config can set beside its fields.
 
-    A config can set numbers, strings, tuples and types of arrays, but not masks, functions or keys.
-
-    Args:
-        name: Name of an optimizer in `optax` or `optax.contrib`.
-
-    Returns:
-        `{argument: (default, type)}`. Types of arrays are strings, such as "bfloat16".
-
-    Raises:
-        UserError: If the name is not an optimizer of Optax.
-
-    >>> optimizer_options("lion")
-    {'b1': (0.9, <class 'float'>), 'b2': (0.99, <class 'float'>), 'mu_dtype': (None, <class 'str'>)}
+    They are numbers, strings, tuples and types of arrays (as strings).
     """
     options = {}
     for parameter in inspect.signature(_optimizer(name)).parameters.values():
@@ -99,14 +75,10 @@ def optimizer_options(name: str) -> dict[str, tuple[Any, type]]:
 
 
 def _optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
-    """Returns Optax's function that makes an optimizer, by its name.
-
-    Raises:
-        UserError: If Optax has no function of this name, or a config cannot use it.
-    """
+    """Returns Optax's function that makes an optimizer, by its name."""
     function = _FUNCTIONS.get(name)
     if function is None:
-        hint = did_you_mean(name, _names()) or f" The optimizers are: {', '.join(_names())}."
+        hint = did_you_mean(name, _names())
         raise UserError(f"optimizer.name={name!r} is not an optimizer of Optax.{hint} {_WAY_OUT}")
     refusal = _refusal(function)
     if refusal:
@@ -142,56 +114,40 @@ def _names() -> tuple[str, ...]:
 
 def _fields(
     config: OptimizerConfig, make: Callable[..., optax.GradientTransformation]
-) -> dict[str, Any]:
-    """Returns the arguments of an optimizer that are fields of its config.
-
-    Raises:
-        UserError: If a field is set and the optimizer has no such argument.
-    """
+) -> dict[str, object]:
+    """Returns the arguments of an optimizer that are fields of its config."""
     parameters = inspect.signature(make).parameters
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     rate = parameters.get("learning_rate")
     if config.learning_rate is not None and rate is not None:
         schedules = config.schedule == "constant" or "Callable" in str(rate.annotation)
         if not schedules:
-            raise UserError(
-                f"{config.name} takes a number as learning rate, and optimizer.schedule="
-                f"{config.schedule!r}. Set --config.optimizer.schedule=constant."
-            )
+            raise UserError(f"{config.name} takes no schedule: use optimizer.schedule=constant.")
         arguments["learning_rate"] = _schedule(config.learning_rate, config)
     elif config.learning_rate not in (None, OptimizerConfig.learning_rate):
         raise UserError(
-            f"{config.name} has no argument learning_rate, and optimizer.learning_rate="
-            f"{config.learning_rate}. Leave it out, and set the arguments that it has: "
-            f"{', '.join(optimizer_options(config.name))}."
+            f"{config.name} has no argument learning_rate, and its value is {config.learning_rate}."
         )
     for name in ("momentum", "weight_decay"):
         value = getattr(config, name)
         if name in parameters:
             arguments[name] = value or (None if parameters[name].default is None else 0.0)
         elif value and (config.name, name) != ("sgd", "weight_decay"):
-            instead = " or use adamw" if (config.name, name) == ("adam", "weight_decay") else ""
+            instead = ": use adamw" if name == "weight_decay" else ""
             raise UserError(
-                f"{config.name} has no argument {name}, and optimizer.{name}={value}. Set "
-                f"--config.optimizer.{name}=0{instead}."
+                f"{config.name} has no argument {name}, and optimizer.{name}={value}{instead}."
             )
     return arguments
 
 
-def _options(config: OptimizerConfig) -> dict[str, Any]:
-    """Returns the options of a config, checked against the arguments of its optimizer.
-
-    Raises:
-        UserError: If the optimizer has no such argument, or the value has the wrong type.
-    """
+def _options(config: OptimizerConfig) -> dict[str, object]:
+    """Returns the options of a config, checked against the arguments of its optimizer."""
     known, checked = optimizer_options(config.name), {}
     for name, value in config.options.items():
         if name not in known:
             raise UserError(
                 f"{config.name} has no argument {name!r} that a config can set."
-                f"{did_you_mean(name, [*known, *_FIELDS])} Its arguments are: "
-                f"{', '.join(known) or 'none'}. Correct the optimizer section of the config, or "
-                "write make_optimizer(spec) in the config file."
+                f"{did_you_mean(name, [*known, *_FIELDS])} Its arguments are: {', '.join(known)}."
             )
         default, kind = known[name]
         hint = tuple[Any, ...] if kind is tuple else kind

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -16,6 +16,7 @@ from dist_ens.ground.records import as_tuple, checked_type
 # A section with a field of this name, a mapping, takes arguments of a function that another field
 # names. In a config they stand beside the section's own fields.
 OPTIONS = "options"
+_T = TypeVar("_T")
 # Names of fields elsewhere, and the fields that mean the same in a config.
 _ELSEWHERE = {
     "batch": "global_batch_size",
@@ -41,12 +42,8 @@ _ELSEWHERE = {
 }
 
 
-def to_config_dict_of(section: Any) -> ConfigDict:
-    """Returns a dataclass as a `ConfigDict` that keeps the types of fields that are None.
-
-    Args:
-        section: Instance of the dataclass. Its `options`, if it has any, become fields.
-    """
+def to_config_dict_of(section: object) -> ConfigDict:
+    """Returns a dataclass as a `ConfigDict` that keeps the types of fields that are None."""
     config = ConfigDict()
     for name, hint in typing.get_type_hints(type(section)).items():
         value = getattr(section, name)
@@ -64,14 +61,7 @@ def to_config_dict_of(section: Any) -> ConfigDict:
 
 
 def leaves(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """Yields every value of nested mappings, with the name of its field such as `data.source`.
-
-    An option is a field of the section that has the options.
-
-    Args:
-        tree: Nested mappings.
-        prefix: Text that every path begins with.
-    """
+    """Yields every value of nested mappings, with its path such as `data.source`."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, prefix if name == OPTIONS else f"{prefix}{name}.")
@@ -79,22 +69,11 @@ def leaves(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Js
             yield f"{prefix}{name}", value
 
 
-def from_mapping(cls: type, values: Mapping[str, Json], prefix: str = "") -> Any:
-    """Returns an instance of a dataclass, made from nested mappings.
-
-    Args:
-        cls: The dataclass. If it has a field `options`, unknown names are collected there.
-        values: Values by the names of the fields.
-        prefix: Path of the section in the experiment, such as `data.`; empty for the experiment.
-
-    Raises:
-        UserError: If a name is unknown, or a value has the wrong type.
-    """
+def from_mapping(cls: type[_T], values: Mapping[str, Json], prefix: str = "") -> _T:
+    """Returns an instance of a dataclass from nested mappings; `prefix` is its path, as `data.`."""
     if not isinstance(values, Mapping):
-        raise UserError(
-            f"{prefix.rstrip('.')} is {values!r}, but it is a section with fields. Set one of its "
-            "fields instead."
-        )
+        section = prefix.rstrip(".") or "The experiment"
+        raise UserError(f"{section} is {values!r}, but it is a section with fields.")
     hints = typing.get_type_hints(cls)
     if OPTIONS in hints:
         named = {name: value for name, value in values.items() if name != OPTIONS}
@@ -127,15 +106,7 @@ def _paths(hints: Mapping[str, Any]) -> list[str]:
 
 
 def nearest_field(name: str, known: Iterable[str]) -> str:
-    """Returns a question with the field that is meant by a name, or the empty string.
-
-    Args:
-        name: Name or path of a field that does not exist.
-        known: Paths of the fields.
-
-    >>> nearest_field("optimizer.lr", ["optimizer.b2", "optimizer.learning_rate"])
-    " Did you mean 'optimizer.learning_rate'?"
-    """
+    """Returns a question with the field that is meant by a name, or the empty string."""
     known = list(known)
     near = fields_named(name, known)
     if not near:  # A field is compared with its own section, because a long prefix fits any.
@@ -149,15 +120,7 @@ def nearest_field(name: str, known: Iterable[str]) -> str:
 
 
 def fields_named(name: str, known: Iterable[str]) -> list[str]:
-    """Returns the paths of the fields that a name stands for in any section, the nearest first.
-
-    Args:
-        name: Name or path of a field, or its name in another library.
-        known: Paths of the fields.
-
-    >>> fields_named("lr", ["epochs", "optimizer.learning_rate", "optimizer.name"])
-    ['optimizer.learning_rate']
-    """
+    """Returns the paths of the fields that a name stands for in any section, the nearest first."""
     section, dot, field = name.rpartition(".")
     named_by_section = f"{name}.name"
     field = _ELSEWHERE.get(named_by_section) or _ELSEWHERE.get(name) or _ELSEWHERE.get(field, field)

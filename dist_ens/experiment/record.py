@@ -9,11 +9,7 @@ import jax
 from dist_ens.checkpoint import StepRecord
 from dist_ens.data import OrderRule, Spec, kfold, permuted, shared
 from dist_ens.ensemble import Ensemble
-from dist_ens.experiment.experiment import (
-    MAY_CHANGE_ON_RESUME,
-    Experiment,
-    differences_on_resume,
-)
+from dist_ens.experiment.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ExitCode, RunError, UserError
 from dist_ens.ground.json_text import Json, JsonDict
@@ -23,17 +19,15 @@ from dist_ens.sampling import Order
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run that is started from a config.
-
-    Its fields stand beside those of `StepRecord` in the record of a checkpoint.
+    """A run that is started from a config, with fields beside those of `StepRecord`.
 
     Attributes:
         experiment: Experiment with the values of all flags.
         spec: Description of the data that the members take.
-        num_train_examples: Number of training examples of a group. Their order depends on it.
-        member_file: Path of the config file that defines a part of the run; None without one.
-        splits: Fingerprints of the examples by the name of their split; None before they are read.
-        parts: Names of the parts that a config file or Python gave, by kind; empty without any.
+        num_train_examples: Number of training examples of a group.
+        member_file: Path of the config file that defines a part of the run.
+        splits: Fingerprints of the examples by the name of their split.
+        parts: Names of the parts that a config file or Python gave, by kind.
         record: Record that every run of `fit` has; None before the ensemble is made.
     """
 
@@ -56,8 +50,7 @@ class Run:
     @property
     def saved_record(self) -> StepRecord:
         """Record that is saved with a checkpoint, with the fields of this class."""
-        if self.record is None:
-            raise RuntimeError("The run has no record before its ensemble is made.")
+        assert self.record is not None  # It is made with the ensemble.
         return dataclasses.replace(self.record, config=self.config)
 
     def to_dict(self) -> JsonDict:
@@ -66,41 +59,26 @@ class Run:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> "Run":
-        """Returns the run of the record that `to_dict` wrote, also after a round trip through JSON.
-
-        Args:
-            values: Fields by name. The type of each is checked.
-
-        Raises:
-            RunError: If a field is absent, unknown, or has a value that it cannot have.
-        """
+        """Returns the run of a record that `to_dict` wrote; a `RunError` if it is damaged."""
         record = StepRecord.from_dict(values)
         try:
             readers = {"experiment": Experiment.from_dict, "spec": Spec.from_dict}
             return cls(**fields_from_record(cls, record.config, readers), record=record)
         except UserError as error:
             raise RunError(
-                f"The record of a run cannot be read: {error} It is damaged, or another version of "
-                "dist_ens wrote it: read it with that version, or train anew in another folder.",
+                f"The record of a run cannot be read: {error} Another version of dist_ens wrote "
+                "it, or it is damaged: read it with that version.",
                 exit_code=ExitCode.DAMAGED,
             ) from error
 
     def trained_with(self, ensemble: Ensemble) -> "Run":
-        """Returns the run with the execution and the mesh of an ensemble.
-
-        Args:
-            ensemble: Ensemble that `fit` returned.
-        """
+        """Returns the run with the execution and the mesh of an ensemble."""
         steps, size = self.experiment.steps_per_call, ensemble.layout.mesh.size
         record = self.record and self.record.chosen(ensemble.execution, size, steps)
         return dataclasses.replace(self, record=record)
 
     def with_members(self, member_ids: Sequence[int]) -> "Run":
-        """Returns a run with other members.
-
-        Args:
-            member_ids: Ids of the members.
-        """
+        """Returns a run with other members."""
         return dataclasses.replace(
             self,
             experiment=self.experiment.with_members(member_ids),
@@ -108,21 +86,13 @@ class Run:
         )
 
     def with_dropout_samples(self, samples: int | None) -> "Run":
-        """Returns a run that predicts with another number of samples with dropout.
-
-        Args:
-            samples: Number of samples; None predicts once, without dropout.
-        """
+        """Returns a run that predicts with another number of samples with dropout."""
         evaluation = dataclasses.replace(self.experiment.evaluation, dropout_samples=samples)
         experiment = dataclasses.replace(self.experiment, evaluation=evaluation)
         return dataclasses.replace(self, experiment=experiment)
 
     def batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shapes and types of a batch of the source.
-
-        Args:
-            batch_size: Number of examples in the batch.
-        """
+        """Returns the shapes and types of a batch of the source."""
         return {
             name: jax.ShapeDtypeStruct((batch_size, *leaf.shape), leaf.dtype)
             for name, leaf in self.spec.example.items()
@@ -138,11 +108,6 @@ class Run:
     def has_own_parts(self) -> bool:
         """Whether a config file or Python gave a part of the run."""
         return self.member_file is not None or bool(self.parts)
-
-    @property
-    def names_of_own_parts(self) -> str:
-        """Names of the parts that a config file or Python gave, as a text."""
-        return ", ".join(self.parts.values())
 
     @property
     def order_rule(self) -> OrderRule:
@@ -179,40 +144,32 @@ class Run:
         return self.experiment.total_members(self.spec.num_groups)
 
     def check_resumes(self, saved: Mapping[str, Json], folder: str | os.PathLike[str]) -> None:
-        """Checks that the experiment and the data of this run may resume a saved run.
-
-        The ensemble and the training examples are compared by `checkpoint.check_resumes`.
-
-        Args:
-            saved: Record in the folder's newest checkpoint.
-            folder: Folder of the run.
-
-        Raises:
-            UserError: If the two runs differ in a field or the data that decides what a step
-                computes. The message names both values.
-        """
-        if "experiment" not in saved:
-            return  # It was made in Python, as `checkpoint.check_resumes` says.
-        there = Run.from_dict(saved)
-        different = differences_on_resume(there.experiment, self.experiment)
-        if there.spec != self.spec:
-            different.append(("the data", *there.spec.told_apart(self.spec)))
-        if there.num_train_examples != self.num_train_examples:
-            sizes = there.num_train_examples, self.num_train_examples
-            different.append(("the number of training examples", *sizes))
-        different += [
-            (f"{kind} of the parts", there.parts.get(kind), self.parts.get(kind))
-            for kind in sorted({*there.parts, *self.parts})
-            if there.parts.get(kind) != self.parts.get(kind)
-        ]
-        different = different or [
-            (f"the hash of the {name} examples", there.splits[name][:12], here[:12])
-            for name, here in (self.splits or {}).items()
-            if there.splits and there.splits.get(name, here) != here
-        ]
+        """Raises a `UserError` unless this experiment and its data may resume a saved run."""
+        # `checkpoint.check_resumes` tells of a run that was made in Python.
+        different = self._differences(Run.from_dict(saved)) if "experiment" in saved else []
         if different:
             listed = "; ".join(f"{name} is {a!r} there and {b!r} here" for name, a, b in different)
             raise UserError(
                 f"{quoted(folder)} holds another run: {listed}. Choose another --workdir for this "
                 f"one, or resume that one: only {', '.join(MAY_CHANGE_ON_RESUME)} may change."
             )
+
+    def _differences(self, there: "Run") -> list[tuple[str, object, object]]:
+        """Returns in what this run differs from a saved one, with both values."""
+        different: list[tuple[str, object, object]] = []
+        different += differences_on_resume(there.experiment, self.experiment)
+        if there.spec != self.spec:
+            different.append(("the data", *there.spec.told_apart(self.spec)))
+        before, now = there.num_train_examples, self.num_train_examples
+        if before != now:
+            different.append(("the number of training examples", before, now))
+        different += [
+            (f"{kind} of the parts", there.parts.get(kind), self.parts.get(kind))
+            for kind in sorted({*there.parts, *self.parts})
+            if there.parts.get(kind) != self.parts.get(kind)
+        ]
+        return different or [
+            (f"the hash of the {name} examples", there.splits[name][:12], here[:12])
+            for name, here in (self.splits or {}).items()
+            if there.splits and there.splits.get(name, here) != here
+        ]

@@ -27,14 +27,8 @@ from dist_ens.training import fit
 class Replay:
     """The comparison of a member of a run with the same member trained alone.
 
-    Attributes:
-        member: Id of the member.
-        step: Number of updates that both have seen.
-        execution: Execution of the run, with which the member was trained alone too.
-        differences: Largest absolute difference in each leaf whose bits differ, divided by the
-            largest absolute value of the leaf in the run, by the leaf's name. NaN where one of the
-            two is NaN and the other is not.
-        num_leaves: Number of leaves of the member's state.
+    `differences` has the largest absolute difference in each leaf whose bits differ, divided by the
+    largest absolute value of the leaf in the run.
     """
 
     member: int
@@ -65,31 +59,13 @@ def replay(
     """Trains one member of a run from its first step, alone on one device, and compares it.
 
     The member has the data and the execution of the run, and the seed and the id with which it was
-    trained. Nothing is written.
-
-    Args:
-        workdir: Folder of a run that was started from a config.
-        member: Id of the member.
-        until: Step of the checkpoint to compare with. Default: the newest.
-        open_source: Function of the `data` of the run's experiment that returns its data. Default:
-            it opens the source that they name.
-        own_parts: Function that makes the parts of the run that its experiment does not name.
-        progress: Whether to show the progress.
-
-    Raises:
-        UserError: If there is no such checkpoint or member, the data is not that of the run, or
-            its training ends early because its loss is not finite. Also if another version of
-            dist_ens drew the random numbers of the run.
-        RunError: If the checkpoint is damaged.
+    trained. Nothing is written. The default `until` is the newest step.
     """
     opened = open_finished(workdir, own_parts, step=until, member_ids=[member])
     run, [lineage] = opened.config_run, opened.members
     experiment = run.experiment
     if lineage.seed is None and lineage.run is not None:
-        raise UserError(
-            f"Member {member} was imported from {quoted(lineage.run)}, so its training is not "
-            "known here. Replay a member that dist_ens has trained."
-        )
+        raise UserError(f"Member {member} was imported from {quoted(lineage.run)}, not trained.")
     require_own_keys(run, workdir)
     source = open_source(experiment.data)
     require_trained_on(run, source)
@@ -125,22 +101,10 @@ def _at_same_step(saved: State, trained: State, member: int) -> State:
     """Returns the state of a member that was trained alone, at the step of the run.
 
     The training of a frozen member ends early. In the run only its step has counted on.
-
-    Args:
-        saved: State of the member in the run.
-        trained: State of the member that was trained alone.
-        member: Id of the member.
-
-    Raises:
-        UserError: If the training ended early and the member is not frozen.
     """
     there, here = (int(state.step[0]) % 2**32 for state in (saved, trained))
     if here < there and not frozen_positions(trained):
-        raise UserError(
-            f"The training of member {member} alone ended at step {here:,} of {there:,}, since its "
-            "loss is not finite. Compare it at an earlier saved step: --until=STEP (until=STEP in "
-            "Python)."
-        )
+        raise UserError(f"Member {member} alone failed at step {here:,} of {there:,}. Set --until.")
     return trained._replace(step=saved.step)
 
 

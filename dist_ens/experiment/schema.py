@@ -84,11 +84,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         require_one_of("data.examples", self.examples, EXAMPLES)
         if (self.examples == "kfold") != (self.num_folds is not None):
-            raise UserError(
-                f"data.examples={self.examples!r} and data.num_folds={self.num_folds}: kfold needs "
-                "a number of folds, and the other rules take none. Set "
-                "--config.data.examples=kfold with --config.data.num_folds=5, or neither."
-            )
+            raise UserError("Give data.num_folds with data.examples='kfold', and only with it.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,11 +161,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         require_one_of("optimizer.schedule", self.schedule, SCHEDULES)
         if (self.schedule == "constant") != (self.schedule_steps is None):
-            raise UserError(
-                f"optimizer.schedule={self.schedule!r} and optimizer.schedule_steps="
-                f"{self.schedule_steps}: a schedule that decays needs the number of its steps, and "
-                "constant takes none. Set both or neither."
-            )
+            raise UserError("A schedule that decays needs schedule_steps; 'constant' takes none.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

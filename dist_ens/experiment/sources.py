@@ -19,36 +19,21 @@ from dist_ens.ground.paths import shortened
 _OPEN, _DESCRIBE = "open_", "describe_"
 _PLACES = {"idx": "DIR", "tfds": "NAME", "digits": ""}  # Others are files.
 _KINDS = [name.removeprefix(_OPEN) for name in vars(data) if name.startswith(_OPEN)]
+_KNOWN = ", ".join(f"{each}:{_PLACES.get(each, 'FILE')}".rstrip(":") for each in _KINDS)
 
 
 def open_source(config: DataConfig) -> Source:
     """Opens the data set that a config names.
 
-    Args:
-        config: Description of the data set. Its `source` is `digits`, `idx:DIR`, `npz:FILE`,
-            `tfds:NAME`, `text:FILE` or `uci:FILE`.
-
-    Returns:
-        The source, with a validation split if `config.validation` is above 0. Examples in memory
-        have been checked. A TFDS source checks them when it reads them.
-
-    Raises:
-        UserError: If the name is unknown, or the data cannot be used.
+    It has a validation split if `config.validation` is above 0. Its `source` is `digits`,
+    `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or `uci:FILE`. Examples in memory have been
+    checked. A TFDS source checks them when it reads them.
     """
     return _call(_OPEN, config).with_validation(config.validation)
 
 
 def open_test(config: DataConfig) -> Split:
-    """Opens the test split of the data set that a config names.
-
-    A folder of IDX files then needs no training split.
-
-    Args:
-        config: Description of the data set.
-
-    Raises:
-        UserError: If the name is unknown, or the data cannot be used.
-    """
+    """Opens the test split of the data set that a config names, without a training split."""
     kind, place = _parse(config.source)
     if kind == "idx":
         return open_idx_test(place)
@@ -56,17 +41,9 @@ def open_test(config: DataConfig) -> Split:
 
 
 def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
-    """Describes the examples of a data set, and reads as little of it as possible.
+    """Describes the examples of a data set, reading little, with the number of training examples.
 
-    Args:
-        config: Description of the data set.
-
-    Returns:
-        Description of the examples, and the number of training examples of a group. The number is
-        None if TFDS has not prepared the data set.
-
-    Raises:
-        UserError: If the name is unknown, or the data are missing or cannot be used.
+    The number is None if TFDS has not prepared the data set.
     """
     if hasattr(data, _DESCRIBE + _parse(config.source)[0]):
         spec, count = _call(_DESCRIBE, config)
@@ -77,14 +54,7 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
 
 
 def comes_in_memory(config: DataConfig) -> bool:
-    """Returns whether opening the data set that a config names reads its examples into memory.
-
-    Args:
-        config: Description of the data set.
-
-    Raises:
-        UserError: If the name is unknown.
-    """
+    """Returns whether opening the data set that a config names reads its examples into memory."""
     return _parse(config.source)[0] != "tfds"
 
 
@@ -101,10 +71,8 @@ def _parse(source: str) -> tuple[str, str]:
     """Splits the name of a source into its kind and its path or name."""
     kind, _, place = source.partition(":")
     if kind not in _KINDS or bool(place) == (_PLACES.get(kind) == ""):
-        known = [f"{each}:{_PLACES.get(each, 'FILE')}".rstrip(":") for each in _KINDS]
         meant = "" if kind in _KINDS else did_you_mean(kind, _KINDS)
         raise UserError(
-            f"data.source={shortened(source)} is not a data source.{meant} Choose one of "
-            f"{', '.join(known)}."
+            f"data.source={shortened(source)} is not a data source.{meant} Choose one of {_KNOWN}."
         )
     return kind, place

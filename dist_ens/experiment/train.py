@@ -9,7 +9,6 @@ from rich.console import Console
 from dist_ens import report
 from dist_ens.callbacks import JsonLines, ProgressBar, RunInfo
 from dist_ens.checkpoint import FOLDER, Checkpoints
-from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.run_digests import write_run_file
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
@@ -41,16 +40,8 @@ from dist_ens.training.fitting import run_fit
 class Trained:
     """The result of training.
 
-    Attributes:
-        run: Record of the run.
-        ensemble: Ensemble with the execution and the layout that were used.
-        state: State of the ensemble.
-        step: Number of updates that the state has seen.
-        scores: Scores of the test split; None if a signal stopped the run before its end.
-        signal: Number of the signal that stopped the run; None without one.
-        evaluation: Evaluation behind the scores; None without scores or without an objective.
-        parts: Parts of the run that its experiment does not name.
-        all_failed: Whether all members failed for good, or none has finite scores.
+    `scores` are those of the test split, None if a signal stopped the run. `evaluation` is None
+    without an objective. `all_failed` says that no member has finite scores.
     """
 
     run: Run
@@ -73,26 +64,7 @@ def train(
     source: Source | None = None,
     resume: str = "same",
 ) -> Trained:
-    """Trains an ensemble, or resumes the run in the folder.
-
-    Args:
-        experiment: Description of the run.
-        workdir: Folder for checkpoints, `metrics.jsonl` and `summary.json`. On several hosts, all
-            of them must see the same folder.
-        parts: Parts in place of those that the experiment names.
-        member_file: Path of the config file that gave parts. It is stored in the record of the run.
-        source: Data of the run. Default: the data that `experiment.data` names.
-        resume: "same" sets a damaged newest checkpoint aside and resumes from the one before it.
-            "strict" raises a `RunError` instead.
-
-    Returns:
-        The state and its scores on the test split.
-
-    Raises:
-        UserError: If an argument cannot be used, or the folder holds another run. Nothing is
-            written then.
-        RunError: If a checkpoint or a file of metrics cannot be read or written.
-    """
+    """Trains an ensemble, or resumes the run in the folder."""
     workdir = given_path(workdir, "workdir")
     console = PlainConsole(quiet=not cluster.is_main())
     require_regular_files(workdir, (*REPORT_FILES, METRICS, EXPERIMENT, CHOICES))
@@ -161,28 +133,20 @@ class _Announcement:
 
 
 class _StoredExperiment:
-    """A callback that stores the experiment in the folder of the run, when the run begins.
-
-    `dist-ens train --experiment=FILE` trains it anew. A run with parts that the experiment does not
-    name would then be another one, so it stores none.
-    """
+    """A callback that stores the experiment in the folder of the run, for `--experiment=FILE`."""
 
     def __init__(self, experiment: Experiment, workdir: pathlib.Path) -> None:
         self._experiment, self._path = experiment, workdir / EXPERIMENT
 
     def begin(self, run: RunInfo) -> None:
-        """Writes the file; raises a `RunError` if the system cannot write it."""
+        """Writes the file."""
         if not cluster.is_main():
             return
         try:
             write_run_file(self._path, to_json(self._experiment.to_dict(), indent=2) + "\n")
         except OSError as error:
-            why = explained(error)
-            raise RunError(
-                f"The experiment could not be written to {quoted(self._path)}: {why.what}. "
-                f"{why.remedy}, and run the same command again.",
-                exit_code=code_of_write(error),
-            ) from error
+            told = f"{quoted(self._path)} could not be written: {error.strerror}."
+            raise RunError(told, exit_code=code_of_write(error)) from error
 
 
 def _say_where_it_stopped(
