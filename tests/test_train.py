@@ -223,6 +223,13 @@ def test_the_seed_says_networks_and_order_and_shuffle_whether_there_is_an_order(
     np.testing.assert_array_equal(weights[0], weights[2])
 
 
+def test_more_steps_change_no_step_already_taken(tmp_path):
+    optimizer = {"schedule": "linear", "schedule_steps": 20}
+    short = train(experiment(steps=16, optimizer=optimizer), tmp_path / "short")
+    train(experiment(steps=24, optimizer=optimizer, checkpoint={"keep": 9}), tmp_path / "long")
+    assert_same_bits(short.state, open_finished(tmp_path / "long", step=16).state)
+
+
 def test_a_finished_run_is_scored_again_and_keeps_its_pace(tmp_path):
     first = train(experiment(), tmp_path)
     before = json.loads((tmp_path / "summary.json").read_text())

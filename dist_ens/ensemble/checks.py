@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mi
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 
 
-def checked_ids(member_ids: Iterable[object] | None, num_members: int) -> tuple[int, ...] | None:
+def checked_ids(member_ids: Iterable[SupportsIndex] | None, num_members: int) -> tuple[int, ...] | None:
     """Returns the members' ids, if given, as Python integers, each different and from 0 on."""
     if member_ids is None:
         return None
