@@ -21,7 +21,9 @@ from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mi
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 
 
-def checked_ids(member_ids: Iterable[SupportsIndex] | None, num_members: int) -> tuple[int, ...] | None:
+def checked_ids(
+    member_ids: Iterable[SupportsIndex] | None, num_members: int
+) -> tuple[int, ...] | None:
     """Returns the members' ids, if given, as Python integers, each different and from 0 on."""
     if member_ids is None:
         return None
