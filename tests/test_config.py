@@ -19,6 +19,7 @@ from dist_ens.experiment.named import loss_names
 from dist_ens.experiment.reading import nearest_field
 from dist_ens.ground.errors import UserError
 
+NAN = float("nan")
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 pytestmark = pytest.mark.quick
 
@@ -83,6 +84,42 @@ def test_the_name_of_a_field_in_another_library_is_understood(name, meant):
             "A schedule that decays needs schedule_steps",
         ),
         ({"steps": 1, "data": {"num_folds": 5}}, "Give data.num_folds with data.examples"),
+        ({"steps": 1, "member_ids": [1, 2]}, "member_ids=(1, 2) and num_members=8. Give each"),
+        ({"steps": 1, "num_members": 2, "member_ids": [3, 3]}, "an id of its own."),
+        (
+            {"steps": 1, "num_members": None, "members_per_group": 0},
+            "members_per_group is 0. Give a whole number",
+        ),
+        ({"data": {"shuffle": False, "examples": "permuted"}}, "'permuted' needs shuffled"),
+        ({"data": {"shuffle": False, "examples": "splits"}}, "'splits' needs shuffled examples"),
+        (
+            {"data": {"shuffle": False, "examples": "kfold", "num_folds": 2}},
+            "'kfold' needs shuffled examples",
+        ),
+        (
+            {"steps": 1, "data": {"shuffle": False}, "loss": {"mixup": 0.2}},
+            "loss.mixup=0.2 needs shuffled examples",
+        ),
+        ({"data": {"global_batch_size": 0}}, "data.global_batch_size is 0."),
+        ({"data": {"context_length": 0}}, "data.context_length is 0."),
+        ({"data": {"validation": -0.1}}, "data.validation must lie in [0, 1): got -0.1."),
+        ({"data": {"validation": 1.0}}, "data.validation must lie in [0, 1): got 1.0."),
+        ({"data": {"validation": NAN}}, "data.validation must lie in [0, 1): got nan."),
+        ({"data": {"std": (1.0, 0.0)}}, "data.std must be positive and finite: got 0.0."),
+        ({"data": {"std": (NAN,)}}, "data.std must be positive and finite: got nan."),
+        ({"data": {"mean": (NAN,)}}, "data.mean=(nan,) must be finite."),
+        ({"compute": {"dtype": "float16"}}, "compute.dtype='float16' is unknown."),
+        ({"optimizer": {"momentum": 1.0}}, "optimizer.momentum must lie in [0, 1): got 1.0."),
+        ({"optimizer": {"weight_decay": -1.0}}, "optimizer.weight_decay=-1.0 must be 0 or"),
+        (
+            {"optimizer": {"schedule": "cosine", "schedule_steps": 0}},
+            "optimizer.schedule_steps is 0.",
+        ),
+        (
+            {"evaluation": {"every_steps": 1, "every_epoch": True}},
+            "evaluation.every_steps=1 and evaluation.every_epoch=True: leave one out.",
+        ),
+        ({"evaluation": {"global_batch_size": 0}}, "evaluation.global_batch_size is 0."),
     ],
 )
 def test_what_is_wrong_is_told_in_a_sentence(values, sentence):

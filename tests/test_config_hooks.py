@@ -3,20 +3,22 @@
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
 
-from dist_ens.data import Spec, source_of_arrays
+from dist_ens.data import OrderRule, Spec, shared, source_of_arrays
 from dist_ens.experiment import DataConfig, Experiment, OwnParts
-from dist_ens.experiment.build import build_ensemble
+from dist_ens.experiment.build import build, build_ensemble
 from dist_ens.experiment.config_file import EXPERIMENT, ConfigFile
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
+from dist_ens.losses import gaussian
 from launch.config_flags import ConfigFlags
 
 pytestmark = pytest.mark.quick
@@ -235,6 +237,49 @@ def test_a_part_that_cannot_be_used_is_told_in_a_sentence(tmp_path, text, senten
         file = file_with(tmp_path, text)
         file.own_parts(SPEC)
         file.source(DataConfig())
+
+
+X = np.arange(32, dtype=np.float32).reshape(8, 4)
+TABLE = source_of_arrays((X, X[:, 0]), (X, X[:, 0]), standardize=True)
+CLASSES = source_of_arrays((X, np.arange(8) % 3), (X, np.arange(8) % 3))
+TWO_GROUPS = dataclasses.replace(CLASSES, spec=dataclasses.replace(SPEC, num_groups=2))
+STEP = OwnParts(step={"init": dict, "step": dict, "eval_loss": dict})
+STANDARDIZED = OwnParts(objective=gaussian(standardize=True))
+METRIC = SimpleNamespace(name="top3")
+
+
+@pytest.mark.parametrize(
+    ("source", "parts", "data", "sentence"),
+    [
+        (TABLE, STANDARDIZED, {}, "make_objective returned gaussian with standardize=True"),
+        (TABLE, OwnParts(), {"std": (2.0,)}, "whose inputs are standardised already."),
+        (CLASSES, OwnParts(), {"validation": 0.5}, "has no validation split."),
+        (CLASSES, OwnParts(loss=sum, metrics=[METRIC]), {}, "The metric 'top3' scores"),
+        (CLASSES, dataclasses.replace(STEP, metrics=[METRIC]), {}, "The metric 'top3' scores"),
+        (CLASSES, STEP, {"examples": "bootstrap"}, "data.examples='bootstrap' has no effect"),
+        (CLASSES, dataclasses.replace(STEP, methods=[sum]), {}, "make_methods has no effect"),
+        (TWO_GROUPS, OwnParts(), {"shuffle": False}, "num_folds needs per_member, which needs"),
+    ],
+)
+def test_a_part_that_does_not_fit_the_run_is_refused(source, parts, data, sentence):
+    loss = {"name": "softmax_cross_entropy" if source.spec.num_classes else "gaussian_nll"}
+    data = {"global_batch_size": 4} | data
+    experiment = Experiment.from_dict({"steps": 1, "loss": loss, "data": data})
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        _ = build(experiment, parts=parts, source=source).arguments
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        (lambda: OrderRule(shuffle=False, per_member=True), "per_member, which needs shuffle"),
+        (lambda: OrderRule(num_folds=2), "num_folds needs per_member"),
+        (lambda: shared(shuffle=False).order(8, 4, 2), "num_groups=2 needs a shuffled order"),
+    ],
+)
+def test_an_order_that_members_would_not_have_is_refused(order, sentence):
+    with pytest.raises(UserError, match=sentence):
+        order()
 
 
 METHODS_AND_LOSS = """

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from dist_ens.ground.errors import UserError
 from dist_ens.ground.numbers import whole_number
 from dist_ens.sampling import Order
 
@@ -24,6 +25,13 @@ class OrderRule:
     shuffle: bool = True
     per_member: bool = False
     num_folds: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.per_member and not self.shuffle) or (self.num_folds and not self.per_member):
+            raise UserError(
+                f"{self} is no order: num_folds needs per_member, which needs shuffle. Use "
+                "permuted() or kfold(num_folds)."
+            )
 
     def order(self, num_examples: int, batch_size: int, num_groups: int = 1) -> Order:
         """Returns the order of a number of examples of each group, in global batches of a size.

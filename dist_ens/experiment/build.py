@@ -73,6 +73,16 @@ def build(
 ) -> Built:
     """Makes the parts of a run, before anything is written."""
     source = open_source(experiment.data) if source is None else source
+    if parts.metrics and not parts.has_objective:
+        raise UserError(
+            f"The metric {parts.metrics[0].name!r} scores predictions, and the loss of this run is "
+            "a function. Give make_objective, or return the metric from the loss."
+        )
+    if experiment.data.validation and source.valid is None:
+        raise UserError(
+            f"data.validation={experiment.data.validation}, and the source that was given has no "
+            "validation split. Give source.with_validation(share)."
+        )
     member_file = member_file if parts.names or parts.metrics else None
     run = Run(experiment, source.spec, source.num_train_examples, member_file)
     rows = experiment.layout.ensemble_axis
@@ -88,6 +98,11 @@ def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
     if not parts.has_objective:
         return None
     objective = parts.objective or make_objective(run.experiment.loss, run.spec.num_classes)
+    if objective.standardize:
+        raise UserError(
+            f"make_objective returned {objective.name} with standardize=True, and a run from a "
+            "config standardises no labels. Leave it out, and give a source that standardises them."
+        )
     distribution = objective.distribution.with_pooling(run.experiment.evaluation.pooling)
     if distribution is objective.distribution:
         return objective
@@ -126,7 +141,7 @@ def build_ensemble(
     if ignored := fields_without_effect(experiment, parts):
         raise UserError(
             f"{ignored[0]} has no effect, because {'make_step' if parts.step else 'make_loss'} "
-            "calls the network itself. Leave the field out."
+            "calls the network itself. Leave it out."
         )
     ids = experiment.member_ids
     shared: dict[str, Any] = dict(
@@ -165,6 +180,12 @@ def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member
         member = make_model(experiment.model, run.spec.input_shape, objective.num_outputs)
     else:
         member = as_member(parts.member)
+    given = run.spec.standardization
+    if given is not None and given.has_inputs and (data.mean, data.std) != ((0.0,), (1.0,)):
+        raise UserError(
+            f"data.mean={data.mean} and data.std={data.std} were given for a table, whose inputs "
+            "are standardised already. Leave them out."
+        )
     member = with_compute_dtype(member, experiment.compute.dtype)
     member = with_normalized_inputs(member, data.mean, data.std)
     return rematerialized(member) if experiment.compute.rematerialize else member

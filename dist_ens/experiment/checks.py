@@ -26,6 +26,10 @@ def fields_without_effect(experiment: Experiment, parts: OwnParts) -> list[str]:
         value = getattr(fields, name)
         if value != getattr(type(fields)(), name):
             found.append(f"{path}={value!r}")
+    if parts.step and experiment.data.examples == "bootstrap":
+        found.append("data.examples='bootstrap'")
+    if parts.step and parts.methods:
+        found.append("make_methods")
     return found
 
 

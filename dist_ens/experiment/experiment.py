@@ -22,6 +22,7 @@ from dist_ens.experiment.schema import (
 )
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import Json, JsonDict
+from dist_ens.ground.numbers import whole_number
 
 # A resumed run may differ from its checkpoint in these fields only. They change how long or how it
 # runs, and not what the step of a sound member computes.
@@ -100,6 +101,18 @@ class Experiment:
             here, there = getattr(self, one), getattr(self, other)
             if (here is None) == (there is None):
                 raise UserError(f"{one}={here} and {other}={there}: exactly one must be set.")
+        if self.members_per_group is not None:
+            whole_number("members_per_group", self.members_per_group, least=1)
+        if self.member_ids is not None and len(set(self.member_ids)) != self.num_members:
+            raise UserError(
+                f"member_ids={self.member_ids} and num_members={self.num_members}. Give each "
+                "member an id of its own."
+            )
+        if self.loss.options.get("mixup") and not self.data.shuffle:
+            raise UserError(
+                f"loss.mixup={self.loss.options['mixup']} needs shuffled examples, and "
+                "data.shuffle=False. Set --config.data.shuffle=True."
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> Self:

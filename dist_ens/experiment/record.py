@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from dist_ens.checkpoint import StepRecord
-from dist_ens.data import OrderRule, Spec, kfold, permuted, shared
+from dist_ens.data import OrderRule, Spec, kfold, shared
 from dist_ens.ensemble import Ensemble
 from dist_ens.experiment.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
 from dist_ens.ground.commands import quoted
@@ -116,7 +116,7 @@ class Run:
         if data.examples == "kfold":
             return kfold(data.num_folds or 0)
         if data.examples in ("permuted", "splits") or self.spec.num_groups > 1:
-            return permuted()
+            return OrderRule(shuffle=data.shuffle, per_member=True)
         return shared(shuffle=data.shuffle)
 
     @property

@@ -5,15 +5,22 @@ other place knows is checked here.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.numbers import require_one_of
+from dist_ens.ground.numbers import (
+    require_coefficient,
+    require_fraction,
+    require_one_of,
+    whole_number,
+)
 
 EXAMPLES = ("shared", "permuted", "splits", "bootstrap", "kfold")
 POOLINGS = ("probs", "logits", "vote", "mixture")
 SCHEDULES = ("constant", "linear", "cosine")
+COMPUTE_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,6 +92,20 @@ class DataConfig:
         require_one_of("data.examples", self.examples, EXAMPLES)
         if (self.examples == "kfold") != (self.num_folds is not None):
             raise UserError("Give data.num_folds with data.examples='kfold', and only with it.")
+        if not self.shuffle and self.examples not in ("shared", "bootstrap"):
+            raise UserError(
+                f"data.examples={self.examples!r} needs shuffled examples, and data.shuffle=False. "
+                "Set --config.data.shuffle=True."
+            )
+        for field in ("global_batch_size", "context_length"):
+            whole_number(f"data.{field}", getattr(self, field), least=1)
+        require_fraction("data.validation", self.validation, "0.1 is usual, 0 holds none out.")
+        for std in self.std:
+            require_coefficient("data.std", std, "1 leaves the inputs as they are.")
+        if not all(map(math.isfinite, self.mean)):
+            raise UserError(
+                f"data.mean={self.mean} must be finite. 0 leaves the inputs as they are."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,6 +183,14 @@ class OptimizerConfig:
         require_one_of("optimizer.schedule", self.schedule, SCHEDULES)
         if (self.schedule == "constant") != (self.schedule_steps is None):
             raise UserError("A schedule that decays needs schedule_steps; 'constant' takes none.")
+        if self.schedule_steps is not None:
+            whole_number("optimizer.schedule_steps", self.schedule_steps, least=1)
+        require_fraction("optimizer.momentum", self.momentum, "0.9 is usual, 0 disables it.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(
+                f"optimizer.weight_decay={self.weight_decay} must be 0 or positive, and finite. "
+                "0 disables it."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,6 +213,9 @@ class ComputeConfig:
     dtype: str = "float32"
     rematerialize: bool = False
     microbatches: int = 1
+
+    def __post_init__(self) -> None:
+        require_one_of("compute.dtype", self.dtype, COMPUTE_DTYPES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -240,6 +272,14 @@ class EvaluationConfig:
     global_batch_size: int = 1000
     pooling: str = "probs"
     dropout_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.every_epoch and self.every_steps is not None:
+            raise UserError(
+                f"evaluation.every_steps={self.every_steps} and evaluation.every_epoch=True: "
+                "leave one out."
+            )
+        whole_number("evaluation.global_batch_size", self.global_batch_size, least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,11 @@ class Order:
                 f"The split has {self.num_examples * self.num_groups:,} examples, and a split can "
                 f"have at most {_MOST_EXAMPLES:,} examples. Train on a part of it."
             )
+        if self.num_groups > 1 and not (self.per_member and self.shuffle):
+            raise UserError(
+                f"num_groups={self.num_groups} needs a shuffled order for each member: got "
+                f"per_member={self.per_member}, shuffle={self.shuffle}. Set both to True."
+            )
         if self.num_folds and not 2 <= self.num_folds <= self.num_examples:
             raise UserError(
                 f"data.num_folds={self.num_folds} does not lie between 2 and the "
