@@ -4,8 +4,6 @@ The learning rate of each member is random, and some are too high. The policy `f
 members that fail, and a callback restarts them. Result: all members train.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +28,7 @@ class RestartMembers:
         if not is_frozen.any():
             return None
         seed = self.ensemble.seed + info.step
-        new = dataclasses.replace(self.ensemble, seed=seed).init(DATA)
+        new = self.ensemble.replace(seed=seed).init(DATA)
         print(f"Step {info.step}: members {np.flatnonzero(is_frozen)} start again, seed {seed}.")
         # The step stays, so that a member sees the batches that it would have seen.
         failures = old.failures._replace(is_frozen=new.failures.is_frozen)

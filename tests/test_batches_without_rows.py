@@ -217,7 +217,7 @@ def test_a_leaf_that_does_not_divide_is_refused_with_its_name():
     ("options", "message"),
     [
         ({"batch_specs": {"boundary": "members"}}, "batch_specs is {'boundary': 'members'}. Give"),
-        ({"microbatches": 2}, "microbatches=2 must divide the rows of a batch"),
+        ({"microbatches": 2}, "microbatches=2 divides a batch by its rows"),
         ({"batch_specs": {"border": "shared"}}, "batch_specs names 'border', and the batch has"),
     ],
 )

@@ -13,8 +13,8 @@ from scipy.special import log_softmax
 from sklearn.preprocessing import StandardScaler
 
 import networks
-from dist_ens.data import ArraySplit, Spec, evaluation_batches
-from dist_ens.evaluation import Evaluator, curves_of
+from dist_ens.data import ArraySplit, Source, Spec, evaluation_batches
+from dist_ens.evaluation import Evaluator, curves_of, evaluate
 from dist_ens.experiment import (
     CheckpointConfig,
     DataConfig,
@@ -216,6 +216,16 @@ def test_members_in_another_order_than_their_groups_are_refused():
     ensemble = networks.ensemble_of(member, optax.identity(), Layout.make(4), num_groups=3)
     with pytest.raises(UserError, match="not the same number of each of the 3 groups"):
         Evaluator(ensemble, 4)
+
+
+def test_members_in_another_order_than_their_groups_are_not_scored():
+    member = from_functions(lambda key: {"w": np.ones((4, 3))}, lambda params, x: x @ params["w"])
+    ensemble = networks.ensemble_of(member, optax.identity(), Layout.make(4), num_groups=2)
+    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 4), np.float32))
+    split = ArraySplit(np.ones((6, 4), np.float32), np.zeros(6, np.int32))
+    source = Source(Spec((4,), "float32", (), 3, num_groups=2), train=split, test=split)
+    with pytest.raises(UserError, match=re.escape("The members [1, 0, 2, 3] are not")):
+        evaluate(ensemble, state.select([1, 0, 2, 3]), source)
 
 
 RANDOM = np.random.default_rng(0)

@@ -21,11 +21,14 @@ from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mi
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 
 
-def checked_ids(member_ids: Iterable[SupportsIndex] | None, num_members: int) -> tuple[int, ...] | None:
+def checked_ids(
+    member_ids: Iterable[SupportsIndex] | None, num_members: int
+) -> tuple[int, ...] | None:
     """Returns the members' ids, if given, as Python integers, each different and from 0 on."""
     if member_ids is None:
         return None
-    ids = tuple(whole_number("An id in member_ids", each, least=0) for each in member_ids)
+    given = member_ids if isinstance(member_ids, Iterable) else [member_ids]
+    ids = tuple(whole_number("An id in member_ids", each, least=0) for each in given)
     if len(ids) != num_members or len(set(ids)) != len(ids):
         raise UserError(
             f"member_ids is {list(ids)} for {counted(num_members, 'member')}. Give each member a "
@@ -45,7 +48,7 @@ def check_ids_of_groups(member_ids: Sequence[int], num_groups: int) -> None:
         )
 
 
-def check_batch_specs(declared: object) -> None:
+def check_batch_specs(declared: object, microbatches: int) -> None:
     """Raises a `UserError` unless an ensemble can use its `batch_specs`."""
     names = jax.tree.leaves(declared)
     if not {"batch", "shared"}.issuperset(names):
@@ -53,11 +56,16 @@ def check_batch_specs(declared: object) -> None:
             f"batch_specs is {declared!r}. Give a dict from keys of the batch to 'shared', or "
             "'shared' for the whole batch."
         )
+    if microbatches > 1 and "shared" in names:
+        raise UserError(
+            f"microbatches={microbatches} divides a batch by its rows, and batch_specs has "
+            "'shared' parts. Leave one of them out."
+        )
 
 
 def checked_methods(methods: Iterable[Method]) -> tuple[Method, ...]:
     """Returns the methods of an ensemble as a tuple, each a function from a loss to a loss."""
-    listed = [methods] if callable(methods) else list(methods)
+    listed = list(methods) if isinstance(methods, Iterable) else [methods]
     for method in listed:
         is_maker = method in (adversarial, bootstrap, label_smoothing, mixup)
         if callable(methods) or is_maker or call_error(method, 1) is not None:

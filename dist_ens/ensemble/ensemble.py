@@ -166,7 +166,7 @@ class Ensemble(Variants):
         self.execution, self.methods = execution, checked_methods(methods)
         self.compute_dtype = checked_dtype(compute_dtype)
         self.failures = FailurePolicy.of(failures)
-        check_batch_specs(batch_specs)
+        check_batch_specs(batch_specs, self.microbatches)
         self.batch_specs = batch_specs
         if layout is None:
             layout = Layout.make(self.num_members, devices=cluster.devices_for(self.num_members))

@@ -11,6 +11,7 @@ import numpy as np
 from dist_ens.data import LabelScaledSplit, Spec, Split, Standardization, TreeSplit
 from dist_ens.data.source_check import check_parts
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.ensemble.label_scale import label_scale
@@ -116,6 +117,8 @@ def score(
     examples = examples_of(data, state.class_names, ensemble.batch_specs)
     here, state = ensemble.at(state._replace(class_names=()))
     check_groups(here, examples.spec)
+    if here.num_groups > 1:
+        check_ids_of_groups(to_host(state.member_id).tolist(), here.num_groups)
     if here.objective is None:
         _require_no_metrics(metrics)
         scores = loss_scores(here, state, examples.split, batch_size)

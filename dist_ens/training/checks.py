@@ -9,6 +9,7 @@ import numpy as np
 
 from dist_ens.callbacks.protocol import HOOKS
 from dist_ens.checkpoint import Checkpoints
+from dist_ens.data import OrderRule
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import explained_errors
 from dist_ens.ensemble.initial_state import inputs_of
@@ -34,6 +35,7 @@ def check_arguments(given: FitArguments) -> None:
     of_init = "a State, such as that of Ensemble.init or of an earlier FitResult"
     _check_type("The ensemble", given.ensemble, Ensemble, "a dist_ens.Ensemble")
     _check_type("checkpoints", given.checkpoints, Checkpoints, "Checkpoints('runs/a')")
+    _check_type("order", given.order, OrderRule, "one of dist_ens.data, such as data.kfold(5)")
     _check_type("The given state", given.state, State, of_init)
     _check_type("callbacks", given.callbacks, Sequence, "a list of callbacks: callbacks=[...]")
     steps, epochs = given.steps, given.epochs
@@ -48,8 +50,9 @@ def check_arguments(given: FitArguments) -> None:
     if epochs is not None:
         require_coefficient("epochs", epochs, "Give the number of passes over the data.")
     for name in ("steps_per_call", "log_every", "eval_every"):
-        if getattr(given, name) not in (None, EPOCH):
-            whole_number(name, getattr(given, name), least=1)
+        value = getattr(given, name)
+        if value is not None and (name, value) != ("eval_every", EPOCH):
+            whole_number(name, value, least=1)
     for callback in given.callbacks:
         _check_callback(callback)
     if isinstance(given.data, Mapping | tuple):  # A list is an iterable of batches.
@@ -67,6 +70,8 @@ def _check_callback(callback: Callback) -> None:
             f"callbacks holds {kind_of(callback)}, not a callback. Give an instance: "
             f"{callback.__name__}(...)."
         )
+    if getattr(callback, "every", None) is not None:
+        whole_number(f"every of {type(callback).__name__}", callback.every, least=1)
     if not callable(callback) and not any(hasattr(callback, name) for name in HOOKS):
         raise UserError(
             f"The callback {callback!r} has none of the methods of a callback. Give a function "

@@ -246,13 +246,14 @@ class FailedMembers(Service):
         elif policy != "skip" and not is_frozen:
             response = "a callback has restarted it."
         self._warn(f"{self._cause(position, record)}; {response}")
-        if policy == "drop":
+        is_dropped = policy == "drop" and is_frozen
+        if is_dropped:
             member = member_of(record, position, self._member_ids[position])
             self._dropped[member.member_id] = member
         if self._opened is not None:
             what = f"{FAILED}{CAUSES[record.cause[position]]}; {response.rstrip('.')}"
             event = Event(step_of(record.last_step[position]), what)
-            self._opened.add_event(self._member_ids[position], event, is_dropped=policy == "drop")
+            self._opened.add_event(self._member_ids[position], event, is_dropped=is_dropped)
 
     def reported(self, state: State) -> list[FailedMember]:
         """Returns what happened to each member that failed. Every host must call this."""
