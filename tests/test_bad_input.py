@@ -31,6 +31,15 @@ def apply(params, model_state, inputs, key, train):
     return inputs @ params["w"], model_state
 
 
+def nll_of(params, batch):
+    logits = batch["inputs"] @ params["w"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+
+
+def loss_fn(params, model_state, batch, key):
+    return nll_of(params, batch).mean(), (model_state, {})
+
+
 def layout_of(rows=2, columns=1):
     return de.Layout.make(2, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
 
@@ -40,6 +49,12 @@ def classifier(**options):
     options = {"layout": layout_of(), "execution": "vmap"} | options
     objective = de.losses.categorical(CLASSES)
     return de.Ensemble((init, apply), optax.sgd(0.1), objective, num_members=2, **options)
+
+
+def with_loss(loss, **options):
+    """An ensemble with a loss function, which cannot predict."""
+    options = {"layout": layout_of(), "execution": "vmap"} | options
+    return de.Ensemble(de.as_member(init=init), optax.sgd(0.1), loss, num_members=2, **options)
 
 
 def fit(ensemble, data=DATA, **options):
