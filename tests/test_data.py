@@ -1,5 +1,6 @@
 """Sources, and the pipeline of one host."""
 
+import dataclasses
 import gzip
 import json
 import re
@@ -17,6 +18,7 @@ from dist_ens.data import (
     ArraySplit,
     Source,
     Spec,
+    Standardization,
     calls,
     check_source,
     convert_inputs,
@@ -352,7 +354,7 @@ def test_tfds_features_that_do_not_fit_are_refused(tmp_path, tfds_folder, featur
 
 FLOATS = IMAGES.astype(np.float32)
 WITH_NAN = np.where(FLOATS == 5, np.nan, FLOATS)
-GOOD = (IMAGES, LABELS)
+GOOD, NAMES = (IMAGES, LABELS), LABELS.astype(str)
 
 
 @pytest.mark.parametrize(
@@ -374,6 +376,14 @@ GOOD = (IMAGES, LABELS)
         (GOOD, (IMAGES, LABELS * 1.0), None, "test examples of uint8[2, 2] and real targets"),
         ((IMAGES.astype(str), LABELS), GOOD, None, "inputs of type <U3, which holds no real"),
         ((np.array([[1], [1, 2]], object), [0, 1]), GOOD, None, "whose rows are equally long"),
+        (([[1], [1, 2]], [0, 1]), GOOD, None, "arrays, split train: setting an array element with"),
+        ((IMAGES, NAMES), (IMAGES, NAMES), 7, "classes '0', '1', '2'. Leave num_classes=7 out."),
+        (
+            (IMAGES, NAMES[:1].repeat(12)),
+            (IMAGES, NAMES),
+            None,
+            "one class: all labels are '0'. Check",
+        ),
     ],
 )
 def test_arrays_that_cannot_be_used_are_refused(train, test, num_classes, sentence):
@@ -430,6 +440,8 @@ def test_python_and_a_file_standardise_by_the_same_function(tmp_path):
     assert of_arrays.spec == of_file.spec
     assert of_arrays.fingerprint == of_file.fingerprint
     assert of_arrays.train.labels.mean() == pytest.approx(0, abs=1e-6)
+    with refused("arrays: the target is constant in the training rows of split 0"):
+        source_of_arrays((table[0], np.full(12, 0.1)), splits[1], standardize=True)
     raw = source_of_arrays(*splits)
     np.testing.assert_array_equal(raw.test.labels, targets.astype(np.float32))
 
@@ -507,6 +519,28 @@ def test_a_source_that_is_none_is_refused(source, told):
         source = Source(SPEC, train=yielding(**PARTS), test=source)
     with refused(told):
         check_source(source)
+
+
+ONE, TWO = (1.0,), (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Spec((3,), "float32", (), 2, class_names="abc"), "num_classes=2, .* 3 names"),
+        (lambda: Standardization((ONE,), (TWO,), ONE, ONE), r"lengths \[1, 1\] .* \[2, 1\]"),
+        (lambda: Standardization((ONE,), (ONE,), TWO, TWO), r"lengths \[1, 2\] .* \[1, 2\]"),
+        (lambda: Standardization((ONE,), (ONE,), ONE, (0.0,)), "mean 1.0 and the deviation 0.0"),
+        (lambda: Standardization((ONE,), (ONE,), (np.nan,), ONE), "has the mean nan and"),
+        (
+            lambda: Source(dataclasses.replace(SPEC, num_groups=3), *[yielding(**PARTS)] * 2),
+            "The train split has 10 examples, which 3 groups do not share evenly",
+        ),
+    ],
+)
+def test_a_description_that_contradicts_itself_is_refused(make, told):
+    with refused(told):
+        make()
 
 
 @pytest.mark.slow

@@ -80,8 +80,11 @@ def test_labels_that_are_not_finite_are_refused_with_their_row(value, name, stan
 
 def test_labels_that_are_all_equal_are_not_divided_by_their_deviation():
     equal = DATA | {"labels": np.full(EXAMPLES, 3.0, np.float32)}
-    with pytest.raises(UserError, match="^All labels are equal"):
-        fit(regression(), equal)
+    rounded = {"inputs": DATA["inputs"][:12], "labels": np.full(12, 1.1, np.float32)}
+    assert rounded["labels"].std() > 0  # The mean is rounded.
+    for data in (equal, rounded):
+        with pytest.raises(UserError, match="^All labels are equal"):
+            fit(regression(), data)
     assert np.isfinite(fit(regression(standardize=False), equal).state.params["w"]).all()
 
 

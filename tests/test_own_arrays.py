@@ -10,6 +10,7 @@ import pytest
 
 import dist_ens as de
 from commands import dist_ens
+from dist_ens.data import source_of_arrays
 from dist_ens.experiment import DataConfig, Experiment, describe_source, open_source
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
@@ -206,6 +207,27 @@ def test_names_are_classes_in_the_order_of_the_sorted_names(named):
     rows = NAMES != "ant"
     further = fit(NAMES[rows], X[rows], state=result.state)
     assert further.state.class_names == ("ant", "cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (
+            np.where(NAMES == "ant", "cat", NAMES),
+            "2 names of classes, 'cat', 'dog', and categorical",
+        ),
+        (
+            np.where(np.arange(EXAMPLES) == 3, "eel", NAMES),
+            "4 names of classes, 'ant', 'cat', 'dog', 'eel'",
+        ),
+        (np.full(EXAMPLES, "ant"), "one class: all labels are 'ant'. Check that"),
+    ],
+)
+def test_as_many_names_as_the_objective_has_classes_are_taken(names, told):
+    with pytest.raises(UserError, match=told):
+        fit(names)
+    with pytest.raises(UserError, match=told):
+        de.fit(classifier(), source_of_arrays((X, names), (X, names)), steps=8, progress=False)
 
 
 def test_names_that_training_did_not_see_are_refused(named):

@@ -4,12 +4,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dist_ens.data.checks import check_labels, check_numbers, count_classes
-from dist_ens.data.class_names import are_names, class_numbers, names_in
+from dist_ens.data.class_names import are_names, class_numbers, listed, names_in
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
 from dist_ens.data.splits import ArraySplit
 from dist_ens.data.standardize import Examples, standardized_source
-from dist_ens.ground.errors import UserError
+from dist_ens.ground.errors import UserError, first_line
 from dist_ens.ground.finite import check_finite
 from dist_ens.ground.narrowing import held_dtype, narrowed
 
@@ -63,6 +63,11 @@ def source_of_arrays(
     names = None
     if are_names(labels):
         names = names_in(labels, f"{where}, labels")
+        if num_classes not in (None, len(names)):
+            raise UserError(
+                f"{where} has the {len(names)} classes {listed(names)}. Leave "
+                f"num_classes={num_classes} out."
+            )
         num_classes = len(names)
     elif labels.dtype.kind != "f":
         num_classes = num_classes or count_classes(where, labels)
@@ -87,7 +92,10 @@ def checked_arrays(
     where: str, inputs: ArrayLike, labels: ArrayLike
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns inputs and labels of a split as arrays that are checked, with labels [examples]."""
-    inputs, labels = np.asarray(inputs), np.asarray(labels)
+    try:
+        inputs, labels = np.asarray(inputs), np.asarray(labels)
+    except ValueError as error:  # NumPy raises it for lists of unequal length.
+        raise UserError(f"{where}: {first_line(error)} Make its rows equally long.") from error
     check_numbers(where, inputs)
     if labels.shape not in ((len(inputs),), (len(inputs), 1)) or labels.dtype.kind not in "iufOSTU":
         raise UserError(

@@ -18,7 +18,13 @@ def are_names(labels: object) -> bool:
 
 def names_in(labels: np.ndarray, where: str) -> tuple[str, ...]:
     """Returns the sorted names that occur in labels."""
-    return tuple(np.unique(_as_text(labels, where)).tolist())
+    names = tuple(np.unique(_as_text(labels, where)).tolist())
+    if len(names) == 1:
+        raise UserError(
+            f"{where} has one class: all labels are {shortened(names[0])}. Check that they are the "
+            "labels."
+        )
+    return names
 
 
 def class_numbers(labels: np.ndarray, names: Sequence[str], where: str) -> np.ndarray:

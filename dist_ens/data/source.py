@@ -42,6 +42,14 @@ class Source:
     test: Split
     valid: Split | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("train", "test") if self.spec.num_groups > 1 else ():
+            if (count := len(getattr(self, name))) % self.spec.num_groups:
+                raise UserError(
+                    f"The {name} split has {count:,} examples, which {self.spec.num_groups} groups "
+                    "do not share evenly. Give all groups equally many examples."
+                )
+
     @cached_property
     def fingerprint(self) -> dict[str, str]:
         """Fingerprints of `train` and `test` by these names, 64 hexadecimal digits each.

@@ -1,13 +1,15 @@
 """The description of a data set: shapes, types and units of one example."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 
 import jax
 import numpy as np
 
-from dist_ens.ground.errors import counted
+from dist_ens.data.class_names import listed
+from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.narrowing import held_dtype, narrowed
 from dist_ens.ground.paths import shortened
@@ -37,6 +39,20 @@ class Standardization:
     input_std: tuple[tuple[float, ...], ...]
     target_mean: tuple[float, ...]
     target_std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        means, stds = (*self.input_mean, self.target_mean), (*self.input_std, self.target_std)
+        if [*map(len, means)] != [*map(len, stds)] or len(means) != len(self.target_mean) + 1:
+            raise UserError(
+                f"A standardization has means of the lengths {[*map(len, means)]} and deviations "
+                f"of {[*map(len, stds)]}. Give both for each group, and for each of its features."
+            )
+        for value, std in zip(itertools.chain(*means), itertools.chain(*stds), strict=True):
+            if not (math.isfinite(value) and 0 < std < math.inf):
+                raise UserError(
+                    f"A standardization has the mean {value} and the deviation {std}. Give finite "
+                    "means, and finite, positive deviations."
+                )
 
     @property
     def has_inputs(self) -> bool:
@@ -102,6 +118,11 @@ class Spec:
         object.__setattr__(self, "input_dtype", held_dtype(self.input_dtype).name)
         if self.class_names is not None:
             object.__setattr__(self, "class_names", tuple(self.class_names))
+            if len(self.class_names) != self.num_classes:
+                raise UserError(
+                    f"num_classes={self.num_classes}, and there are {len(self.class_names)} names "
+                    f"of classes: {listed(self.class_names)}. Give each class one name."
+                )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> "Spec":

@@ -7,6 +7,7 @@ import numpy as np
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec, Standardization
 from dist_ens.data.splits import ArraySplit
+from dist_ens.ground.errors import UserError
 from dist_ens.ground.narrowing import held_dtype, narrowed
 
 
@@ -22,7 +23,7 @@ def standardized_source(train: Examples, test: Examples, name: str) -> Source:
 
     Targets have mean 0 and standard deviation 1 in the training rows of their split, and so have
     the features of a table. A column that is constant there is only centred, as scikit-learn's
-    `StandardScaler` does. Inputs of other shapes are not changed.
+    `StandardScaler` does, and a constant target is refused. Inputs of other shapes are not changed.
 
     >>> table = Examples(np.array([[[1.0], [3.0]]]), np.array([[10.0, 20.0]]))
     >>> source = standardized_source(table, table, "table")
@@ -31,6 +32,11 @@ def standardized_source(train: Examples, test: Examples, name: str) -> Source:
     """
     num_splits, _, *shape = train.inputs.shape
     targets = _scaled(f"{name}, targets", train.targets[..., None], test.targets[..., None])
+    if not targets.varies.all():
+        raise UserError(
+            f"{name}: the target is constant in the training rows of split "
+            f"{np.argmin(targets.varies)}. Check that it is the target, or leave the split out."
+        )
     if len(shape) == 1:
         features = _scaled(f"{name}, inputs", train.inputs, test.inputs)
         inputs, mean, std = features.parts, features.mean.tolist(), features.std.tolist()
@@ -57,12 +63,14 @@ def standardized_source(train: Examples, test: Examples, name: str) -> Source:
 class _Scaled(NamedTuple):
     """Training and test rows, float32[splits * rows, columns], and what they were scaled by.
 
-    Mean and standard deviation are [splits, columns]. A constant column has the deviation 1.
+    Mean, standard deviation and `varies` are [splits, columns]. A constant column does not vary,
+    and has the deviation 1.
     """
 
     parts: list[np.ndarray]
     mean: np.ndarray
     std: np.ndarray
+    varies: np.ndarray
 
 
 def _scaled(where: str, train: np.ndarray, test: np.ndarray) -> _Scaled:
@@ -81,4 +89,4 @@ def _scaled(where: str, train: np.ndarray, test: np.ndarray) -> _Scaled:
         ).reshape(-1, train.shape[2])
         for rows in (train, test)
     ]
-    return _Scaled(parts, mean, std)
+    return _Scaled(parts, mean, std, varies)

@@ -28,7 +28,8 @@ def open_uci(file: str) -> Source:
 
     Raises:
         UserError: If the file cannot be read or lacks an array, or a number is not finite. Also if
-            the target is a feature, or a row is in both parts of a split.
+            a row or column is not in the table, the target is a feature or constant, or a row is in
+            both parts of a split.
 
     >>> import tempfile
     >>> columns = {"index_features": [0, 1], "index_target": 2}
@@ -47,6 +48,28 @@ def open_uci(file: str) -> Source:
     train_rows, test_rows = np.atleast_2d(train_rows, test_rows)
     data = narrowed(data, np.float64, f"{name}, data", exact=True)
     check_finite(f"{name}, data", data)
+    indices = (features, target, train_rows, test_rows)
+    dims = [data.ndim, features.ndim, target.size, train_rows.ndim, test_rows.ndim]
+    if (
+        dims != [2, 1, 1, 2, 2]
+        or len(train_rows) != len(test_rows)
+        or not all(part.size for part in indices)
+    ):
+        given = zip(_KEYS, (data, *indices), strict=True)
+        shapes = ", ".join(f"{key} {list(array.shape)}" for key, array in given)
+        raise UserError(
+            f"{name} has the shapes {shapes}. Save data [rows, columns], one target, at least one "
+            "feature, and equally many splits [splits, rows] for training and testing, none empty."
+        )
+    lengths = (data.shape[1], data.shape[1], len(data), len(data))
+    for key, part, length in zip(_KEYS[1:], indices, lengths, strict=True):
+        if part.dtype.kind not in "iu":
+            raise UserError(f"{name}: {key} has the type {part.dtype}. Convert it to integers.")
+        if (outside := part[(part < 0) | (part >= length)]).size:
+            raise UserError(
+                f"{name}: {key} has {outside[0]}, and the table has 0 to {length - 1}. Correct it; "
+                "the first row and the first column are 0."
+            )
     column = int(target.item())
     if column in features:
         raise UserError(f"{name}: column {column} is the target. Take it out of index_features.")

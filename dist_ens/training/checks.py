@@ -128,7 +128,7 @@ def _training_labels(ensemble: Ensemble, train: TrainingData) -> np.ndarray | No
         )
     label_checks.check_examples(objective, examples)
     labels = np.asarray(examples[objective.LABELS])
-    if objective.standardize and not labels.std():
+    if objective.standardize and labels.min() == labels.max():  # Their std() may be rounded.
         raise UserError(
             "All labels are equal, so that standardize=True would divide by 0. Correct the labels, "
             "or leave it out."

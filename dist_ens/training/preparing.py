@@ -98,6 +98,8 @@ def numbered_classes(
                 f"The classes of the source are {listed(of_source)}, and the state was trained on "
                 f"{listed(names)}. Give a source of the same classes, or no state."
             )
+        if objective is not None and of_source:
+            _check_count(objective, of_source, "The source")
         return data, ClassNames(of_source) if of_source else ()
     if objective is None or not isinstance(data, Mapping):
         return data, names
@@ -110,4 +112,14 @@ def numbered_classes(
             "or an objective of classes."
         )
     names = names or ClassNames(names_in(np.asarray(labels), where))
+    _check_count(objective, names, where)
     return with_class_numbers(data, objective.LABELS, names, "The data"), names
+
+
+def _check_count(objective: Objective, names: tuple[str, ...], where: str) -> None:
+    if len(names) != objective.num_classes:
+        raise UserError(
+            f"{where} has {len(names)} names of classes, {listed(names)}, and {objective.name} has "
+            f"num_classes={objective.num_classes}. Give the objective {len(names)} classes, and "
+            "the network as many outputs."
+        )
