@@ -87,7 +87,7 @@ def test_hosts_that_do_not_share_the_workdir_are_named_by_all(tmp_path):
         (
             [DIGITS, "--config.layout.ensemble_axis=1", "--config.data.global_batch_size=7"],
             45,
-            "got data.global_batch_size=7 and a data axis of 2 (2 devices of 1 host",
+            "got data.global_batch_size=7 and a data axis of 2 (2 devices",
         ),
     ],
 )

@@ -384,5 +384,5 @@ def test_members_that_cannot_predict_or_be_scored_say_what_to_give():
         de.fit(ensemble, GAN.batches[0], steps=1, validation=0.25, progress=False)
     network = (lambda key: {"w": jnp.ones((2, 2))}, lambda params, x: x @ params["w"])
     usual = de.Ensemble(network, optax.sgd(0.1), de.losses.categorical(2), num_members=2)
-    with pytest.raises(UserError, match="This one is scored by its loss. Leave them out"):
+    with pytest.raises(UserError, match="score an ensemble of Ensemble.from_step. Leave them out"):
         de.evaluate(usual, usual.init(IMAGES), IMAGES, objective=de.losses.categorical(2))

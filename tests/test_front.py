@@ -78,6 +78,6 @@ cli.run(main)
 
 def test_a_field_without_its_prefix_is_told_where_fields_may_be_overridden():
     arguments = ["--config=configs/digits.py", "--num_members=4"]
-    with pytest.raises(UserError, match="Write --config.num_members=VALUE."):
+    with pytest.raises(UserError, match="write --config.num_members=VALUE."):
         ConfigFlags().prepare(arguments)
     assert ConfigFlags(overridable=False).prepare(arguments) == arguments[1:]

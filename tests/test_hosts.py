@@ -153,7 +153,7 @@ def test_a_process_that_is_lost_ends_the_others_which_name_its_host_and_members(
     assert took < limit
     per_process = 4 // num_processes
     first = at_fault * per_process
-    members = f"members {first} to {first + 1}" if per_process == 2 else f"member {first}"
+    members = f"members {first} to {first + 1}" if per_process == 2 else f"members {first}"
     named = rf"[pP]rocess {at_fault} \(host [^ ]+, pid {processes[at_fault].pid}, {members}, data"
     for i in range(num_processes):
         if i == at_fault:

@@ -95,7 +95,7 @@ def test_results_are_written_whatever_becomes_of_the_output(run, tmp_path, out, 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["bench", "--turns=1"], "--turns cannot be '1': 1 is not integer >= 2. --help says"),
+        (["bench", "--turns=1"], "--turns cannot be '1': 1 is not integer >= 2."),
         ([LONG], "x' (20,000 characters) is not a verb of dist-ens"),
         (["train", CONFIG, "--workdir=x", f"--config.loss.name={LONG}"], "(20,000 characters)"),
         (["evaluate", "--workdir=\x1b[31mred"], r"\033[31mred"),

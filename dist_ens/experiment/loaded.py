@@ -57,7 +57,7 @@ def load(
             not given, or a member or step does not exist.
         RunError: If the checkpoint is damaged.
 
-    >>> import jax, optax, tempfile
+    >>> import jax, numpy as np, optax, tempfile
     >>> from dist_ens import Checkpoints, fit, losses
     >>> network = (
     ...     lambda key: {"w": jax.random.normal(key, (3, 2))},
