@@ -50,7 +50,8 @@ class Run:
     @property
     def saved_record(self) -> StepRecord:
         """Record that is saved with a checkpoint, with the fields of this class."""
-        assert self.record is not None  # It is made with the ensemble.
+        if self.record is None:
+            raise RuntimeError("A run has a record only after its ensemble was made.")
         return dataclasses.replace(self.record, config=self.config)
 
     def to_dict(self) -> JsonDict:
