@@ -82,9 +82,11 @@ class Ensemble(Variants):
         num_members: Number of members, at least 1.
         seed: Seed of all random numbers, in [0, 2**32).
         layout: Layout of members and data. Default: all devices, with the largest ensemble axis
-            that divides both the members and the devices.
+            that divides both the members and the devices; of CPU cores, as many as divide the
+            members.
         execution: Execution of the members of a device, such as `vmap` or `unroll+masks`. With
-            `auto`, `fit` times the candidates; elsewhere the first candidate is used.
+            `auto`, `fit` times the candidates, `update` takes the first of them, and `predict` and
+            `update_steps` take `vmap`.
         methods: Transformations of the loss. The first one is applied first.
         member_ids: Ids of the members, different whole numbers from 0 on. Default: 0, 1, 2, …
         waves: Number of waves in which a device updates its members. The members of one wave are on
@@ -104,8 +106,8 @@ class Ensemble(Variants):
             `from_step` sets. `loss` is then what scores the members, or None.
         batch_specs: Parts of a batch that hold no rows, and are therefore not divided over the
             data axis: a dict from their keys to "shared", such as `{"boundary": "shared"}`, or
-            "shared" for the whole batch. Every host gives equal arrays for them. It matters only
-            for a data axis above 1. Default: "batch", every leaf holds rows.
+            "shared" for the whole batch. Every host gives equal arrays for them. Training looks at
+            it for a data axis above 1, evaluation always. Default: "batch", every leaf holds rows.
         ids: Ids of the members, int32[members].
         objective: Objective by which the members are scored; None if the loss is a function.
 

@@ -13,8 +13,8 @@ class FailurePolicy:
     """A policy for members whose update fails.
 
     An update fails if its loss or its gradient is NaN or infinite. With `loss_threshold`, an update
-    with an exceptionally large loss fails too. A failed update is never taken, and the other
-    members are not affected.
+    with an exceptionally large loss fails too. The other members are not affected.
+    Only under the policy `continue` is a failed update taken.
 
     Attributes:
         policy: Response to a failed update.

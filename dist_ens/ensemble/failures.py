@@ -41,7 +41,8 @@ class FailureRecord(NamedTuple):
     Attributes:
         is_frozen: Whether the member takes no more updates, bool[].
         num_failures: Number of failed updates, int32[].
-        num_in_a_row: Number of failed updates since the last update that was taken, int32[].
+        num_in_a_row: Number of failed updates since the last one that did not fail, int32[]. It is
+            0 for a frozen member.
         cause: Cause of the last failure as an index of `CAUSES`, int32[]; 0 without a failure.
         first_step: Step of the first failed update, int32[]; 0 without a failure. The update from
             step 49 to step 50 is that of step 50.

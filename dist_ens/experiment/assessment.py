@@ -1,4 +1,4 @@
-"""What an assessment of a finished run is asked, and what it answers."""
+"""The questions that an assessment of a finished run is asked, and its answers."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -41,7 +41,8 @@ class Trained:
     """The result of training.
 
     `scores` are those of the test split, None if a signal stopped the run. `evaluation` is None
-    without an objective. `all_failed` says that no member has finite scores.
+    without an objective. `all_failed` says that all members have failed for good, or
+    that none has finite scores.
     """
 
     run: Run

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, numbers and records. No configs and no numerics."""
+"""Errors, types, numbers, paths and files, on which every other room stands."""

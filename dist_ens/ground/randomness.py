@@ -1,4 +1,4 @@
-"""Keys of members, from which all their random numbers come.
+"""Keys of members. The order of the examples has its own numbers, from the seed; see `sampling`.
 
     key of a member     = fold_in(key(seed), member_id)
     key of its init     = fold_in(member key, INIT)

@@ -37,7 +37,7 @@ class FitArguments:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Door:
-    """What a door to `fit` other than Python's adds to its arguments.
+    """The additions of the config door to the arguments of `fit`.
 
     `check_resume` raises a `UserError` if the run must not resume from a saved record.
     """

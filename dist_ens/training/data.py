@@ -1,4 +1,4 @@
-"""The forms of training data that `fit` takes: arrays, a source, or an iterable of batches."""
+"""The training data that `fit` takes: arrays, a source, an iterable of batches, or None."""
 
 import collections.abc
 import dataclasses
