@@ -309,7 +309,7 @@ NORMALS = {
 @pytest.mark.parametrize(("given", "expected"), NORMALS.values(), ids=NORMALS)
 def test_scores_of_normals_worked_by_hand(given, expected):
     got = normal_scores(*given, names=expected)
-    assert got == pytest.approx(expected, abs=3e-6, rel=2e-6)
+    assert got == pytest.approx(expected, abs=1e-6, rel=1e-6)
 
 
 @pytest.mark.slow
