@@ -114,9 +114,8 @@ def run(
         hosts.catch_abort()
         with _reported_as_sentences():
             code = main() or 0
-        hosts.end()
         signals.end_at_interrupt()  # No code that would report it is left.
-        sys.exit(stdio.exit_code(code))
+        hosts.end(stdio.exit_code(code))
 
     app.run(command, flags_parser=parse)
 

@@ -1,5 +1,6 @@
 """The end of a command that runs on several hosts, with a message that names the host at fault."""
 
+import atexit
 import ctypes
 import os
 import signal
@@ -54,10 +55,16 @@ def agree(values: Mapping[str, object], timeout_secs: float) -> None:
         _peers.agree(values, timeout_secs)
 
 
-def end() -> None:
-    """Tells the other processes that this one has done its work."""
-    if _peers is not None:
-        _peers.end()
+def end(code: int) -> NoReturn:
+    """Ends this process, which has done its work, when the others have done theirs, too."""
+    if _peers is None:
+        sys.exit(code)
+    _peers.end()
+    atexit._run_exitfuncs()  # JAX waits for the other processes here.
+    sys.stdout.flush()
+    # A thread that is inside JAX's client, as that of the peers may be, would abort the process
+    # when Python takes itself down.
+    os._exit(code)
 
 
 def are_several() -> bool:
