@@ -12,7 +12,7 @@ import pytest
 import dist_ens as de
 import failing
 from dist_ens.callbacks import STOP, EarlyStopping
-from dist_ens.checkpoint import CheckpointStore
+from dist_ens.checkpoint import saved_steps
 
 _RANDOM = np.random.default_rng(0)
 # 16 examples of 20 inputs are learnt by heart, so that the score of others rises from some step on.
@@ -46,7 +46,7 @@ def saved_in(folder, **options):
 
 
 def steps_in(folder):
-    return CheckpointStore(folder, read_only=True).steps()
+    return saved_steps(folder)
 
 
 @pytest.fixture(scope="module")

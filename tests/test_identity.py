@@ -380,13 +380,10 @@ def from_elsewhere(ensemble, tmp_path):
 
 
 def restored(ensemble, tmp_path):
-    from dist_ens.checkpoint import CheckpointStore
-    from saving import snapshot
+    from saving import reader, save
 
-    with CheckpointStore(tmp_path) as checkpoints:
-        checkpoints.save(snapshot(1, networks.begin(ensemble, INPUTS)))
-        checkpoints.wait()
-        return checkpoints.at(1).state(ensemble.abstract_state({"inputs": INPUTS}))
+    save(tmp_path, networks.begin(ensemble, INPUTS))
+    return reader(tmp_path, 1).state(ensemble.abstract_state({"inputs": INPUTS}))
 
 
 def moved(ensemble, tmp_path):

@@ -1,16 +1,15 @@
 """Loading of a finished run, from a config or made in Python."""
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from dist_ens.checkpoint import (
-    CheckpointStore,
     StepRecord,
     listed,
     moving_on,
     positions_of,
-    read_newest,
     require_config_record,
+    saved_step,
 )
 from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble
@@ -21,7 +20,6 @@ from dist_ens.experiment.loaded_run import NO_FILE, LoadedRun
 from dist_ens.experiment.record import Run
 from dist_ens.ground.commands import option, quoted
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.json_text import Json
 from dist_ens.ground.paths import given_path
 from dist_ens.ground.state import ClassNames
 from dist_ens.layout import Layout
@@ -91,20 +89,12 @@ def open_finished(
     folder = given_path(workdir, "workdir")
 
     def opened() -> LoadedRun:
-        require_config_record(_record(folder, step)[1], folder)
+        require_config_record(saved_step(folder, step).run, folder)
         return _loaded(
             folder, step, member_ids, None, config or NO_FILE, own_parts, dropout_samples
         )
 
     return moving_on(step, opened)
-
-
-def _record(folder: pathlib.Path, step: int | None) -> tuple[int, Mapping[str, Json]]:
-    """Returns the step and the record of a checkpoint; raises a `UserError` if there is none."""
-    at, record = read_newest(folder, step)
-    if record is None:
-        raise UserError(f"There is no checkpoint in {quoted(folder)}. Give the folder of a run.")
-    return at, record
 
 
 def _loaded(
@@ -117,9 +107,9 @@ def _loaded(
     dropout_samples: int | None = None,
 ) -> LoadedRun:
     """Loads a run; see `load` and `open_finished`."""
-    at, values = _record(folder, step)
+    checkpoint = saved_step(folder, step)
+    at, values = checkpoint.step, checkpoint.run
     record = StepRecord.from_dict(values)
-    checkpoint = CheckpointStore(folder, read_only=True).at(at)
     members = checkpoint.members
     if member_ids is not None:
         members = tuple(members[position] for position in positions_of(member_ids, members))

@@ -6,7 +6,7 @@ import jax
 
 from dist_ens.callbacks import StepInfo
 from dist_ens.callbacks.protocol import Service
-from dist_ens.checkpoint import RESULT_FILE, Leaf, OpenCheckpoints
+from dist_ens.checkpoint import RESULT_FILE, OpenCheckpoints, Snapshot, leaves_off_devices
 from dist_ens.ground.json_text import Json
 from dist_ens.training.best_state import BestState
 from dist_ens.training.data_protocol import TrainingData
@@ -61,9 +61,12 @@ class Saving(Service):
             if not self._failures.may_replace_checkpoints(step, has_finite_member=has_finite):
                 return
 
+        if self._opened.is_saved(step):
+            return
         states = saved_states([*self._run.services, self._data])
+        leaves = leaves_off_devices(info.state)
 
-        def before(leaves: Mapping[str, Leaf]) -> Mapping[str, bytes] | None:
+        def before() -> Mapping[str, bytes] | None:
             reader.catch_up(step)
             self._run.call_all("sync")
             files = states()
@@ -74,13 +77,13 @@ class Saving(Service):
 
         kept_step = self._run.best_step()
         is_named = info.is_last and kept_step is not None
-        self._opened.save(
+        snapshot = Snapshot(
             step,
-            info.state,
-            record=self._record,
+            leaves,
+            self._record,
             scores=self._scores_at(step),
             host_files={RESULT_FILE: str(kept_step).encode()} if is_named else {},
-            before=before,
-            is_last=is_last,
             kept_step=kept_step,
+            before=before,
         )
+        self._opened.save(snapshot, is_last=is_last)
