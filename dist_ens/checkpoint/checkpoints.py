@@ -119,8 +119,7 @@ class Checkpoints:
                     f"{step} is not after it. Begin with restore to continue, or choose another "
                     "folder."
                 )
-            leaves = leaves_off_devices(state)
-            opened.save(Snapshot(step, leaves, LOOP_RECORD), is_last=True)
+            opened.save(Snapshot(step, leaves_off_devices(state), LOOP_RECORD), is_last=True)
 
     def restore(self, layout: Layout, like: Tree) -> tuple[int, Tree]:
         """Returns the newest step of a loop of your own, and its members on a layout.

@@ -74,7 +74,7 @@ class OpenCheckpoints:
         self._say, self._renew = say, renew
         self.member_score = keep.best_of_members
         self._writing: Future[None] | None = None
-        self._writing_step: int | None = None  # Step of the last save that has begun.
+        self._writing_step = 0  # Step of the last save that has begun.
         self._newest_step: int | None = None  # Step of the last save that has been written.
         self._saves = 0
         # Cause of the last save that failed, which was said; None if the last save did not fail.
