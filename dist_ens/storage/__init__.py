@@ -1,0 +1,13 @@
+"""Folders of runs, on a disk that the machine sees or in a bucket of object storage.
+
+`place_of` turns what a person gave into a `Place`, by which everything below it is read, written,
+listed and deleted. A bucket has no rename, no append and no lock, so nothing needs one: a file is
+written whole, and `write_new` and `write_if` decide between writers.
+"""
+
+from dist_ens.storage.address import place_of
+from dist_ens.storage.bucket import Bucket
+from dist_ens.storage.disk import Disk
+from dist_ens.storage.place import ABSENT, Place
+
+__all__ = ["ABSENT", "Bucket", "Disk", "Place", "place_of"]

@@ -1,0 +1,111 @@
+"""The half of storage that is in a bucket: Google Cloud Storage, S3 and what speaks like S3."""
+
+# ruff: noqa: D102 (`Place` has the docstrings.)
+import errno
+import os
+import re
+from collections.abc import Callable
+from typing import Self, TypeVar
+
+import tensorstore as ts
+
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.storage.place import ABSENT
+
+_Result = TypeVar("_Result")
+# TensorStore by itself would try for more than a quarter of an hour.
+_RETRIES = {"max_retries": 12, "initial_delay": "500ms", "max_delay": "4s"}
+RETRIES: JsonDict = {"s3_request_retries": _RETRIES, "gcs_request_retries": _RETRIES}
+_CONTEXT = ts.Context(RETRIES)
+# Numbers of the system that say the same as a status of TensorStore.
+_CODES = {
+    "PERMISSION_DENIED": errno.EACCES,
+    "UNAUTHENTICATED": errno.EACCES,
+    "UNAVAILABLE": errno.EHOSTDOWN,
+    "DEADLINE_EXCEEDED": errno.ETIMEDOUT,
+    "ABORTED": errno.ETIMEDOUT,
+    "NOT_FOUND": errno.ENOENT,
+}
+_DETAILS = re.compile(r" \[.*", re.DOTALL)
+
+
+def storage_error(error: Exception, where: str) -> OSError:
+    """Returns an error of TensorStore as one of the system, with the server's own words.
+
+    >>> print(storage_error(ValueError("PERMISSION_DENIED: Access Denied [http='403']"), "s3://b"))
+    [Errno 13] Access Denied: 's3://b'
+    """
+    status, _, words = str(error).partition(": ")
+    code = _CODES.get(status)
+    words = _DETAILS.sub("", words if code else str(error))
+    return OSError(code or errno.EIO, words, where)
+
+
+class Bucket:
+    """A folder in a bucket; see `Place`. Its name is a prefix of keys that ends with a slash."""
+
+    is_local = False
+
+    def __init__(self, address: str, spec: JsonDict) -> None:
+        self._address, self._spec = address, spec
+        self._opened: ts.KvStore | None = None
+
+    def __str__(self) -> str:
+        return self._address
+
+    def __truediv__(self, name: str) -> Self:
+        spec = {**self._spec, "path": f"{self._spec.get('path', '')}{name}/"}
+        return type(self)(f"{self._address}/{name}", spec)
+
+    def names(self, below: str = "") -> list[str]:
+        # The character after a slash is a 0.
+        within = ts.KvStore.KeyRange(*((f"{below}/", f"{below}0") if below else ()))
+        keys = self._reported(lambda keys: keys.list(within).result())
+        # A console of the cloud shows an empty key with a slash at its end as a folder.
+        return [key.decode() for key in keys if not key.endswith(b"/")]
+
+    def read(self, name: str) -> bytes:
+        content, tag = self.read_tagged(name)
+        if tag == ABSENT:
+            raise FileNotFoundError(
+                errno.ENOENT, os.strerror(errno.ENOENT), f"{self._address}/{name}"
+            )
+        return content
+
+    def read_tagged(self, name: str) -> tuple[bytes, bytes]:
+        found = self._reported(lambda keys: keys.read(name).result(), name)
+        return found.value, found.stamp.generation
+
+    def size(self, name: str) -> None:
+        return None
+
+    def write(self, name: str, content: bytes) -> None:
+        self._reported(lambda keys: keys.write(name, content).result(), name)
+
+    def write_if(self, name: str, content: bytes, tag: bytes) -> bool:
+        stamp = self._reported(lambda keys: keys.write(name, content, if_equal=tag).result(), name)
+        # A request whose answer was lost is sent again, and then finds its own content.
+        return bool(stamp.generation) or self.read_tagged(name)[0] == content
+
+    def remove(self, name: str) -> None:
+        self._reported(lambda keys: keys.write(name, None).result(), name)
+
+    def remove_all(self) -> None:
+        self._reported(lambda keys: keys.delete_range(ts.KvStore.KeyRange()).result())
+
+    def move_to(self, other: Self) -> None:
+        for name in self.names():
+            other.write(name, self.read(name))
+        self.remove_all()
+
+    def spec(self) -> JsonDict:
+        return self._spec
+
+    def _reported(self, use: Callable[[ts.KvStore], _Result], name: str = "") -> _Result:
+        """Returns what a function returns, and raises its errors as those of the system."""
+        try:
+            if self._opened is None:
+                self._opened = ts.KvStore.open(self._spec, context=_CONTEXT).result()
+            return use(self._opened)
+        except ValueError as error:
+            raise storage_error(error, f"{self._address}/{name}".rstrip("/")) from error

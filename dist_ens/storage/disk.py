@@ -1,0 +1,119 @@
+"""The half of storage that is on a disk, where links, pipes and other writers are."""
+
+# ruff: noqa: D102 (`Place` has the docstrings.)
+import contextlib
+import errno
+import os
+import pathlib
+import shutil
+import stat
+import zlib
+from collections.abc import Iterator
+from typing import Self
+
+from dist_ens.ground.file_reading import bytes_in
+from dist_ens.ground.file_writing import replace_file
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.paths import utf8_path
+from dist_ens.storage.place import ABSENT
+
+
+class Disk:
+    """A folder on a disk; see `Place`.
+
+    Folders are made below the root alone. If the root is gone, the disk was taken away, or somebody
+    deleted the run, and nothing is made anew.
+    """
+
+    is_local = True
+
+    def __init__(self, root: pathlib.Path, below: str = "") -> None:
+        self._given, self._below = root, below
+        self._root = root.resolve()  # TensorStore refuses a path with `..`.
+        self.path = self._root / below
+
+    def __str__(self) -> str:
+        return str(self._given / self._below)
+
+    def __truediv__(self, name: str) -> Self:
+        return type(self)(self._given, f"{self._below}/{name}" if self._below else name)
+
+    def names(self, below: str = "") -> list[str]:
+        try:
+            return list(_files_in(self.path, below))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def read(self, name: str) -> bytes:
+        return bytes_in(self.path / name)
+
+    def read_tagged(self, name: str) -> tuple[bytes, bytes]:
+        try:
+            content = self.read(name)
+        except FileNotFoundError:
+            return b"", ABSENT
+        return content, zlib.crc32(content).to_bytes(4, "little")
+
+    def size(self, name: str) -> int:
+        status = (self.path / name).lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", name)
+        return status.st_size
+
+    def write(self, name: str, content: bytes) -> None:
+        path = self.path / name
+        self._make_folder(path.parent)
+        replace_file(path, content)
+        _sync(path.parent)
+
+    def write_if(self, name: str, content: bytes, tag: bytes) -> bool:
+        """Writes a file if it still has a tag. The run's lock excludes other writers meanwhile."""
+        if self.read_tagged(name)[1] != tag:
+            return False
+        self.write(name, content)
+        return True
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / name).unlink()
+            _sync((self.path / name).parent)
+
+    def remove_all(self) -> None:
+        if self.path.is_dir() and not self.path.is_symlink():
+            shutil.rmtree(self.path)
+
+    def move_to(self, other: Self) -> None:
+        self.path.rename(other.path)
+        _sync(self.path.parent)
+
+    def spec(self) -> JsonDict:
+        return {"driver": "file", "path": f"{utf8_path(self.path)}/"}
+
+    def _make_folder(self, folder: pathlib.Path) -> None:
+        """Makes a folder below the root, and waits until its name is on disk."""
+        if folder.is_dir():
+            return
+        if folder == self._root:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+        self._make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
+
+
+def _files_in(folder: pathlib.Path, below: str) -> Iterator[str]:
+    """Yields the paths of all files in a folder, or in its part `below`. No link is followed."""
+    for entry in os.scandir(folder / below):
+        path = f"{below}/{entry.name}" if below else entry.name
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files_in(folder, path)
+        else:
+            yield path
+
+
+def _sync(path: pathlib.Path) -> None:
+    """Waits until the names in a folder are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

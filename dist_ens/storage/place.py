@@ -1,0 +1,61 @@
+"""`Place`: a folder of files, wherever it is."""
+
+from typing import Protocol, Self
+
+from dist_ens.ground.json_text import JsonDict
+
+# Tag of a file that is absent, for `Place.write_if`. TensorStore gives it to each such file.
+ABSENT = b"\x02"
+
+
+class Place(Protocol):
+    """A folder of files, on a disk or in a bucket.
+
+    Names are paths below the folder, with slashes. Folders come and go with their files. Every
+    error is an `OSError`, and `FileNotFoundError` is one of a file that is absent. No writer or
+    reader sees a part of a file.
+
+    Attributes:
+        is_local: Whether it is on a disk, where a lock of the system excludes other writers.
+    """
+
+    is_local: bool
+
+    def __str__(self) -> str:
+        """Returns the path or the address, as a person gave it."""
+
+    def __truediv__(self, name: str) -> Self:
+        """Returns a folder below this one."""
+
+    def names(self, below: str = "") -> list[str]:
+        """Returns the names of all files, or of those in a folder below. No link is followed."""
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a file."""
+
+    def read_tagged(self, name: str) -> tuple[bytes, bytes]:
+        """Returns the content of a file and its tag; `ABSENT` if the file is absent."""
+
+    def size(self, name: str) -> int | None:
+        """Returns the number of bytes of a file; None if only reading would tell.
+
+        A link, a pipe or a device is an `OSError`.
+        """
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file whole, and waits until it is stored. What contains it must exist."""
+
+    def write_if(self, name: str, content: bytes, tag: bytes) -> bool:
+        """Writes a file if it still has a tag, and returns whether it had."""
+
+    def remove(self, name: str) -> None:
+        """Deletes a file. One that is absent is no error."""
+
+    def remove_all(self) -> None:
+        """Deletes all files of the folder."""
+
+    def move_to(self, other: Self) -> None:
+        """Gives all files of the folder a place in another, empty one."""
+
+    def spec(self) -> JsonDict:
+        """Returns TensorStore's specification of the folder, as the base of a database."""
