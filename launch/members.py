@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping
 from absl import flags
 from rich.table import Table
 
-from dist_ens.checkpoint import FOLDER, SavedMembers, ids_text, read_lineages, saved_steps
+from dist_ens.checkpoint import SavedMembers, ids_text, read_lineages, saved_steps
+from dist_ens.checkpoint.newest import checkpoints_of
 from dist_ens.checkpoint.reading import is_gone
 from dist_ens.checkpoint.run_digests import changed_files
 from dist_ens.checkpoint.verify import faults_of
@@ -105,12 +106,12 @@ def _verify(workdir: pathlib.Path) -> int:
     if not steps:
         raise UserError(f"There is no such checkpoint in {quoted(workdir)}. Correct the folder.")
     for step in steps:
-        path = workdir.resolve() / FOLDER / str(step)
+        checkpoint = checkpoints_of(workdir) / str(step)
         try:
-            faults = faults_of(path)
+            faults = faults_of(checkpoint)
         except RunError as error:
             _print(f"Step {step}: not verified. {error}")
-            if code == ExitCode.DONE and not is_gone(path):
+            if code == ExitCode.DONE and not is_gone(checkpoint):
                 code = ExitCode.FAULT
             continue
         _print(f"Step {step}: {'damaged' if faults else 'sound'}.")

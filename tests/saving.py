@@ -16,8 +16,9 @@ from dist_ens.checkpoint import (
     saved_step,
     saved_steps,
 )
-from dist_ens.checkpoint.manifest import MANIFEST, Manifest, entries_of, files_in
+from dist_ens.checkpoint.manifest import MANIFEST, Manifest, entries_of
 from dist_ens.layout import Layout
+from dist_ens.storage import Disk
 from two_savers import RECORD
 
 reader, steps_in = saved_step, saved_steps
@@ -73,10 +74,11 @@ def flip(path, place, bit=0):
 
 def rewrite(folder, **changes):
     """Gives a checkpoint a manifest with other fields and with the right hash."""
-    changed = dataclasses.replace(Manifest.read(folder), **changes)
+    changed = dataclasses.replace(Manifest.read(Disk(folder)), **changes)
     (folder / MANIFEST).write_bytes(changed.to_bytes())
 
 
 def reseal(folder):
     """Writes the manifest anew for the files that are there, as if they had been saved."""
-    rewrite(folder, files=entries_of(folder, {*files_in(folder)} - {MANIFEST}))
+    place = Disk(folder)
+    rewrite(folder, files=entries_of(place, {*place.names()} - {MANIFEST}))

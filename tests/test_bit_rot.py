@@ -12,10 +12,11 @@ import pytest
 
 from commands import dist_ens
 from dist_ens.checkpoint import arrays, manifest, reading
-from dist_ens.checkpoint.manifest import MANIFEST, Manifest, files_in
+from dist_ens.checkpoint.manifest import MANIFEST, Manifest
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.ground.errors import ExitCode, RunError
 from dist_ens.layout import Layout
+from dist_ens.storage import Disk
 from launch import members
 from saving import (
     assert_same,
@@ -71,6 +72,14 @@ def step_folder(run, step):
     return run / "checkpoints" / str(step)
 
 
+def step_place(run, step):
+    return Disk(step_folder(run, step))
+
+
+def files_in(folder):
+    return Disk(folder).names()
+
+
 def resumed(run, resume="same"):
     """Resumes a run as `fit` does.
 
@@ -106,14 +115,14 @@ def test_a_sound_run_resumes_at_its_newest_step_and_says_nothing(run):
     step, state, position, said = resumed(run)
     assert (step, position, said) == (200, b"200", [])
     assert_is_of(state, 200)
-    assert faults_of(step_folder(run, 200)) == []
+    assert faults_of(step_place(run, 200)) == []
 
 
 def test_a_flipped_bit_is_told_with_member_and_leaf_and_the_step_before_it_is_used(run):
     # The member with the id 8 is the third.
     flip(*place_in_file(step_folder(run, 200), state_of(200)["w"][2]))
     before = bytes_of(step_folder(run, 200))
-    assert faults_of(step_folder(run, 200))[0] == "leaf w of member 8 has changed"
+    assert faults_of(step_place(run, 200))[0] == "leaf w of member 8 has changed"
     step, state, position, [said] = resumed(run)
     assert (step, position) == (100, b"100")
     assert_is_of(state, 100)
@@ -175,7 +184,7 @@ def copy_state(run):
 
 def copy_state_and_hashes(run):
     copy_state(run)
-    rewrite(step_folder(run, 200), files=Manifest.read(step_folder(run, 100)).files)
+    rewrite(step_folder(run, 200), files=Manifest.read(step_place(run, 100)).files)
     shutil.copytree(
         step_folder(run, 100) / "host_files",
         step_folder(run, 200) / "host_files",
@@ -184,7 +193,7 @@ def copy_state_and_hashes(run):
 
 
 def declare(run, **change):
-    leaves = Manifest.read(step_folder(run, 200)).leaves
+    leaves = Manifest.read(step_place(run, 200)).leaves
     rewrite(step_folder(run, 200), leaves=leaves | {"w": leaves["w"]._replace(**change)})
 
 
@@ -206,7 +215,7 @@ def test_what_does_not_belong_to_a_step_is_told(run, damage, older, told):
     damage(run)
     if damage is copy_state_and_hashes:
         told_by_verify = {f"leaf {leaf} of member 8 has changed" for leaf in ("w", "b", "step")}
-        assert told_by_verify <= {*faults_of(step_folder(run, 200))}
+        assert told_by_verify <= {*faults_of(step_place(run, 200))}
     step, state, _, [said] = resumed(run)
     assert step == older
     assert told in said
@@ -227,7 +236,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused_and_not_set_aside(run, monkey
 def test_a_file_that_was_added_is_not_read_and_found_by_verify(run):
     (step_folder(run, 200) / "host_files" / "callbacks.0").write_bytes(b"\0" * 20)
     assert_is_of(resumed(run)[1], 200)
-    assert faults_of(step_folder(run, 200)) == [
+    assert faults_of(step_place(run, 200)) == [
         "the file host_files/callbacks.0 does not belong to it"
     ]
     with begun(run) as opened:
@@ -297,7 +306,7 @@ def test_a_disk_that_does_not_answer_is_no_damage(run, monkeypatch, code):
     assert stopped.value.exit_code == ExitCode.FAULT
     assert steps_in(run) == [100, 200]
     with monkeypatch.context() as patch:
-        patch.setattr(manifest, "file_digest", raising(error, 1)(manifest.file_digest))
+        patch.setattr(Disk, "digest", raising(error, 1)(Disk.digest))
         assert verified(run)[0] == ExitCode.FAULT
 
 
@@ -319,9 +328,9 @@ def test_an_input_output_error_is_damage_where_it_comes_twice(
 
 
 def test_a_step_that_a_run_replaces_is_not_called_damaged(run, monkeypatch):
-    def replaced(path):
-        shutil.rmtree(path)
-        return faults_of(path)
+    def replaced(checkpoint):
+        shutil.rmtree(checkpoint.path)
+        return faults_of(checkpoint)
 
     monkeypatch.setattr(members, "faults_of", replaced)
     code, told = verified(run)
@@ -430,7 +439,7 @@ def check_survives(seed, run):
     damage(draw, run)
     after = contents(run)
     is_sound = {step: files == before.get(step) for step, files in after.items()}
-    assert is_sound == {step: not faults_of(step_folder(run, step)) for step in after}
+    assert is_sound == {step: not faults_of(step_place(run, step)) for step in after}
     if not any(is_sound.values()):
         with pytest.raises(RunError) as stopped:
             resumed(run)

@@ -133,18 +133,18 @@ def test_no_byte_of_the_arrays_can_change_unnoticed(tmp_path):
 
 def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_path):
     folder, state = tmp_path / "checkpoints", four()
-    left = "9.dist_ens-0a1b2c3d-1.orbax-checkpoint-tmp"
-    (folder / left / "state").mkdir(parents=True)
+    (folder / "9" / "state").mkdir(parents=True)
+    for file in ("state/_METADATA", "unfinished"):
+        (folder / "9" / file).touch()
     assert steps_in(tmp_path) == []
-    assert [p.name for p in folder.iterdir()] == [left]
+    assert [p.name for p in folder.iterdir()] == ["9"]
     with begun(tmp_path, keep=2) as opened:
         for step in (1, 3, 20, 100, 100):  # one that is saved stays
             opened.save(snapshot(step, state))
         opened.wait()
         # No checkpoint any more; its files go when the next is written, or at the end.
-        *kept, given_up = sorted(p.name for p in folder.iterdir())
-        assert kept == ["100", "20"]
-        assert given_up.startswith("3.dist_ens-")
+        assert sorted(p.name for p in folder.iterdir()) == ["100", "20", "3"]
+        assert steps_in(tmp_path) == [20, 100]
     assert sorted(p.name for p in folder.iterdir()) == ["100", "20"]
 
 
@@ -175,11 +175,11 @@ def test_a_save_that_ends_between_any_two_writes_to_the_disk_leaves_a_whole_chec
             newest.append(opened.saved_step)
             assert opened.restore_host_file("position") == str(newest[-1]).encode()
             assert opened.restore_state(shapes_of(state)) is not None
-            assert not list((workdir / "checkpoints").glob("*tmp"))
+            assert not list((workdir / "checkpoints").rglob("*unfinished"))
         if ended:
             break
-    # Eight files and folders before it has its name, and that.
-    assert newest == [1] * 9 + [2]
+    # Ten files and folders, the last of which is that of the manifest.
+    assert newest == [1] * 10 + [2]
 
 
 def test_nothing_is_written_before_what_comes_first_is_done(tmp_path):

@@ -18,6 +18,7 @@ from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import RunError, UserError
+from dist_ens.storage import Disk
 from saving import begun, reader, shapes_of, snapshot, state_of, steps_in
 from test_cluster import finish, free_port, start
 from test_train import experiment
@@ -305,7 +306,7 @@ def test_a_run_saves_the_score_of_each_member_by_its_id(tmp_path):
         checkpoints=Checkpoints(tmp_path, keep_best_of_members="nll"),
         progress=False,
     )
-    scores = Manifest.read(tmp_path / "checkpoints" / "4").scores
+    scores = Manifest.read(Disk(tmp_path / "checkpoints" / "4")).scores
     assert scores["nll/member_01"] == pytest.approx(result.scores.members[1]["nll"])
     assert "brier/member_01" not in scores
 

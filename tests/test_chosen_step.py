@@ -97,9 +97,9 @@ def test_a_reader_moves_on_once_to_the_step_by_which_a_run_replaces_the_newest(
 def test_a_step_that_was_asked_for_is_not_exchanged_for_another(workdir, tmp_path, monkeypatch):
     shutil.copytree(workdir, tmp_path / "run")
 
-    def replacing(path):
-        shutil.rmtree(path)
-        return SavedStep(path)
+    def replacing(checkpoint):
+        shutil.rmtree(checkpoint.path)
+        return SavedStep(checkpoint)
 
     monkeypatch.setattr(newest, "SavedStep", replacing)
     with pytest.raises(ReplacedError, match="checkpoints/3 does not exist any more"):

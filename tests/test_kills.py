@@ -16,6 +16,7 @@ from commands import start
 from dist_ens.checkpoint.arrays import open_arrays
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.checkpoint.writing import STATE
+from dist_ens.storage import Disk
 from saving import steps_in
 from test_cluster import free_port
 from test_local import scores_of
@@ -63,7 +64,7 @@ def output(folder, name, attempt):
 def saved_bits(workdir):
     """The step of the newest checkpoint, and the bits of all its arrays."""
     step = newest_in(workdir)
-    arrays = open_arrays(workdir / "checkpoints" / str(step) / STATE)
+    arrays = open_arrays(Disk(workdir / "checkpoints" / str(step) / STATE))
     return step, {name: array.read().result().tobytes() for name, array in arrays.items()}
 
 
@@ -143,7 +144,7 @@ class KilledRun:
         steps, newest = steps_in(self.workdir), newest_in(self.workdir)
         assert newest >= max(seen, default=0)
         for step in steps:
-            assert faults_of(self.workdir / "checkpoints" / str(step)) == []
+            assert faults_of(Disk(self.workdir / "checkpoints" / str(step))) == []
         self.counted.kills += 1
         self.counted.in_a_save += is_saving(self.workdir, newest)
         self.counted.of_one += is_of_one

@@ -37,6 +37,7 @@ from dist_ens.experiment.train import train
 from dist_ens.ground.errors import RunError, UserError
 from dist_ens.layout import Layout
 from dist_ens.processes import cluster
+from dist_ens.storage import Disk
 from launch import members as launch_members
 from saving import rewrite, save, steps_in, verified
 
@@ -406,7 +407,7 @@ def test_text_from_files_is_escaped_on_the_terminal(runs, tmp_path, monkeypatch,
     events = (Event(1, f"{title}:smile: [b]"),)
     members = [
         dataclasses.replace(each, run=f"{clear}a", events=events)
-        for each in Manifest.read(step).members
+        for each in Manifest.read(Disk(step)).members
     ]
     rewrite(step, members=tuple(members))
     (step / f"{clear}b").touch()
@@ -433,7 +434,8 @@ def test_a_write_that_was_interrupted_is_done_again_by_the_same_command(
         patch.setattr("dist_ens.checkpoint.members.write_checkpoint", full)
         with pytest.raises(RunError, match="Remove the cause, and run the same command again"):
             copy()
-    (to / "checkpoints" / "6.dist_ens-0a-1.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
+    (to / "checkpoints" / "6" / "state").mkdir(parents=True)
+    (to / "checkpoints" / "6" / "unfinished").touch()
     assert copy().member_ids == [3, 1]
     names = sorted(path.name for path in to.iterdir())
     assert names == [".digests", "checkpoints", "experiment.json"]

@@ -18,6 +18,7 @@ from commands import start
 from dist_ens.checkpoint.arrays import open_arrays
 from dist_ens.checkpoint.writing import STATE
 from dist_ens.data.idx import open_idx
+from dist_ens.storage import Disk
 from test_cluster import free_port
 from test_hlo import CONFIGS
 
@@ -111,7 +112,7 @@ def train_in_parts(folder, name, places, words, **options):
 
 
 def arrays_in(workdir, step):
-    opened = open_arrays(workdir / "checkpoints" / str(step) / STATE)
+    opened = open_arrays(Disk(workdir / "checkpoints" / str(step) / STATE))
     return {name: array.read().result() for name, array in opened.items()}
 
 

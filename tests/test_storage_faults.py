@@ -20,10 +20,10 @@ import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.callbacks import JsonLines
 from dist_ens.checkpoint import Checkpoints, Snapshot, writing
-from dist_ens.checkpoint.writing import unfinished_name
 from dist_ens.ensemble import Ensemble
 from dist_ens.ground.errors import ExitCode, SaveError, UserError
 from dist_ens.losses import categorical
+from dist_ens.storage import Disk
 from dist_ens.training import fit
 from saving import begun, reader, save, shapes_of, snapshot, state_of, steps_in
 
@@ -164,13 +164,14 @@ def test_checkpoints_of_another_run_that_take_the_place_of_its_own_are_not_delet
 
 def test_a_link_in_place_of_the_checkpoints_is_refused_and_nothing_behind_it_is_deleted(tmp_path):
     behind = tmp_path / "behind"
-    left = behind / "9.dist_ens-0a1b2c3d-1.orbax-checkpoint-tmp"
+    left = behind / "9"
     left.mkdir(parents=True)
+    (left / "unfinished").touch()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(behind)
     with pytest.raises(UserError, match="is a symbolic link"):
         save(tmp_path / "run", state_of(1.0))
-    assert left.is_dir()
+    assert [*left.iterdir()]
 
 
 def test_a_host_that_cannot_look_at_the_folder_waits_for_the_others_before_it_fails(
@@ -190,7 +191,7 @@ def test_a_host_that_cannot_look_at_the_folder_waits_for_the_others_before_it_fa
         opened.save(snapshot(1, state_of(1.0), before=refused))
         with pytest.raises(SaveError, match="stale file handle"):
             opened.wait()
-    assert len(reached) == 3
+    assert len(reached) == 4
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
@@ -198,7 +199,7 @@ def test_all_hosts_take_the_word_of_process_0_for_whether_a_step_is_complete(
     tmp_path, monkeypatch, is_complete
 ):
     # This is process 1 of two, to which the disk does not show the new folder yet.
-    said = [(f"dist_ens/complete/{unfinished_name(1, '0a-1')}", "complete")] if is_complete else []
+    said = [("dist_ens/complete/1-0a", "complete")] if is_complete else []
     client = types.SimpleNamespace(key_value_dir_get=lambda _: said)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
@@ -206,30 +207,28 @@ def test_all_hosts_take_the_word_of_process_0_for_whether_a_step_is_complete(
     monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda: lambda **_: None)
 
     def save():
-        writing.write_checkpoint(tmp_path, Snapshot(1, {}, {}), "0a-1")
+        writing.write_checkpoint(Disk(tmp_path), Snapshot(1, {}, {}), "0a")
 
     if is_complete:
         save()
     else:
-        (tmp_path / "1").mkdir()
+        (tmp_path / "checkpoints" / "1").mkdir(parents=True)
         with pytest.raises(OSError, match="another host could not write its part"):
             save()
 
 
 def test_the_sweep_deletes_only_what_this_package_left(tmp_path):
     checkpoints = tmp_path / "checkpoints"
-    ours = "9.dist_ens-0a1b2c3d-1.orbax-checkpoint-tmp"
-    others = ["9.orbax-checkpoint-tmp", "x.dist_ens-0a-1.orbax-checkpoint-tmp", "9.damaged", "my"]
-    for name in (ours, *others):
-        (checkpoints / name).mkdir(parents=True)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (checkpoints / ours.replace("9", "8", 1)).symlink_to(elsewhere)
+    for name in ("9", "10.damaged", "x", "09"):
+        (checkpoints / name / "state").mkdir(parents=True)
+        (checkpoints / name / "unfinished").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "unfinished").touch()
+    (checkpoints / "8").symlink_to(tmp_path / "elsewhere")
     with begun(tmp_path):
         pass
-    there = {path.name for path in checkpoints.iterdir()}
-    assert there == {*others, ours.replace("9", "8", 1)}
-    assert elsewhere.is_dir()
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["09", "10.damaged", "8", "x"]
+    assert (tmp_path / "elsewhere" / "unfinished").exists()
 
 
 ON_A_SMALL_DISK = (
@@ -314,7 +313,7 @@ def save_on(disk, fault):
                 opened.save(snapshot(2, state_of(2.0)))
                 opened.wait()
                 said["restored"] = restored(run, 2)
-                said["left"] = [p.name for p in run.rglob("*.orbax-checkpoint-tmp")]
+                said["left"] = [str(p) for p in run.rglob("unfinished")]
                 (pathlib.Path(disk) / "other").write_bytes(b"\0" * 2_000_000)
             opened.save(snapshot(3, step_2), is_last=True)
     except SaveError as error:

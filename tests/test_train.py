@@ -34,6 +34,7 @@ from dist_ens.layout import BATCHES, Layout
 from dist_ens.losses import softmax_cross_entropy
 from dist_ens.members import from_functions
 from dist_ens.sampling import Order
+from dist_ens.storage import Disk
 from dist_ens.training.metrics import MetricsReader
 from saving import reader, save
 
@@ -514,7 +515,7 @@ def test_nothing_is_written_for_an_experiment_that_does_not_fit(tmp_path, change
 def test_a_record_of_another_version_is_told_in_a_sentence(tmp_path):
     train(experiment(), tmp_path)
     folder = tmp_path / "checkpoints" / "24"
-    manifest = Manifest.read(folder)
+    manifest = Manifest.read(Disk(folder))
     values = json.loads(json.dumps(manifest.run))
     values["experiment"]["loss"] = "softmax_cross_entropy"  # as it once was
     changed = dataclasses.replace(manifest, run=values)

@@ -3,7 +3,6 @@
 Each member's part of an array is a chunk with a checksum of its own, so that it is read alone.
 """
 
-import pathlib
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,20 +10,20 @@ import numpy as np
 import tensorstore as ts
 
 from dist_ens.checkpoint.causes import is_of_disk
-from dist_ens.checkpoint.manifest import LeafEntry, files_in
+from dist_ens.checkpoint.manifest import LeafEntry
 from dist_ens.checkpoint.snapshot import Leaf
-from dist_ens.ground.file_reading import require_readable
 from dist_ens.ground.json_text import JsonDict
-from dist_ens.ground.paths import utf8_path
 from dist_ens.ground.types import Array
 from dist_ens.layout import Reading
+from dist_ens.storage import RETRIES, Place
 
 _WITH_A_CHECKSUM = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 # Without a common context, each array would have a separate database and transaction.
-_WRITING = ts.Context()
+_WRITING = ts.Context(RETRIES)
 # A new context sees the files as they are now. The cache holds the index, which every chunk needs.
 # The number of parallel reads is that of Orbax, chosen for network disks.
 _READING = {
+    **RETRIES,
     "cache_pool#index": {"total_bytes_limit": 100_000_000},
     "file_io_concurrency": {"limit": 128},
 }
@@ -42,14 +41,14 @@ def member_digests(part: Array) -> list[int]:
     return [zlib.crc32(row.data) for row in rows]
 
 
-def write_arrays(path: pathlib.Path, leaves: Mapping[str, Leaf]) -> None:
+def write_arrays(place: Place, leaves: Mapping[str, Leaf]) -> None:
     """Writes this host's pieces as Zarr arrays, in one transaction of a database in a folder."""
-    transaction = ts.Transaction()
+    transaction, spec = ts.Transaction(), _new_database_spec(place)
     opened = {
         name: ts.open(
             {
                 "driver": "zarr3",
-                "kvstore": {**_new_database_spec(path), "path": f"{name}/"},
+                "kvstore": {**spec, "path": f"{name}/"},
                 # Compression would save 7 % of trained weights and take half the time of a save.
                 "metadata": {"codecs": [_by_member(leaf.shape)]},
                 "store_data_equal_to_fill_value": True,  # Then a missing chunk is damage.
@@ -76,14 +75,14 @@ def write_arrays(path: pathlib.Path, leaves: Mapping[str, Leaf]) -> None:
     transaction.commit_async().result()
 
 
-def add_databases(path: pathlib.Path, others: Sequence[pathlib.Path]) -> None:
+def add_databases(place: Place, others: Sequence[Place]) -> None:
     """Adds references to the databases in other folders to the one in a folder."""
     transaction = ts.Transaction(atomic=True)
 
-    def opened(folder: pathlib.Path) -> ts.KvStore:
+    def opened(folder: Place) -> ts.KvStore:
         return ts.KvStore.open(_new_database_spec(folder), context=_WRITING).result()
 
-    whole = opened(path).with_transaction(transaction)
+    whole = opened(place).with_transaction(transaction)
     for added in [opened(other).experimental_copy_range_to(whole) for other in others]:
         added.result()
     transaction.commit_async().result()
@@ -104,17 +103,15 @@ def orbax_description(names: Iterable[str]) -> JsonDict:
     }
 
 
-def open_arrays(path: pathlib.Path, *, is_foreign: bool = False) -> dict[str, ts.TensorStore]:
+def open_arrays(folder: Place, *, is_foreign: bool = False) -> dict[str, ts.TensorStore]:
     """Opens the arrays in a folder, and returns them by name. Their content is not read yet.
 
     Another program may have written them with Orbax without a database, and left out zeros.
     """
-    for file in files_in(path):  # TensorStore would wait for the other end of a pipe.
-        require_readable(path / file)
     context, place = ts.Context(_READING), ""
-    database = {**database_spec(path), "cache_pool": "cache_pool#index"}
-    if is_foreign and not (path / "manifest.ocdbt").exists():
-        database, place = {"driver": "file"}, f"{utf8_path(path)}/"
+    database = {**database_spec(folder), "cache_pool": "cache_pool#index"}
+    if is_foreign and "manifest.ocdbt" not in folder.names():
+        database, place = database["base"], database["base"]["path"]
     keys = ts.KvStore.open({**database, "path": place}, context=context).result().list().result()
     opened = {}
     for key in map(bytes.decode, keys):
@@ -132,7 +129,7 @@ def open_arrays(path: pathlib.Path, *, is_foreign: bool = False) -> dict[str, ts
                 context=context,
             )
     if not opened:
-        raise FileNotFoundError(f"no arrays in {path}")
+        raise FileNotFoundError(f"no arrays in {folder}")
     return {name: array.result() for name, array in opened.items()}
 
 
@@ -216,12 +213,12 @@ class _Part:
         return self._values
 
 
-def database_spec(folder: pathlib.Path) -> JsonDict:
+def database_spec(folder: Place) -> JsonDict:
     """Returns TensorStore's specification of the database in a folder."""
-    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{utf8_path(folder)}/"}}
+    return {"driver": "ocdbt", "base": folder.spec()}
 
 
-def _new_database_spec(folder: pathlib.Path) -> JsonDict:
+def _new_database_spec(folder: Place) -> JsonDict:
     """Returns TensorStore's specification for writing the database in a folder."""
     # The index then holds the descriptions of the arrays, and its pages have checksums.
     return {**database_spec(folder), "config": {"max_inline_value_bytes": 1024}}

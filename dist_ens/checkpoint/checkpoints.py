@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -14,16 +13,16 @@ from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.opened import OpenCheckpoints
 from dist_ens.checkpoint.record import LOOP_RECORD, RESUMES, notes_on_resuming
 from dist_ens.checkpoint.retention import Retention
-from dist_ens.checkpoint.run_folder import locked, make_folder
+from dist_ens.checkpoint.run_folder import locked
 from dist_ens.checkpoint.snapshot import Snapshot, leaves_off_devices
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.numbers import require_coefficient, require_one_of, whole_number
-from dist_ens.ground.paths import given_path
 from dist_ens.ground.state import described
 from dist_ens.ground.types import PyTree, Tree
 from dist_ens.layout import MEMBERS, Layout, check_lengths
+from dist_ens.storage import place_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Checkpoints:
     resume: str = "same"
 
     def __post_init__(self) -> None:
-        checked: dict[str, object] = {"folder": given_path(self.folder, "folder")}
+        checked: dict[str, object] = {"folder": str(place_of(self.folder, "folder"))}
         for name in ("keep", "every_steps", "keep_every_steps"):
             value = getattr(self, name)
             if name == "keep" or value is not None:
@@ -183,21 +182,20 @@ class Checkpoints:
         `check` raises an error if the run must not resume the one of a saved record. `directions`
         has "lower" or "higher" for each score of the run, whichever is better, or None.
         """
-        folder = pathlib.Path(self.folder)
+        run = place_of(self.folder, "folder")
         best = self._higher_is_better(directions or {})
-        make_folder(folder)
         keep = Retention(
             self.keep, self.keep_every_steps, self.keep_best, self.keep_best_of_members, best
         )
 
         def notes_on(saved_record: JsonDict) -> list[str]:
             check(saved_record)
-            return notes_on_resuming(record, saved_record, folder, self.resume)
+            return notes_on_resuming(record, saved_record, self.folder, self.resume)
 
         with (
-            locked(folder) as renew,
+            locked(run) as renew,
             OpenCheckpoints(
-                folder,
+                run,
                 record,
                 keep=keep,
                 cadence=partial(Cadence, self.every_steps, self.every_secs),

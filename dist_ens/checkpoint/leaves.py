@@ -1,7 +1,6 @@
 """Conversion between a state and its leaves by name, as a checkpoint holds them."""
 
 import collections
-import pathlib
 from collections.abc import Mapping
 
 import jax
@@ -35,7 +34,7 @@ def state_of(named: dict[str, jax.Array], abstract: Tree) -> Tree:
     return jax.tree.unflatten(structure, restored)
 
 
-def check_leaves(path: pathlib.Path, saved: Mapping[str, Leaf], named: Mapping[str, Leaf]) -> None:
+def check_leaves(path: str, saved: Mapping[str, Leaf], named: Mapping[str, Leaf]) -> None:
     """Raises a `RunError` unless saved leaves have the names, shapes and types asked for."""
     there, asked = _types_of(saved), _types_of(named)
     for name in sorted(there.keys() | asked.keys()):

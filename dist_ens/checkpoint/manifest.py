@@ -11,6 +11,7 @@ The file `manifest.json` has two lines. The first is the manifest as JSON:
 - `leaves`: for each leaf its `dtype`, its `shape` and the `crc32` of each member's values, in the
   order of the members.
 - `files`: for each other file its `num_bytes` and its `crc32`, by its path.
+- `data`: folder of the other files in that of the checkpoint; empty on a disk.
 
 The second line is `{"sha256": "..."}`, the hash of the bytes of the first.
 """
@@ -18,20 +19,17 @@ The second line is `{"sha256": "..."}`, the hash of the bytes of the first.
 import dataclasses
 import hashlib
 import json
-import os
-import pathlib
 import re
-import stat
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Self
 
 from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.ground.errors import RunError
-from dist_ens.ground.file_reading import bytes_in, opened_to_read
 from dist_ens.ground.json_text import Json
+from dist_ens.storage import Place
 
 MANIFEST = "manifest.json"
+UNFINISHED = "unfinished"  # File of a checkpoint that is being written, or is to be deleted.
 FORMAT = 1
 _STEP_NAME = re.compile("0|[1-9][0-9]{0,17}")
 
@@ -62,6 +60,7 @@ class Manifest:
     members: tuple[Lineage, ...]
     leaves: Mapping[str, LeafEntry]
     files: Mapping[str, FileEntry]
+    data: str = ""
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file."""
@@ -74,21 +73,21 @@ class Manifest:
             "members": [member.to_dict() for member in self.members],
             "leaves": {name: leaf._asdict() for name, leaf in self.leaves.items()},
             "files": {path: file._asdict() for path, file in self.files.items()},
+            "data": self.data,
         }
         line = json.dumps(values).encode()
         return line + b"\n" + _second_line(line)
 
     @classmethod
-    def read(cls, checkpoint: pathlib.Path) -> Self:
+    def read(cls, checkpoint: Place) -> Self:
         """Reads the manifest in the folder of a checkpoint, which is named after its step.
 
         A damaged manifest is a `ValueError`, one of a newer version a `RunError`.
         """
-        path = checkpoint / MANIFEST
-        is_regular = stat.S_ISREG(path.lstat().st_mode)
-        line, _, rest = bytes_in(path).partition(b"\n") if is_regular else (b"", b"", b"")
+        checkpoint.size(MANIFEST)  # No link is followed.
+        line, _, rest = checkpoint.read(MANIFEST).partition(b"\n")
         if rest != _second_line(line):
-            raise ValueError(f"{MANIFEST} is no regular file, or does not match its hash")
+            raise ValueError(f"{MANIFEST} does not match its hash")
         values = json.loads(line)  # The record may hold numbers that are not finite.
         if values["format"] != FORMAT:
             raise RunError(
@@ -108,10 +107,15 @@ class Manifest:
                 for name, leaf in values["leaves"].items()
             },
             files={path: FileEntry(**file) for path, file in values["files"].items()},
+            data=values.get("data", ""),
         )
 
+    def data_in(self, checkpoint: Place) -> Place:
+        """Returns the folder of the files of a checkpoint."""
+        return checkpoint / self.data if self.data else checkpoint
+
     def fault_of_file(
-        self, checkpoint: pathlib.Path, name: str, there: Collection[str], *, hashes_data: bool
+        self, data: Place, name: str, there: Collection[str], *, hashes_data: bool
     ) -> str | None:
         """Returns a clause if a file is missing or has changed, and None otherwise.
 
@@ -119,60 +123,47 @@ class Manifest:
         """
         if name not in there:
             return f"the file {name} is missing"
-        path, entry = checkpoint / name, self.files[name]
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode):
-            return f"{name} is no regular file"
-        if status.st_size != entry.num_bytes:
-            return f"the file {name} has {status.st_size} bytes, and had {entry.num_bytes}"
+        entry, size = self.files[name], data.size(name)
+        if size not in (None, entry.num_bytes):
+            return f"the file {name} has {size} bytes, and had {entry.num_bytes}"
         holds_arrays = "d" in name.split("/")[:-1]  # OCDBT has them in folders named `d`.
-        if (hashes_data or not holds_arrays) and file_digest(path) != entry.crc32:
+        if (hashes_data or not holds_arrays) and data.digest(name) != entry:
             return f"the file {name} has changed"
         return None
 
 
-def seal_of(checkpoint: pathlib.Path) -> bytes:
+def seal_of(checkpoint: Place) -> bytes:
     """Returns the last line of a manifest, which tells checkpoints apart; empty if not readable."""
     try:
-        return bytes_in(checkpoint / MANIFEST).rstrip().rpartition(b"\n")[2]
+        return checkpoint.read(MANIFEST).rstrip().rpartition(b"\n")[2]
     except OSError:
         return b""
 
 
-def steps_in(folder: pathlib.Path) -> list[int]:
+def files_by_step(checkpoints: Place) -> dict[int, set[str]]:
+    """Returns the names of the files of each step in a folder, also of unfinished ones."""
+    found: dict[int, set[str]] = {}
+    for name in checkpoints.names():
+        step, _, file = name.partition("/")
+        if file and _STEP_NAME.fullmatch(step):
+            found.setdefault(int(step), set()).add(file)
+    return found
+
+
+def is_finished(names: Collection[str]) -> bool:
+    """Returns whether a step with these files is a checkpoint, which may be damaged."""
+    return MANIFEST in names or UNFINISHED not in names
+
+
+def steps_in(checkpoints: Place) -> list[int]:
     """Returns the steps of the finished checkpoints in a folder, the oldest first."""
-    return sorted(
-        int(path.name)
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if _STEP_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-    )
+    files = files_by_step(checkpoints)
+    return sorted(step for step, names in files.items() if is_finished(names))
 
 
-def files_in(folder: pathlib.Path, below: str = "") -> Iterator[str]:
-    """Yields the paths of all files in a folder, or in its part `below`. No link is followed."""
-    for entry in os.scandir(folder / below):
-        path = f"{below}/{entry.name}" if below else entry.name
-        if entry.is_dir(follow_symlinks=False):
-            yield from files_in(folder, path)
-        else:
-            yield path
-
-
-def file_digest(path: pathlib.Path) -> int:
-    """Returns the CRC-32 of a file, which is read block by block."""
-    digest = 0
-    with opened_to_read(path) as file:
-        while block := file.read(2**20):
-            digest = zlib.crc32(block, digest)
-    return digest
-
-
-def entries_of(folder: pathlib.Path, paths: Iterable[str]) -> dict[str, FileEntry]:
-    """Returns the entries of files, by their paths in a folder. Every file is read."""
-    return {
-        path: FileEntry((folder / path).stat().st_size, file_digest(folder / path))
-        for path in sorted(paths)
-    }
+def entries_of(folder: Place, names: Iterable[str]) -> dict[str, FileEntry]:
+    """Returns the entries of files, by their names in a folder. Every file is read."""
+    return {name: FileEntry(*folder.digest(name)) for name in sorted(names)}
 
 
 def _second_line(first: bytes) -> bytes:

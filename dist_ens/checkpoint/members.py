@@ -17,6 +17,7 @@ from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError, UserError, code_of_write
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.layout import Piece
+from dist_ens.storage import place_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,13 +98,13 @@ def write_members(
         members.record,
         lineages={member.member_id: member for member in members.lineages},
     )
-    checkpoints = folder.resolve() / FOLDER
+    run = place_of(folder, "folder")
     try:
-        checkpoints.mkdir(parents=True, exist_ok=True)
+        (run / FOLDER).make()
         before()
-        write_checkpoint(checkpoints, snapshot, f"{os.urandom(4).hex()}-1")
+        write_checkpoint(run, snapshot, os.urandom(4).hex())
     except (OSError, ValueError) as error:  # TensorStore reports a full disk as a ValueError.
-        remove_unfinished(checkpoints)
+        remove_unfinished(run / FOLDER)
         raise RunError(
             f"The members could not be written to {quoted(folder)}: {error}. Remove the cause, and "
             "run the same command again.",
@@ -118,7 +119,7 @@ def require_new_folder(folder: pathlib.Path, may_hold: Collection[str]) -> None:
     """
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     is_other = folder.is_symlink() or (folder.exists() and not folder.is_dir())
-    if is_other or names - {FOLDER, *may_hold} or steps_in(folder / FOLDER):
+    if is_other or names - {FOLDER, *may_hold} or steps_in(place_of(folder, "folder") / FOLDER):
         raise UserError(
             f"{quoted(folder)} is not empty, or no folder, and members are written into new "
             "folders only. Give another folder."

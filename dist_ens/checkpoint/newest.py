@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import pathlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,16 +13,22 @@ from dist_ens.checkpoint.writing import FOLDER, wait_for_writing
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ReplacedError, UserError
 from dist_ens.processes import cluster
+from dist_ens.storage import Place, place_of
 
 # Name of the file of a run's last checkpoint that holds the step whose state the run returned.
 RESULT_FILE = "result_step"
 _Result = TypeVar("_Result")
 
 
+def checkpoints_of(workdir: str | os.PathLike[str]) -> Place:
+    """Returns the folder of the checkpoints of a run."""
+    return place_of(workdir, "folder") / FOLDER
+
+
 def saved_steps(workdir: str | os.PathLike[str]) -> list[int]:
     """Returns the steps of the finished checkpoints of a run, the oldest first."""
     wait_for_writing()
-    return steps_in(pathlib.Path(workdir).resolve() / FOLDER)
+    return steps_in(checkpoints_of(workdir))
 
 
 def saved_step(folder: str | os.PathLike[str], step: int | None = None) -> SavedStep:
@@ -31,7 +36,7 @@ def saved_step(folder: str | os.PathLike[str], step: int | None = None) -> Saved
 
     By default it is the step whose state the run returned, and the newest while the run lasts.
     """
-    steps, checkpoints = saved_steps(folder), pathlib.Path(folder).resolve() / FOLDER
+    steps, checkpoints = saved_steps(folder), checkpoints_of(folder)
     newest = cluster.as_main_sees(max(steps, default=0))
     saved = None
     if step is None and newest:
@@ -63,7 +68,7 @@ def moving_on(step: int | None, read: Callable[[], _Result]) -> _Result:
 def state_digest(workdir: str | os.PathLike[str], step: int) -> str | None:
     """Returns a digest of the arrays in a checkpoint, which are not read; None if it is absent."""
     try:
-        leaves = Manifest.read(pathlib.Path(workdir) / FOLDER / str(step)).leaves
+        leaves = Manifest.read(checkpoints_of(workdir) / str(step)).leaves
     except (OSError, ValueError):
         return None
     digests = [(name, leaves[name].crc32) for name in sorted(leaves)]

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import pathlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,11 +28,11 @@ from dist_ens.checkpoint.writing import (
     write_checkpoint,
 )
 from dist_ens.ground.commands import quoted
-from dist_ens.ground.errors import ExitCode, RunError, SaveError, UserError, code_of_write
+from dist_ens.ground.errors import ExitCode, RunError, SaveError, code_of_write
 from dist_ens.ground.json_text import Json, JsonDict
-from dist_ens.ground.paths import utf8_path
 from dist_ens.ground.types import Tree
 from dist_ens.processes import cluster
+from dist_ens.storage import Place
 
 
 class OpenCheckpoints:
@@ -58,7 +57,7 @@ class OpenCheckpoints:
 
     def __init__(
         self,
-        workdir: pathlib.Path,
+        run: Place,
         record: Mapping[str, Json],
         *,
         keep: Retention,
@@ -68,8 +67,8 @@ class OpenCheckpoints:
         say: Callable[[str], None],
         renew: Callable[[], None],
     ) -> None:
-        self._workdir, self._record, self._keep = workdir, record, keep
-        self._folder = workdir.resolve() / FOLDER  # TensorStore refuses a path with `..`.
+        self._run, self._record, self._keep = run, record, keep
+        self._folder = run / FOLDER
         self._cadence_from, self._notes_on, self._resume = cadence, notes_on, resume
         self._say, self._renew = say, renew
         self.member_score = keep.best_of_members
@@ -81,15 +80,9 @@ class OpenCheckpoints:
         self._said: str | None = None
         self._opened: SavedStep | None = None
         self._lineages: dict[int, Lineage] = {}
-        utf8_path(self._folder)
-        if self._folder.is_symlink():
-            raise UserError(
-                f"{quoted(self._folder)} is a symbolic link, and nothing is saved or deleted "
-                "there. Put the folder itself in its place."
-            )
         wait_for_writing()
         if cluster.is_main():
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.make()
             remove_unfinished(self._folder)
         # No host writes before the folder is ready, as all of them wait for process 0 here.
         self._token = cluster.bytes_of_main(os.urandom(4)).hex()
@@ -115,7 +108,7 @@ class OpenCheckpoints:
 
     def lineage_of(self, member_id: int) -> Lineage:
         """Returns the lineage of a member, with the events that no save has written yet."""
-        begun = Lineage(member_id, seed_of(self._record), run=str(self._folder.parent))
+        begun = Lineage(member_id, seed_of(self._record), run=self._run.address)
         return self._lineages.get(member_id, begun)
 
     def add_event(self, member_id: int, event: Event, *, is_dropped: bool = False) -> None:
@@ -188,7 +181,7 @@ class OpenCheckpoints:
         """Writes a checkpoint, deletes those that are not to be kept, and says what went wrong."""
         step = snapshot.step
         try:
-            if not write_checkpoint(self._folder, snapshot, token, first=self._renew):
+            if not write_checkpoint(self._run, snapshot, token, renew=self._renew):
                 return
         except jax.errors.JaxRuntimeError:
             raise
@@ -198,7 +191,7 @@ class OpenCheckpoints:
                 remove_unfinished(self._folder)
             why = explained(error)
             told = (
-                f"Could not write the checkpoint of step {step} in {quoted(self._workdir)}: "
+                f"Could not write the checkpoint of step {step} in {quoted(str(self._run))}: "
                 f"{why.what}. {self._last_saved()}"
             )
             if not is_last:  # The error tells of the last one.
@@ -214,13 +207,13 @@ class OpenCheckpoints:
         self._newest_step = step
         if cluster.is_main():
             self._seals[step] = seal_of(self._folder / str(step))
-            self._delete_oldest(token, snapshot.kept_step)
+            self._delete_oldest(snapshot.kept_step)
         if self._said is not None:
             self._said = None
-            self._report(f"Saving in {quoted(self._workdir)} works again. {self._last_saved()}")
+            self._report(f"Saving in {quoted(str(self._run))} works again. {self._last_saved()}")
 
-    def _delete_oldest(self, token: str, kept_step: int | None) -> None:
-        """Marks the checkpoints for deletion that are not to be kept after a save with a token.
+    def _delete_oldest(self, kept_step: int | None) -> None:
+        """Marks the checkpoints for deletion that are not to be kept after a save.
 
         The folder may have been replaced by that of another run, whose checkpoints stay.
         """
@@ -233,7 +226,7 @@ class OpenCheckpoints:
             path = self._folder / str(old)
             with contextlib.suppress(OSError):  # The next save tries it again.
                 if self._seals.get(old) == seal_of(path):
-                    give_up_checkpoint(path, token)
+                    give_up_checkpoint(path)
 
     def _scores_at(self, step: int) -> Mapping[str, float] | None:
         """Returns the scores in a checkpoint by name; None if they cannot be read."""
@@ -341,15 +334,15 @@ class OpenCheckpoints:
             if older:
                 remedy = f"Without --resume=strict, the run resumes from step {older}."
             raise RunError(
-                f"The newest checkpoint {quoted(path)} is damaged: {what}. {remedy}",
+                f"The newest checkpoint {quoted(path.address)} is damaged: {what}. {remedy}",
                 exit_code=ExitCode.DAMAGED,
             ) from error
         kept = set_aside(path) if cluster.is_main() else path
         cluster.as_main_sees(True)  # Until then, another host must not look for the newest step.
         self._opened = None
         self._report(
-            f"The checkpoint of step {step} is damaged: {what}. It is kept as {quoted(kept)}. The "
-            f"run resumes from step {older}."
+            f"The checkpoint of step {step} is damaged: {what}. It is kept as "
+            f"{quoted(kept.address)}. The run resumes from step {older}."
         )
         return True
 

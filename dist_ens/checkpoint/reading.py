@@ -1,7 +1,6 @@
 """Reading of a checkpoint. Every host reads the parts that its own devices hold."""
 
 import errno
-import pathlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -13,14 +12,13 @@ from dist_ens.checkpoint.arrays import SavedArray, open_arrays
 from dist_ens.checkpoint.causes import NO_DAMAGE, explained
 from dist_ens.checkpoint.leaves import check_leaves, named_leaves, state_of
 from dist_ens.checkpoint.lineage import positions_of
-from dist_ens.checkpoint.manifest import Manifest, files_in, steps_in
+from dist_ens.checkpoint.manifest import Manifest, is_finished, steps_in
 from dist_ens.checkpoint.writing import HOST_FILES, STATE
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ExitCode, ReplacedError, RunError, UserError, counted
-from dist_ens.ground.file_reading import bytes_in
-from dist_ens.ground.paths import utf8_path
 from dist_ens.ground.types import Tree
 from dist_ens.layout import read_onto_devices
+from dist_ens.storage import Place
 
 T = TypeVar("T")
 
@@ -32,10 +30,10 @@ class SavedStep:
     with the exit code `DAMAGED`, or was deleted meanwhile.
     """
 
-    def __init__(self, path: pathlib.Path) -> None:
-        utf8_path(path)
-        self._path = path
-        self._manifest = self._reported(lambda: _compared(path))
+    def __init__(self, checkpoint: Place) -> None:
+        self._place = checkpoint
+        self._manifest = self._reported(lambda: _compared(checkpoint))
+        self._data = self._manifest.data_in(checkpoint)
         self.step, self.members = self._manifest.step, self._manifest.members
         self.run = dict(self._manifest.run)
 
@@ -48,11 +46,11 @@ class SavedStep:
         positions = self._positions(member_ids)
 
         def read() -> Tree:
-            arrays = open_saved(self._path, self._manifest, positions)
+            arrays = open_saved(self._data, self._manifest, positions)
             fitting = [each for each in others if named_leaves(each).keys() == arrays.keys()]
             like = fitting[-1] if fitting else abstract
             named = named_leaves(like)
-            check_leaves(self._path, arrays, named)
+            check_leaves(str(self._place), arrays, named)
             onto = read_onto_devices(named, lambda name, index: arrays[name].read(index))
             return state_of(onto, like)
 
@@ -63,7 +61,7 @@ class SavedStep:
         positions = self._positions(member_ids)
 
         def read() -> dict[str, np.ndarray]:
-            arrays = open_saved(self._path, self._manifest, positions)
+            arrays = open_saved(self._data, self._manifest, positions)
             return {name: array.read_whole() for name, array in arrays.items()}
 
         return self._reported(read)
@@ -79,15 +77,15 @@ class SavedStep:
         if is_saved and num_hosts != jax.process_count():
             if not is_shared:
                 raise RunError(
-                    f"{quoted(self._path)} was saved by {counted(num_hosts, 'host')}, each with "
-                    f"its own {name!r}, and this run has {counted(jax.process_count(), 'host')}. "
-                    "Resume on as many hosts as before."
+                    f"{quoted(str(self._place))} was saved by {counted(num_hosts, 'host')}, each "
+                    f"with its own {name!r}, and this run has "
+                    f"{counted(jax.process_count(), 'host')}. Resume on as many hosts as before."
                 )
             host = 0
         path = f"{prefix}.{host}"
 
         def read() -> bytes:
-            content = bytes_in(self._path / path)
+            content = self._data.read(path)
             if zlib.crc32(content) != files[path].crc32:
                 raise ValueError(f"the file {path} has changed")
             return content
@@ -115,13 +113,13 @@ class SavedStep:
         except (UserError, RunError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # TensorStore has no special error type for damage.
-            raise error_of_reading(self._path, error) from error
+            raise error_of_reading(self._place, error) from error
 
 
-def error_of_reading(path: pathlib.Path, error: Exception) -> RunError:
+def error_of_reading(checkpoint: Place, error: Exception) -> RunError:
     """Returns an error of reading a checkpoint as one that says whether the content is damaged."""
-    why = explained(error)
-    if is_gone(path):
+    why, path = explained(error), checkpoint.address
+    if is_gone(checkpoint):
         return ReplacedError(
             f"The checkpoint {quoted(path)} does not exist any more: a run that is training has "
             "replaced it. Run the same command again."
@@ -131,7 +129,7 @@ def error_of_reading(path: pathlib.Path, error: Exception) -> RunError:
             f"The checkpoint {quoted(path)} cannot be read: {why.what}. {why.remedy}, then run the "
             "same command again."
         )
-    older = [step for step in steps_in(path.parent) if step < int(path.name)]
+    older = [step for step in steps_in(checkpoint.parent) if step < int(checkpoint.name)]
     remedy = (
         f"Give step={older[-1]} (--step={older[-1]} on the command line) to use the step before "
         "it; training does so by itself."
@@ -144,24 +142,26 @@ def error_of_reading(path: pathlib.Path, error: Exception) -> RunError:
     )
 
 
-def _compared(path: pathlib.Path) -> Manifest:
+def _compared(checkpoint: Place) -> Manifest:
     """Returns the manifest of a checkpoint after a comparison of its files with it.
 
     Of the files of the arrays only the sizes are compared. The arrays have digests of their own.
     """
-    manifest, there = Manifest.read(path), {*files_in(path)}
+    manifest = Manifest.read(checkpoint)
+    data = manifest.data_in(checkpoint)
+    there = {*data.names()}
     for name in sorted(manifest.files):
-        fault = manifest.fault_of_file(path, name, there, hashes_data=False)
+        fault = manifest.fault_of_file(data, name, there, hashes_data=False)
         if fault is not None:
             raise ValueError(fault)
     return manifest
 
 
 def open_saved(
-    path: pathlib.Path, manifest: Manifest, positions: Sequence[int] | None = None
+    data: Place, manifest: Manifest, positions: Sequence[int] | None = None
 ) -> Mapping[str, SavedArray]:
     """Opens the arrays of a checkpoint, or some members of them, and returns them by name."""
-    opened, ids = open_arrays(path / STATE), [member.member_id for member in manifest.members]
+    opened, ids = open_arrays(data / STATE), [member.member_id for member in manifest.members]
     entries = manifest.leaves
     for name in sorted(opened.keys() | entries.keys()):
         array, entry = opened.get(name), entries.get(name)
@@ -173,12 +173,10 @@ def open_saved(
     }
 
 
-def is_gone(path: pathlib.Path) -> bool:
-    """Returns whether a file or a folder does not exist, as far as the system can tell."""
+def is_gone(checkpoint: Place) -> bool:
+    """Returns whether a run has deleted a checkpoint, as far as the system can tell."""
     try:
-        path.lstat()
-    except FileNotFoundError:
-        return True
+        names = checkpoint.names()
     except OSError:  # The disk cannot be read now.
         return False
-    return False
+    return not names or not is_finished(names)

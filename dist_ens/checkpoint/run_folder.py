@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 import jax
 from filelock import FileLock, Timeout
 
+from dist_ens.checkpoint.causes import explained
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.file_reading import bytes_in
 from dist_ens.ground.file_writing import opened_in_place, require_regular_files
 from dist_ens.processes import cluster
+from dist_ens.storage import Disk, Lease, Place, token_in
 
 _LOCK = ".lock"
 # Time for a file of process 0 to be seen by all hosts, in seconds.
@@ -38,7 +40,52 @@ def make_folder(folder: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
+def locked(run: Place) -> Iterator[Callable[[], None]]:
+    """Locks the folder of a run for this one. Every host must enter and leave this context.
+
+    The yielded function raises an `OSError` if the folder is not that of this run any more. Every
+    host calls it before it writes.
+    """
+    if isinstance(run, Disk):
+        make_folder(run.path)
+    with _locked_on_disk(run.path) if isinstance(run, Disk) else _leased(run) as renew:
+        yield renew
+
+
+@contextlib.contextmanager
+def _leased(run: Place) -> Iterator[Callable[[], None]]:
+    """Takes the lease of a folder in a bucket on process 0, for all hosts."""
+    token = cluster.bytes_of_main(os.urandom(8)).hex()
+    lease = Lease(run, f"host {socket.gethostname()}, pid {os.getpid()}", token)
+    owner = None
+    if cluster.is_main():
+        try:
+            owner = lease.acquire()
+        except OSError as error:
+            why = explained(error)
+            raise UserError(
+                f"{quoted(str(run))} cannot be the folder of a run: {why.what}. {why.remedy}."
+            ) from error
+    if cluster.as_main_sees(owner is not None):
+        raise UserError(
+            f"Another run is training in {quoted(str(run))} ({owner or 'another process'}). Wait "
+            "for it, stop it, or choose another folder."
+        )
+
+    def renew() -> None:
+        if cluster.is_main():
+            lease.renew()
+        elif token_in(run) != token:
+            raise OSError(errno.EBUSY, "another run has taken it over, which writes there now")
+
+    try:
+        yield renew
+    finally:
+        lease.release()
+
+
+@contextlib.contextmanager
+def _locked_on_disk(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
     """Locks a folder for one run. The system unlocks it when the process ends, even after a kill.
 
     Process 0 locks it for all hosts. The yielded function raises an `OSError` if the folder was

@@ -2,20 +2,23 @@
 
 Each host writes the parts of its arrays into its own database, and computes their digests from the
 same memory. Process 0 writes into the database of the whole checkpoint, adds references to the
-other databases when they are complete, and writes the manifest. All of this happens in a folder
-with a temporary name, which process 0 renames at the end. A checkpoint with its final name is
-therefore complete and on disk. If one host fails, all hosts fail, and none waits for it. Process 0
-says through the coordination service of `jax.distributed` that the checkpoint is complete, since a
-host may see the folders of a network disk later than process 0 does.
+other databases when they are complete, and writes the manifest last. With its manifest a checkpoint
+is complete and stored. Before anything else, process 0 writes a file that says that the checkpoint
+is unfinished. What has that file and no manifest is deleted later. If one host fails, all hosts
+fail, and none waits for it. Process 0 says through the coordination service of `jax.distributed`
+that the checkpoint is complete, since a host may see the files of a network disk later than process
+0 does.
+
+A disk has a lock of the system. In a bucket, a process that was stopped for long may go on after
+another one has taken over its run. So each save there has a folder of its own, and of two manifests
+of a step only the first is written.
 """
 
 import contextlib
+import dataclasses
+import errno
 import itertools
 import json
-import os
-import pathlib
-import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
@@ -31,19 +34,19 @@ from dist_ens.checkpoint.arrays import (
 from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.checkpoint.manifest import (
     MANIFEST,
+    UNFINISHED,
     FileEntry,
     LeafEntry,
     Manifest,
     entries_of,
-    files_in,
+    files_by_step,
+    is_finished,
 )
 from dist_ens.checkpoint.record import seed_of
 from dist_ens.checkpoint.snapshot import Leaf, Snapshot
-from dist_ens.ground.json_text import Json
 from dist_ens.processes import cluster
+from dist_ens.storage import ABSENT, Place
 
-# A folder that is not finished, or no checkpoint any more. Orbax ignores a name with this end, too.
-_UNFINISHED = re.compile(r"[0-9]+\.dist_ens-[0-9a-f]+-[0-9]+\.orbax-checkpoint-tmp")
 FOLDER, STATE, HOST_FILES = "checkpoints", "state", "host_files"
 _OF_HOST = "ocdbt.process_"
 _WRITTEN_BY = "written_by_host_"
@@ -58,11 +61,6 @@ _WRITING = threading.RLock()  # A callback may look at the run in the thread tha
 _ByMember = dict[str, dict[int, int]]
 
 
-def unfinished_name(step: int, token: str) -> str:
-    """Returns a name for the folder of a checkpoint that is not finished."""
-    return f"{step}.dist_ens-{token}.orbax-checkpoint-tmp"
-
-
 def wait_for_writing() -> None:
     """Waits for a checkpoint that an interrupted run of this process is still writing."""
     with _WRITING:
@@ -70,20 +68,17 @@ def wait_for_writing() -> None:
 
 
 def write_checkpoint(
-    folder: pathlib.Path,
-    snapshot: Snapshot,
-    token: str,
-    *,
-    first: Callable[[], None] = lambda: None,
+    run: Place, snapshot: Snapshot, token: str, *, renew: Callable[[], None] = lambda: None
 ) -> bool:
-    """Writes a checkpoint and waits until it is on disk. Every host must call this.
+    """Writes a checkpoint and waits until it is stored. Every host must call this.
 
     It returns whether the checkpoint was to be written, as the snapshot's `before` says. No other
-    save in this folder has the token, which is the same on every host. `first` is called before. An
-    `OSError` of it, or of another host, is raised on every host.
+    save of this run has the token, which is the same on every host. `renew` raises an `OSError`
+    where the run is not that of this process any more. An `OSError` of one host is raised on all.
     """
-    name = unfinished_name(snapshot.step, token)
-    unfinished = folder / name
+    name = f"{snapshot.step}-{token}"
+    checkpoint = run / FOLDER / str(snapshot.step)
+    data = checkpoint if run.is_local else checkpoint / token
     with (
         _WRITING,
         _ended_on_all(f"all hosts know of {name}"),  # Until then, process 0 must not end.
@@ -91,109 +86,115 @@ def write_checkpoint(
         _ended_on_all(f"{name} is whole"),
     ):
         with _ended_on_all(f"the parts of {name}"):
-            first()
-            files_before = snapshot.before()
-            if files_before is None:  # Only a single host may say so.
-                return False
+            with _ended_on_all(f"the place of {name}"):
+                renew()
+                files_before = snapshot.before()
+                if files_before is None:  # Only a single host may say so.
+                    return False
+                if cluster.is_main():
+                    _make_place(run / FOLDER, checkpoint)
             host_files = {**snapshot.host_files, **files_before}
-            if cluster.is_main():
-                remove_unfinished(folder, apart_from=name)
-            # The fastest host makes them. If the parent is gone, the folder of the run was removed.
-            for made in (folder, unfinished, unfinished / STATE):
-                made.mkdir(exist_ok=True)
-            digests, files = _write_part(unfinished, snapshot.leaves, host_files)
+            digests, files = _write_part(data, snapshot.leaves, host_files)
         if cluster.is_main():
-            files |= _take_up_others(unfinished, digests)
-            manifest = _manifest_of(folder, snapshot, digests, files)
-            _write(unfinished / MANIFEST, manifest.to_bytes())
-            _sync(unfinished / STATE)
-            _finish(unfinished, folder / str(snapshot.step))
+            files |= _take_up_others(data, digests)
+            manifest = _manifest_of(run, snapshot, digests, files)
+            if data is not checkpoint:
+                manifest = dataclasses.replace(manifest, data=token)
+                renew()
+            _finish(checkpoint, manifest)
             _say_complete(name)
     return True
 
 
-def give_up_checkpoint(path: pathlib.Path, token: str) -> None:
+def give_up_checkpoint(checkpoint: Place) -> None:
     """Marks a checkpoint for deletion. `remove_unfinished` deletes it later.
 
     The best moment to delete it is just before the next save, whose files then reuse the memory
     that the deletion frees. A virtual machine returns free memory to its host. Requesting it again
-    took twice as long as the rest of a save. The token is that of the save which has just ended.
+    took twice as long as the rest of a save.
     """
-    path.rename(path.with_name(unfinished_name(int(path.name), token)))
-    _sync(path.parent)
+    checkpoint.write(UNFINISHED, b"")
+    checkpoint.remove(MANIFEST)
 
 
-def remove_unfinished(folder: pathlib.Path, *, apart_from: str | None = None) -> None:
+def remove_unfinished(checkpoints: Place) -> None:
     """Deletes the checkpoints that are marked for deletion, or were not written completely.
 
-    Other hosts may be writing into `apart_from` already. What cannot be deleted only takes room.
+    What cannot be deleted only takes room.
     """
     with contextlib.suppress(OSError):  # Somebody may have removed the folder itself.
-        for path in folder.iterdir():
-            is_ours = _UNFINISHED.fullmatch(path.name) and path.name != apart_from
-            if is_ours and path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
+        for step, names in files_by_step(checkpoints).items():
+            with contextlib.suppress(OSError):
+                if not is_finished(names):
+                    (checkpoints / str(step)).remove_all(last=UNFINISHED)
+                elif UNFINISHED in names:
+                    (checkpoints / str(step)).remove(UNFINISHED)
 
 
-def set_aside(path: pathlib.Path) -> pathlib.Path:
-    """Renames a damaged checkpoint, in which nothing is changed, and returns its new path."""
+def set_aside(checkpoint: Place) -> Place:
+    """Renames a damaged checkpoint, in which nothing is changed, and returns its new place."""
     ends = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
-    names = (path.with_name(f"{path.name}.damaged{end}") for end in ends)
-    free = next(new for new in names if not os.path.lexists(new))
-    path.rename(free)
-    _sync(path.parent)
+    places = (checkpoint.parent / f"{checkpoint.name}.damaged{end}" for end in ends)
+    free = next(place for place in places if not place.names())
+    checkpoint.move_to(free)
     return free
 
 
+def _make_place(checkpoints: Place, checkpoint: Place) -> None:
+    """Deletes what is unfinished, and says of a new checkpoint that it is."""
+    remove_unfinished(checkpoints)
+    if checkpoint.names():  # The folder may have been replaced by that of another run.
+        raise OSError(errno.EEXIST, f"there is a folder of step {checkpoint.name} already")
+    checkpoint.write(UNFINISHED, b"")
+
+
 def _write_part(
-    unfinished: pathlib.Path, leaves: Mapping[str, Leaf], host_files: Mapping[str, bytes]
+    data: Place, leaves: Mapping[str, Leaf], host_files: Mapping[str, bytes]
 ) -> tuple[_ByMember, dict[str, FileEntry]]:
     """Writes this host's part, and returns its digests and the entries of its files.
 
     Another host than process 0 writes both into a file for it.
     """
     here = jax.process_index()
-    if host_files:
-        (unfinished / HOST_FILES).mkdir(exist_ok=True)
     written = {f"{HOST_FILES}/{name}.{here}": host_files[name] for name in host_files}
-    for path, content in written.items():
-        _write(unfinished / path, content)
+    for name, content in written.items():
+        data.write(name, content)
     digests = _digests_of(leaves)
     if cluster.is_main():
-        _write_json(unfinished / STATE / "_METADATA", orbax_description(leaves))
-        write_arrays(unfinished / STATE, leaves)
-        return digests, entries_of(unfinished, written)
+        write_arrays(data / STATE, leaves)
+        data.write(f"{STATE}/_METADATA", json.dumps(orbax_description(leaves)).encode())
+        return digests, entries_of(data, written)
     own = f"{STATE}/{_OF_HOST}{here}"
-    write_arrays(unfinished / own, leaves)
+    write_arrays(data / own, leaves)
     # A host that holds the same members as an earlier one writes no arrays.
-    arrays = files_in(unfinished, own) if (unfinished / own).is_dir() else ()
-    entries = entries_of(unfinished, (*written, *arrays))
-    files = {path: entry._asdict() for path, entry in entries.items()}
-    _write_json(unfinished / f"{_WRITTEN_BY}{here}", {"digests": digests, "files": files})
+    entries = entries_of(data, (*written, *data.names(own)))
+    files = {name: entry._asdict() for name, entry in entries.items()}
+    mark = json.dumps({"digests": digests, "files": files})
+    data.write(f"{_WRITTEN_BY}{here}", mark.encode())
     return digests, entries
 
 
-def _take_up_others(unfinished: pathlib.Path, digests: _ByMember) -> dict[str, FileEntry]:
+def _take_up_others(data: Place, digests: _ByMember) -> dict[str, FileEntry]:
     """Adds the other hosts' arrays and digests to those of process 0, and returns all entries."""
-    marks = {host: unfinished / f"{_WRITTEN_BY}{host}" for host in range(1, jax.process_count())}
-    failed = [host for host, mark in marks.items() if not mark.exists()]
-    if failed:
-        raise OSError(
-            f"the part of host {', '.join(map(str, failed))} is missing: that host could not write "
-            "it, or has another folder of the same name"
-        )
     files: dict[str, FileEntry] = {}
-    for mark in marks.values():
-        part = json.loads(mark.read_bytes())
+    for host in range(1, jax.process_count()):
+        try:
+            part = json.loads(data.read(f"{_WRITTEN_BY}{host}"))
+        except FileNotFoundError as error:
+            raise OSError(
+                f"the part of host {host} is missing: that host could not write it, or has another "
+                "folder of the same name"
+            ) from error
         for name, numbers in part["digests"].items():
             digests.setdefault(name, {}).update({int(place): n for place, n in numbers.items()})
         files |= {path: FileEntry(**entry) for path, entry in part["files"].items()}
-        mark.unlink()
-    databases = list((unfinished / STATE).glob(f"{_OF_HOST}*"))
+        data.remove(f"{_WRITTEN_BY}{host}")
+    there = data.names(STATE)
+    databases = sorted({name.split("/")[1] for name in there if f"/{_OF_HOST}" in name})
     if databases:
-        add_databases(unfinished / STATE, databases)
-    whole = [path for path in files_in(unfinished, STATE) if path not in files]
-    return files | entries_of(unfinished, whole)
+        add_databases(data / STATE, [data / STATE / name for name in databases])
+        there = data.names(STATE)
+    return files | entries_of(data, {*there} - files.keys())
 
 
 def _digests_of(leaves: Mapping[str, Leaf]) -> _ByMember:
@@ -209,22 +210,19 @@ def _digests_of(leaves: Mapping[str, Leaf]) -> _ByMember:
 
 
 def _manifest_of(
-    folder: pathlib.Path,
-    snapshot: Snapshot,
-    digests: _ByMember,
-    files: Mapping[str, FileEntry],
+    run: Place, snapshot: Snapshot, digests: _ByMember, files: Mapping[str, FileEntry]
 ) -> Manifest:
     """Returns the manifest of a checkpoint, given the digests and files of all hosts."""
     num_members = next(iter(snapshot.leaves.values())).shape[0]
     ids = [digests[_IDS][place] for place in range(num_members)] if _IDS in digests else None
-    seed, run = seed_of(snapshot.record), str(folder.parent)
+    seed = seed_of(snapshot.record)
     return Manifest(
         snapshot.step,
         snapshot.record,
         jax.process_count(),
         snapshot.scores,
         tuple(
-            snapshot.lineages.get(each, Lineage(each, seed=seed, run=run))
+            snapshot.lineages.get(each, Lineage(each, seed=seed, run=run.address))
             for each in (range(num_members) if ids is None else ids)
         ),
         {
@@ -239,15 +237,18 @@ def _manifest_of(
     )
 
 
-def _finish(unfinished: pathlib.Path, whole: pathlib.Path) -> None:
-    """Gives a complete checkpoint its final name, or leaves it unfinished."""
-    _sync(unfinished)
-    unfinished.rename(whole)
+def _finish(checkpoint: Place, manifest: Manifest) -> None:
+    """Writes the manifest of a checkpoint, or leaves the checkpoint unfinished."""
     try:
-        _sync(whole.parent)
+        is_first = checkpoint.write_if(MANIFEST, manifest.to_bytes(), ABSENT) is not None
     except OSError:  # All hosts must agree that this is no checkpoint.
-        whole.rename(unfinished)
+        with contextlib.suppress(OSError):
+            checkpoint.remove(MANIFEST)
         raise
+    if not is_first:
+        raise OSError(errno.EEXIST, "another run has saved this step meanwhile")
+    with contextlib.suppress(OSError):  # The next save tries it again.
+        checkpoint.remove(UNFINISHED)
 
 
 def _say_complete(name: str) -> None:
@@ -286,23 +287,3 @@ def _ended_on_all(name: str) -> Iterator[None]:
             wait()
         raise
     wait()
-
-
-def _write_json(path: pathlib.Path, value: Json) -> None:
-    _write(path, json.dumps(value).encode())
-
-
-def _write(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file and waits until it is on disk."""
-    path.write_bytes(content)
-    _sync(path)
-    _sync(path.parent)
-
-
-def _sync(path: pathlib.Path) -> None:
-    """Waits until the content of a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

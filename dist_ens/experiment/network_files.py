@@ -27,6 +27,7 @@ from dist_ens.ground.file_reading import require_readable
 from dist_ens.ground.file_writing import replace_file
 from dist_ens.ground.paths import given_path, shortened
 from dist_ens.ground.types import ModelState, Params, PyTree
+from dist_ens.storage import Disk
 
 SUFFIXES = (".safetensors", ".npz")
 _ROOTS = ("params", "model_state")  # Fields of a state that belong to the network.
@@ -92,7 +93,7 @@ def read_network(path: pathlib.Path) -> dict[str, NetworkArray]:
         if path.is_dir():
             return {
                 name: SavedArray(name, array) if array.shape else np.asarray(array)
-                for name, array in open_arrays(path.resolve(), is_foreign=True).items()
+                for name, array in open_arrays(Disk(path), is_foreign=True).items()
             }
         return dict(safetensors.numpy.load_file(path))
 

@@ -4,6 +4,7 @@
 import errno
 import os
 import re
+import zlib
 from collections.abc import Callable
 from typing import Self, TypeVar
 
@@ -47,15 +48,27 @@ class Bucket:
     is_local = False
 
     def __init__(self, address: str, spec: JsonDict) -> None:
-        self._address, self._spec = address, spec
+        self.address, self._spec = address, spec
         self._opened: ts.KvStore | None = None
 
     def __str__(self) -> str:
-        return self._address
+        return self.address
 
     def __truediv__(self, name: str) -> Self:
         spec = {**self._spec, "path": f"{self._spec.get('path', '')}{name}/"}
-        return type(self)(f"{self._address}/{name}", spec)
+        return type(self)(f"{self.address}/{name}", spec)
+
+    @property
+    def name(self) -> str:
+        return self.address.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Self:
+        path = self._spec["path"].removesuffix(f"{self.name}/")
+        return type(self)(self.address.rpartition("/")[0], {**self._spec, "path": path})
+
+    def make(self) -> None:
+        pass  # A bucket has no folders.
 
     def names(self, below: str = "") -> list[str]:
         # The character after a slash is a 0.
@@ -68,7 +81,7 @@ class Bucket:
         content, tag = self.read_tagged(name)
         if tag == ABSENT:
             raise FileNotFoundError(
-                errno.ENOENT, os.strerror(errno.ENOENT), f"{self._address}/{name}"
+                errno.ENOENT, os.strerror(errno.ENOENT), f"{self.address}/{name}"
             )
         return content
 
@@ -76,22 +89,33 @@ class Bucket:
         found = self._reported(lambda keys: keys.read(name).result(), name)
         return found.value, found.stamp.generation
 
+    def digest(self, name: str) -> tuple[int, int]:
+        content = self.read(name)
+        return len(content), zlib.crc32(content)
+
     def size(self, name: str) -> None:
         return None
 
     def write(self, name: str, content: bytes) -> None:
         self._reported(lambda keys: keys.write(name, content).result(), name)
 
-    def write_if(self, name: str, content: bytes, tag: bytes) -> bool:
+    def write_if(self, name: str, content: bytes, tag: bytes) -> bytes | None:
         stamp = self._reported(lambda keys: keys.write(name, content, if_equal=tag).result(), name)
+        if stamp.generation:
+            return stamp.generation
         # A request whose answer was lost is sent again, and then finds its own content.
-        return bool(stamp.generation) or self.read_tagged(name)[0] == content
+        now, tag = self.read_tagged(name)
+        return tag if now == content and tag != ABSENT else None
 
     def remove(self, name: str) -> None:
         self._reported(lambda keys: keys.write(name, None).result(), name)
 
-    def remove_all(self) -> None:
-        self._reported(lambda keys: keys.delete_range(ts.KvStore.KeyRange()).result())
+    def remove_all(self, *, last: str | None = None) -> None:
+        ranges = [("", last), (f"{last}\0", "")] if last else [("", "")]
+        among = [ts.KvStore.KeyRange(*ends) for ends in ranges]
+        self._reported(lambda keys: [keys.delete_range(each).result() for each in among])
+        if last:
+            self.remove(last)
 
     def move_to(self, other: Self) -> None:
         for name in self.names():
@@ -108,4 +132,4 @@ class Bucket:
                 self._opened = ts.KvStore.open(self._spec, context=_CONTEXT).result()
             return use(self._opened)
         except ValueError as error:
-            raise storage_error(error, f"{self._address}/{name}".rstrip("/")) from error
+            raise storage_error(error, f"{self.address}/{name}".rstrip("/")) from error

@@ -11,7 +11,9 @@ import zlib
 from collections.abc import Iterator
 from typing import Self
 
-from dist_ens.ground.file_reading import bytes_in
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.file_reading import bytes_in, opened_to_read, require_readable
 from dist_ens.ground.file_writing import replace_file
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.paths import utf8_path
@@ -31,18 +33,38 @@ class Disk:
         self._given, self._below = root, below
         self._root = root.resolve()  # TensorStore refuses a path with `..`.
         self.path = self._root / below
+        utf8_path(self.path)  # TensorStore takes no other one.
 
     def __str__(self) -> str:
         return str(self._given / self._below)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def address(self) -> str:
+        return str(self.path)
+
+    @property
+    def parent(self) -> Self:
+        if not self._below:
+            return type(self)(self._given.parent)
+        return type(self)(self._given, self._below.rpartition("/")[0])
+
+    def make(self) -> None:
+        if self._below and self.path.is_symlink():
+            raise UserError(
+                f"{quoted(self.path)} is a symbolic link, and nothing is saved or deleted there. "
+                "Put the folder itself in its place."
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
 
     def __truediv__(self, name: str) -> Self:
         return type(self)(self._given, f"{self._below}/{name}" if self._below else name)
 
     def names(self, below: str = "") -> list[str]:
-        try:
-            return list(_files_in(self.path, below))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        return list(_files_in(self.path, below))
 
     def read(self, name: str) -> bytes:
         return bytes_in(self.path / name)
@@ -52,7 +74,14 @@ class Disk:
             content = self.read(name)
         except FileNotFoundError:
             return b"", ABSENT
-        return content, zlib.crc32(content).to_bytes(4, "little")
+        return content, _tag_of(content)
+
+    def digest(self, name: str) -> tuple[int, int]:
+        count, crc32 = 0, 0
+        with opened_to_read(self.path / name) as file:
+            while block := file.read(2**20):
+                count, crc32 = count + len(block), zlib.crc32(block, crc32)
+        return count, crc32
 
     def size(self, name: str) -> int:
         status = (self.path / name).lstat()
@@ -66,27 +95,35 @@ class Disk:
         replace_file(path, content)
         _sync(path.parent)
 
-    def write_if(self, name: str, content: bytes, tag: bytes) -> bool:
+    def write_if(self, name: str, content: bytes, tag: bytes) -> bytes | None:
         """Writes a file if it still has a tag. The run's lock excludes other writers meanwhile."""
         if self.read_tagged(name)[1] != tag:
-            return False
+            return None
         self.write(name, content)
-        return True
+        return _tag_of(content)
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             (self.path / name).unlink()
             _sync((self.path / name).parent)
 
-    def remove_all(self) -> None:
-        if self.path.is_dir() and not self.path.is_symlink():
-            shutil.rmtree(self.path)
+    def remove_all(self, *, last: str | None = None) -> None:
+        if not self.path.is_dir() or self.path.is_symlink():
+            return
+        for entry in [*os.scandir(self.path)]:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            elif entry.name != last:
+                os.unlink(entry.path)
+        shutil.rmtree(self.path)
 
     def move_to(self, other: Self) -> None:
         self.path.rename(other.path)
         _sync(self.path.parent)
 
     def spec(self) -> JsonDict:
+        for name in self.names():
+            require_readable(self.path / name)
         return {"driver": "file", "path": f"{utf8_path(self.path)}/"}
 
     def _make_folder(self, folder: pathlib.Path) -> None:
@@ -100,9 +137,17 @@ class Disk:
         _sync(folder.parent)
 
 
+def _tag_of(content: bytes) -> bytes:
+    return zlib.crc32(content).to_bytes(4, "little")
+
+
 def _files_in(folder: pathlib.Path, below: str) -> Iterator[str]:
     """Yields the paths of all files in a folder, or in its part `below`. No link is followed."""
-    for entry in os.scandir(folder / below):
+    try:
+        entries = [*os.scandir(folder / below)]
+    except (FileNotFoundError, NotADirectoryError):  # A run may delete it meanwhile.
+        return
+    for entry in entries:
         path = f"{below}/{entry.name}" if below else entry.name
         if entry.is_dir(follow_symlinks=False):
             yield from _files_in(folder, path)

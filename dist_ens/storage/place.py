@@ -21,11 +21,26 @@ class Place(Protocol):
 
     is_local: bool
 
+    @property
+    def name(self) -> str:
+        """Last part of its path."""
+
+    @property
+    def address(self) -> str:
+        """Absolute path or address."""
+
+    @property
+    def parent(self) -> Self:
+        """Folder above this one."""
+
     def __str__(self) -> str:
         """Returns the path or the address, as a person gave it."""
 
     def __truediv__(self, name: str) -> Self:
         """Returns a folder below this one."""
+
+    def make(self) -> None:
+        """Makes the folder where folders are made, and not only named. No link may be there."""
 
     def names(self, below: str = "") -> list[str]:
         """Returns the names of all files, or of those in a folder below. No link is followed."""
@@ -36,6 +51,9 @@ class Place(Protocol):
     def read_tagged(self, name: str) -> tuple[bytes, bytes]:
         """Returns the content of a file and its tag; `ABSENT` if the file is absent."""
 
+    def digest(self, name: str) -> tuple[int, int]:
+        """Returns the number of bytes of a file and their CRC-32."""
+
     def size(self, name: str) -> int | None:
         """Returns the number of bytes of a file; None if only reading would tell.
 
@@ -43,19 +61,22 @@ class Place(Protocol):
         """
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a file whole, and waits until it is stored. What contains it must exist."""
+        """Writes a file whole, and waits until it is stored."""
 
-    def write_if(self, name: str, content: bytes, tag: bytes) -> bool:
-        """Writes a file if it still has a tag, and returns whether it had."""
+    def write_if(self, name: str, content: bytes, tag: bytes) -> bytes | None:
+        """Writes a file if it still has a tag, and returns its new tag; None if it had another."""
 
     def remove(self, name: str) -> None:
         """Deletes a file. One that is absent is no error."""
 
-    def remove_all(self) -> None:
-        """Deletes all files of the folder."""
+    def remove_all(self, *, last: str | None = None) -> None:
+        """Deletes all files of the folder, and one of them last."""
 
     def move_to(self, other: Self) -> None:
-        """Gives all files of the folder a place in another, empty one."""
+        """Gives all files of the folder a place in another one, which is empty."""
 
     def spec(self) -> JsonDict:
-        """Returns TensorStore's specification of the folder, as the base of a database."""
+        """Returns TensorStore's specification of the folder, as the base of a database.
+
+        It raises an `OSError` if there is a pipe, for whose other end TensorStore would wait.
+        """

@@ -1,0 +1,89 @@
+"""`Lease`: the right to write to a folder in a bucket, which one process has at a time."""
+
+import contextlib
+import datetime
+import errno
+import json
+import threading
+import time
+
+from dist_ens.storage.place import ABSENT, Place
+
+NAME = ".lease"
+# A lease that has not been renewed for so long is taken over.
+SECS = 30.0
+_RENEWALS = 4  # Number of renewals in that time.
+
+
+class Lease:
+    """A file that its owner writes anew every few seconds, so that others see that it lives.
+
+    Nobody compares clocks of two machines. Whoever wants a lease looks at it for `SECS` seconds on
+    a clock of its own, and takes it over if it stays the same.
+    """
+
+    def __init__(self, place: Place, owner: str, token: str) -> None:
+        self._place, self._owner, self._token = place, owner, token
+        self._tag, self._count = ABSENT, 0
+        self._using, self._has_ended = threading.Lock(), threading.Event()
+        self._is_lost = False
+
+    def acquire(self) -> str | None:
+        """Takes the lease, and returns None; or returns the living owner, as a clause."""
+        seen, since = None, time.monotonic()
+        while True:
+            content, tag = self._place.read_tagged(NAME)
+            if seen is None:
+                seen = tag
+            is_old = tag == ABSENT or time.monotonic() - since > SECS
+            if tag != seen and tag != ABSENT:
+                return _owner_in(content)
+            self._tag = tag
+            if is_old and self._write():
+                threading.Thread(target=self._renew_often, daemon=True).start()
+                return None
+            time.sleep(SECS / 4 / _RENEWALS)
+
+    def renew(self) -> None:
+        """Writes the lease anew; an `OSError` says that another process has it."""
+        with self._using:
+            if self._is_lost or not self._write():
+                self._is_lost = True
+                raise OSError(errno.EBUSY, "another run has taken it over, which writes there now")
+
+    def release(self) -> None:
+        """Gives the lease back, unless another process has it."""
+        self._has_ended.set()
+        with self._using, contextlib.suppress(OSError):
+            if not self._is_lost and self._place.read_tagged(NAME)[1] == self._tag:
+                self._place.remove(NAME)
+
+    def _write(self) -> bool:
+        self._count += 1
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        values = {"owner": self._owner, "time": now, "token": self._token, "count": self._count}
+        tag = self._place.write_if(NAME, json.dumps(values).encode(), self._tag)
+        self._tag = tag or self._tag
+        return tag is not None
+
+    def _renew_often(self) -> None:
+        while not self._has_ended.wait(SECS / _RENEWALS):
+            with contextlib.suppress(OSError):  # The next save tells of it.
+                self.renew()
+
+
+def token_in(place: Place) -> str | None:
+    """Returns the token of the lease of a folder; None if it cannot be read."""
+    try:
+        return json.loads(place.read(NAME))["token"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _owner_in(content: bytes) -> str:
+    """Returns the owner of a lease and when it was renewed, as a clause."""
+    try:
+        values = json.loads(content)
+        return f"{values['owner']}, renewed at {values['time']}"
+    except (ValueError, KeyError):
+        return "another process"
