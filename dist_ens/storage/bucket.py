@@ -103,9 +103,11 @@ class Bucket:
         stamp = self._reported(lambda keys: keys.write(name, content, if_equal=tag).result(), name)
         if stamp.generation:
             return stamp.generation
+        now, there = self.read_tagged(name)
+        if there in (ABSENT, tag):  # Nothing has taken its place, so the bucket itself is gone.
+            self.names(name)
         # A request whose answer was lost is sent again, and then finds its own content.
-        now, tag = self.read_tagged(name)
-        return tag if now == content and tag != ABSENT else None
+        return there if now == content and there != ABSENT else None
 
     def remove(self, name: str) -> None:
         self._reported(lambda keys: keys.write(name, None).result(), name)

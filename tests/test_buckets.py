@@ -1,0 +1,154 @@
+"""Runs in a bucket, on a server that speaks as S3 does: nothing is lost, and one run writes."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from dist_ens.checkpoint import saved_step
+from dist_ens.checkpoint.verify import faults_of
+from dist_ens.ground.errors import SaveError, UserError
+from dist_ens.layout import Layout
+from dist_ens.storage import lease, place_of
+from object_servers import s3_server
+from saving import begun, reader, save, shapes_of, snapshot, state_of, steps_in
+
+
+@pytest.fixture(scope="module")
+def server():
+    with s3_server() as started:
+        yield started
+
+
+@pytest.fixture
+def run(server, monkeypatch, tmp_path):
+    """The address of a run that nobody has used."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://bucket/runs/{tmp_path.name}"
+
+
+def names_in(run):
+    return place_of(run, "run").names()
+
+
+def value_at(run, step):
+    return float(reader(run, step).state(shapes_of(state_of(0.0)))["w"][0, 0])
+
+
+def test_a_run_in_a_bucket_is_saved_resumed_and_swept_as_on_a_disk(run):
+    with begun(run) as opened:
+        for step in (1, 2, 3):
+            files = {"position": str(step).encode()}
+            opened.save(snapshot(step, state_of(float(step)), host_files=files))
+    assert steps_in(run) == [2, 3]
+    assert saved_step(run).step == 3
+    assert [value_at(run, step) for step in (2, 3)] == [2.0, 3.0]
+    with begun(run) as opened:
+        assert opened.saved_step == 3
+        assert opened.restore_host_file("position") == b"3"
+    # Of each step: the arrays, their two descriptions, a file of the host, and the manifest.
+    assert len(names_in(run)) == 10
+
+
+@pytest.mark.parametrize("num_members", [8, 1000])
+def test_a_save_makes_few_objects_however_many_members_there_are(run, num_members):
+    layout = Layout.make(num_members, ensemble_axis=1)
+    values = np.random.default_rng(0).normal(size=(num_members, 500)).astype(np.float32)
+    save(run, layout.put({"w": values, "b": values[:, :3]}, "members"))
+    assert len(names_in(run)) <= 6 + 1
+
+
+def test_damage_in_a_bucket_is_told_and_the_step_before_it_is_used(run):
+    for step in (1, 2):
+        save(run, state_of(float(step)), step)
+    said = []
+    place = place_of(run, "run") / "checkpoints" / "2"
+    [data] = [name for name in place.names() if "/d/" in name]
+    content = bytearray(place.read(data))
+    content[len(content) // 2] ^= 1
+    place.write(data, bytes(content))
+    assert faults_of(place)
+    with begun(run, said.append) as opened:
+        while opened.restore_state(shapes_of(state_of(0.0))) is None:
+            pass
+        assert opened.saved_step == 1
+    assert f"It is kept as {run}/checkpoints/2.damaged. The run resumes from step 1." in said[0]
+    save(run, state_of(5.0), 2)
+    assert (steps_in(run), value_at(run, 2)) == ([1, 2], 5.0)
+
+
+def test_every_flipped_bit_of_a_run_in_a_bucket_is_told(run):
+    save(run, state_of(1.0, 200), host_files={"position": b"here"})
+    place, draw = place_of(run, "run") / "checkpoints" / "1", random.Random(0)
+    for _ in range(50):
+        name = draw.choice(sorted(place.names()))
+        sound = place.read(name)
+        content = bytearray(sound)
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        place.write(name, bytes(content))
+        assert faults_of(place), name
+        place.write(name, sound)
+    assert faults_of(place) == []
+
+
+def test_a_second_run_is_refused_with_the_first_one_and_its_time(run, monkeypatch):
+    monkeypatch.setattr(lease, "SECS", 2.0)
+    told = r"^Another run is training in s3://.* \(host .*, pid \d+, renewed at \d{4}-.*\). Wait"
+    with begun(run), pytest.raises(UserError, match=told):
+        save(run, state_of(1.0))
+    save(run, state_of(1.0))
+    assert [name for name in names_in(run) if "lease" in name] == []
+
+
+def test_the_lease_of_a_dead_run_is_taken_over_and_what_it_left_is_swept(run, monkeypatch):
+    monkeypatch.setattr(lease, "SECS", 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(lease.Lease, "release", lambda self: self._has_ended.set())
+        save(run, state_of(1.0))
+    place = place_of(run, "run") / "checkpoints" / "2"
+    for name in ("unfinished", "0a-1/state/_METADATA"):
+        place.write(name, b"")
+    with begun(run) as opened:
+        assert opened.saved_step == 1
+    assert place.names() == []
+
+
+def test_a_run_that_was_stopped_while_another_took_over_writes_no_manifest(run, monkeypatch):
+    monkeypatch.setattr(lease, "SECS", 1.0)
+    monkeypatch.setattr(lease, "_RENEWALS", 0.001)  # It is stopped, and renews nothing.
+    has_begun, goes_on = threading.Event(), threading.Event()
+
+    def before():
+        has_begun.set()
+        return {}
+
+    real = lease.Lease.renew
+    calls = []
+
+    def renew(self):
+        calls.append(self)
+        if len(calls) == 2:  # It is about to write the manifest.
+            assert goes_on.wait(60)
+        real(self)
+
+    monkeypatch.setattr(lease.Lease, "renew", renew)
+    with begun(run) as stopped:
+        stopped.save(snapshot(1, state_of(1.0), before=before))
+        assert has_begun.wait(60)
+        place = place_of(run, "run")
+        content, tag = place.read_tagged(lease.NAME)
+        assert place.write_if(lease.NAME, content + b" ", tag)  # Another run has taken it over.
+        goes_on.set()
+        with pytest.raises(SaveError, match="another run has taken it over"):
+            stopped.wait()
+        stopped.save(snapshot(2, state_of(2.0)))
+        with pytest.raises(SaveError, match="another run has taken it over"):
+            stopped.wait()
+    assert steps_in(run) == []
+
+
+def test_a_bucket_that_cannot_be_used_is_told_before_anything_is_made(run):
+    with pytest.raises(UserError, match="s3://no-such-bucket/a cannot .*bucket does not exist"):
+        save("s3://no-such-bucket/a", state_of(1.0))
