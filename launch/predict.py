@@ -150,7 +150,7 @@ def _calibrated(
 
     distribution = evaluator.distribution
     calibration = kept_calibration(
-        opened.folder,
+        pathlib.Path(opened.folder),
         Predictor.of(evaluator.ensemble, opened.state, evaluator.left_out),
         distribution,
         calibrated=_CALIBRATED.value,

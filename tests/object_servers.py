@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -44,21 +45,41 @@ class S3Server:
 
 
 @contextlib.contextmanager
-def s3_server():
-    """Starts moto with an empty bucket, and ends it."""
-    os.environ.update(CREDENTIALS)  # TensorStore reads them when it opens a bucket.
-    server = S3Server(free_port())
-    command = [PYTHON, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(server.port)]
+def _running(command, port):
+    """Runs a server until the context ends."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             for _ in range(600):
                 with contextlib.suppress(OSError):
-                    socket.create_connection(("127.0.0.1", server.port)).close()
+                    socket.create_connection(("127.0.0.1", port)).close()
                     break
                 time.sleep(0.1)
-            server.make_bucket()
-            yield server
+            yield process
         finally:
             process.kill()
             process.wait()
+
+
+@contextlib.contextmanager
+def s3_server():
+    """Starts moto with an empty bucket, and ends it."""
+    os.environ.update(CREDENTIALS)  # TensorStore reads them when it opens a bucket.
+    server = S3Server(free_port())
+    command = [PYTHON, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(server.port)]
+    with _running(command, server.port):
+        server.make_bucket()
+        yield server
+
+
+@contextlib.contextmanager
+def gcs_server():
+    """Starts an emulator of Google Cloud Storage with an empty bucket, and ends it.
+
+    It does not look at conditions of writes, and sends all keys of a bucket for a part of them.
+    """
+    port = free_port()
+    program = pathlib.Path(PYTHON).with_name("gcp-storage-emulator")
+    options = ["--host=127.0.0.1", f"--port={port}", "--in-memory", f"--default-bucket={BUCKET}"]
+    with _running([program, "start", *options], port):
+        yield {"TENSORSTORE_GCS_HTTP_URL": f"http://127.0.0.1:{port}"}

@@ -3,16 +3,19 @@
 import random
 import threading
 
+import jax
 import numpy as np
+import optax
 import pytest
 
+import dist_ens as de
 from dist_ens.checkpoint import saved_step
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.ground.errors import SaveError, UserError
 from dist_ens.layout import Layout
 from dist_ens.storage import lease, place_of
-from object_servers import s3_server
-from saving import begun, reader, save, shapes_of, snapshot, state_of, steps_in
+from object_servers import gcs_server, s3_server
+from saving import assert_same, begun, reader, save, shapes_of, snapshot, state_of, steps_in
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,20 @@ def value_at(run, step):
     return float(reader(run, step).state(shapes_of(state_of(0.0)))["w"][0, 0])
 
 
-def test_a_run_in_a_bucket_is_saved_resumed_and_swept_as_on_a_disk(run):
+@pytest.fixture(scope="module")
+def gcs():
+    with gcs_server() as variables:
+        yield variables
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_run_in_a_bucket_is_saved_resumed_and_swept_as_on_a_disk(
+    request, monkeypatch, run, scheme
+):
+    if scheme == "gs":
+        for name, value in request.getfixturevalue("gcs").items():
+            monkeypatch.setenv(name, value)
+        run = run.replace("s3:", "gs:")
     with begun(run) as opened:
         for step in (1, 2, 3):
             files = {"position": str(step).encode()}
@@ -152,3 +168,25 @@ def test_a_run_that_was_stopped_while_another_took_over_writes_no_manifest(run, 
 def test_a_bucket_that_cannot_be_used_is_told_before_anything_is_made(run):
     with pytest.raises(UserError, match="s3://no-such-bucket/a cannot .*bucket does not exist"):
         save("s3://no-such-bucket/a", state_of(1.0))
+
+
+def trained(folder, steps):
+    network = (lambda key: {"w": jax.random.normal(key, (3, 2))}, lambda params, x: x @ params["w"])
+    values = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    data = {"inputs": values, "labels": np.arange(8) % 2}
+    ensemble = de.Ensemble(network, optax.adam(0.1), de.losses.categorical(2), num_members=4)
+    saved = de.Checkpoints(folder, every_steps=2)
+    result = de.fit(ensemble, data, steps=steps, checkpoints=saved, progress=False)
+    return result, de.load(folder, ensemble=ensemble).predict(values).mean
+
+
+def test_fit_in_a_bucket_resumes_with_the_bits_of_a_run_on_a_disk_that_was_not_stopped(
+    run, tmp_path
+):
+    whole, expected = trained(tmp_path / "whole", 8)
+    trained(run, 4)
+    resumed, predicted = trained(run, 8)
+    assert resumed.step == 8
+    assert_same(resumed.state, whole.state)
+    assert_same(predicted, expected)
+    assert not list(tmp_path.glob("s3*"))

@@ -136,15 +136,15 @@ def test_a_run_killed_at_any_moment_ends_as_one_never_stopped(tmp_path):
     killed = tmp_path / "killed"
     checkpoints = killed / "checkpoints"
 
-    def steps(pattern):
-        return [int(p.name.split(".")[0]) for p in checkpoints.glob(pattern) if p.name[0].isdigit()]
+    def steps(file):
+        return [int(path.parent.name) for path in checkpoints.glob(f"*/{file}")]
 
     def writing():  # that of an older step is being removed, that of another start was left
-        newest = max(steps("*[0-9]"), default=0)
-        return newest > before and max(steps("*.orbax-checkpoint-tmp"), default=0) > newest
+        newest = max(steps("manifest.json"), default=0)
+        return newest > before and max(steps("unfinished"), default=0) > newest
 
     def some_steps():
-        return max(steps("*[0-9]"), default=0) > before
+        return max(steps("manifest.json"), default=0) > before
 
     kills = before = 0
     for condition in (writing, some_steps, writing):

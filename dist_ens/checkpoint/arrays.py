@@ -123,6 +123,9 @@ def open_arrays(folder: Place, *, is_foreign: bool = False) -> dict[str, ts.Tens
                     "kvstore": {**database, "path": f"{place}{name}/"},
                     # In a checkpoint of this package a missing chunk is damage.
                     "fill_missing_data_reads": is_foreign,
+                    # Nothing in a finished checkpoint changes, so no request asks whether it has.
+                    "recheck_cached_metadata": False,
+                    "recheck_cached_data": False,
                 },
                 open=True,
                 read=True,

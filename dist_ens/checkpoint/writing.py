@@ -53,6 +53,7 @@ _WRITTEN_BY = "written_by_host_"
 ID_LEAF = "member_id"  # Leaf that holds the ids of the members.
 _IDS = "ids of members"  # It has spaces, so that no leaf has this name.
 _COMPLETE = "dist_ens/complete"  # Folder of the coordination service; see `_say_complete`.
+_UNFINISHED = b"This checkpoint is not complete, or is to be deleted.\n"
 _PATIENCE_SECS = 600  # Time limit for a host that writes its part slowly.
 # A process writes one checkpoint at a time. An interrupted run may have left a thread that still
 # writes its last one.
@@ -113,7 +114,7 @@ def give_up_checkpoint(checkpoint: Place) -> None:
     that the deletion frees. A virtual machine returns free memory to its host. Requesting it again
     took twice as long as the rest of a save.
     """
-    checkpoint.write(UNFINISHED, b"")
+    checkpoint.write(UNFINISHED, _UNFINISHED)
     checkpoint.remove(MANIFEST)
 
 
@@ -145,7 +146,7 @@ def _make_place(checkpoints: Place, checkpoint: Place) -> None:
     remove_unfinished(checkpoints)
     if checkpoint.names():  # The folder may have been replaced by that of another run.
         raise OSError(errno.EEXIST, f"there is a folder of step {checkpoint.name} already")
-    checkpoint.write(UNFINISHED, b"")
+    checkpoint.write(UNFINISHED, _UNFINISHED)
 
 
 def _write_part(

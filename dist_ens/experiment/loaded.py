@@ -20,10 +20,10 @@ from dist_ens.experiment.loaded_run import NO_FILE, LoadedRun
 from dist_ens.experiment.record import Run
 from dist_ens.ground.commands import option, quoted
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.paths import given_path
 from dist_ens.ground.state import ClassNames
 from dist_ens.layout import Layout
 from dist_ens.processes import cluster
+from dist_ens.storage import place_of
 from dist_ens.training.run_record import record_of
 
 
@@ -71,7 +71,7 @@ def load(
     >>> run.step, run.predict(data["inputs"]).mean.shape
     (3, (8, 2))
     """
-    place = given_path(folder, "folder")
+    place = str(place_of(folder, "folder"))
     file = ConfigFile(None if config is None else str(config))
     return moving_on(step, lambda: _loaded(place, step, members, ensemble, file))
 
@@ -86,7 +86,7 @@ def open_finished(
     config: ConfigFile | None = None,
 ) -> LoadedRun:
     """Opens a checkpoint of a run that was started from a config."""
-    folder = given_path(workdir, "workdir")
+    folder = str(place_of(workdir, "workdir"))
 
     def opened() -> LoadedRun:
         require_config_record(saved_step(folder, step).run, folder)
@@ -98,7 +98,7 @@ def open_finished(
 
 
 def _loaded(
-    folder: pathlib.Path,
+    folder: str,
     step: int | None,
     member_ids: Sequence[int] | None,
     ensemble: Ensemble | None,
@@ -133,7 +133,7 @@ def _loaded(
 
 
 def _described_ensemble(
-    run: Run, parts: OwnParts, folder: pathlib.Path, dropout_samples: int | None
+    run: Run, parts: OwnParts, folder: str, dropout_samples: int | None
 ) -> tuple[Run, Ensemble]:
     """Returns a run with its samples with dropout, and its ensemble on these devices."""
     layout = Layout.make(run.num_members, devices=cluster.devices_for(run.num_members))
@@ -151,7 +151,7 @@ def _described_ensemble(
 
 
 def _given_ensemble(
-    folder: pathlib.Path,
+    folder: str,
     record: StepRecord,
     ensemble: Ensemble | None,
     member_ids: Sequence[int] | None,
@@ -177,7 +177,7 @@ def _given_ensemble(
 
 
 def parts_of(
-    run: Run, workdir: pathlib.Path, own_parts: Callable[[Spec], OwnParts] | None
+    run: Run, workdir: str | pathlib.Path, own_parts: Callable[[Spec], OwnParts] | None
 ) -> OwnParts:
     """Returns the parts of a run that its experiment does not name, made by `own_parts`."""
     parts = own_parts(run.spec) if own_parts else NOTHING

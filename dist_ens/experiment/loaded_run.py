@@ -52,7 +52,7 @@ class LoadedRun(NamedTuple):
     parts: OwnParts = NOTHING
     members: tuple[Lineage, ...] = ()
     config: ConfigFile = NO_FILE
-    folder: pathlib.Path = pathlib.Path()
+    folder: str = "."
 
     @property
     def config_run(self) -> Run:
@@ -97,7 +97,7 @@ class LoadedRun(NamedTuple):
 
         ensemble, state = self.ensemble.at(self._pooled_state())
         calibration = kept_calibration(
-            self.folder,
+            pathlib.Path(self.folder),
             Predictor.of(ensemble, state),
             objective.distribution,
             calibrated=calibrated,

@@ -49,13 +49,14 @@ class Bucket:
 
     def __init__(self, address: str, spec: JsonDict) -> None:
         self.address, self._spec = address, spec
+        self._prefix: str = spec.get("path", "")
         self._opened: ts.KvStore | None = None
 
     def __str__(self) -> str:
         return self.address
 
     def __truediv__(self, name: str) -> Self:
-        spec = {**self._spec, "path": f"{self._spec.get('path', '')}{name}/"}
+        spec = {**self._spec, "path": f"{self._prefix}{name}/"}
         return type(self)(f"{self.address}/{name}", spec)
 
     @property
@@ -64,18 +65,20 @@ class Bucket:
 
     @property
     def parent(self) -> Self:
-        path = self._spec["path"].removesuffix(f"{self.name}/")
-        return type(self)(self.address.rpartition("/")[0], {**self._spec, "path": path})
+        spec = {**self._spec, "path": self._prefix.removesuffix(f"{self.name}/")}
+        return type(self)(self.address.rpartition("/")[0], spec)
 
     def make(self) -> None:
         pass  # A bucket has no folders.
 
     def names(self, below: str = "") -> list[str]:
-        # The character after a slash is a 0.
-        within = ts.KvStore.KeyRange(*((f"{below}/", f"{below}0") if below else ()))
-        keys = self._reported(lambda keys: keys.list(within).result())
+        prefix = f"{self._prefix}{below}/" if below else self._prefix
+        # The character after a slash is a 0. A server may send other keys, too.
+        within = ts.KvStore.KeyRange(prefix, f"{prefix[:-1]}0" if prefix else "")
+        found = self._reported(lambda keys: keys.list(within).result())
+        keys = [key.decode() for key in found if key.startswith(prefix.encode())]
         # A console of the cloud shows an empty key with a slash at its end as a folder.
-        return [key.decode() for key in keys if not key.endswith(b"/")]
+        return [key.removeprefix(self._prefix) for key in keys if not key.endswith("/")]
 
     def read(self, name: str) -> bytes:
         content, tag = self.read_tagged(name)
@@ -86,7 +89,7 @@ class Bucket:
         return content
 
     def read_tagged(self, name: str) -> tuple[bytes, bytes]:
-        found = self._reported(lambda keys: keys.read(name).result(), name)
+        found = self._reported(lambda keys: keys.read(self._prefix + name).result(), name)
         return found.value, found.stamp.generation
 
     def digest(self, name: str) -> tuple[int, int]:
@@ -97,10 +100,11 @@ class Bucket:
         return None
 
     def write(self, name: str, content: bytes) -> None:
-        self._reported(lambda keys: keys.write(name, content).result(), name)
+        self._reported(lambda keys: keys.write(self._prefix + name, content).result(), name)
 
     def write_if(self, name: str, content: bytes, tag: bytes) -> bytes | None:
-        stamp = self._reported(lambda keys: keys.write(name, content, if_equal=tag).result(), name)
+        key = self._prefix + name
+        stamp = self._reported(lambda keys: keys.write(key, content, if_equal=tag).result(), name)
         if stamp.generation:
             return stamp.generation
         now, there = self.read_tagged(name)
@@ -110,13 +114,17 @@ class Bucket:
         return there if now == content and there != ABSENT else None
 
     def remove(self, name: str) -> None:
-        self._reported(lambda keys: keys.write(name, None).result(), name)
+        self._reported(lambda keys: keys.write(self._prefix + name, None).result(), name)
 
     def remove_all(self, *, last: str | None = None) -> None:
-        ranges = [("", last), (f"{last}\0", "")] if last else [("", "")]
-        among = [ts.KvStore.KeyRange(*ends) for ends in ranges]
-        self._reported(lambda keys: [keys.delete_range(each).result() for each in among])
-        if last:
+        keys_of = [self._prefix + name for name in self.names() if name != last]
+
+        def delete(keys: ts.KvStore) -> None:
+            for deleted in [keys.write(key, None) for key in keys_of]:
+                deleted.result()
+
+        self._reported(delete)
+        if last is not None:
             self.remove(last)
 
     def move_to(self, other: Self) -> None:
@@ -131,7 +139,9 @@ class Bucket:
         """Returns what a function returns, and raises its errors as those of the system."""
         try:
             if self._opened is None:
-                self._opened = ts.KvStore.open(self._spec, context=_CONTEXT).result()
+                # One at the folder would cut the prefix off keys that lie elsewhere.
+                root = {**self._spec, "path": ""}
+                self._opened = ts.KvStore.open(root, context=_CONTEXT).result()
             return use(self._opened)
         except ValueError as error:
-            raise storage_error(error, f"{self.address}/{name}".rstrip("/")) from error
+            raise storage_error(error, f"{self.address}/{name}".rstrip("/")) from None

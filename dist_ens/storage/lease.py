@@ -55,7 +55,7 @@ class Lease:
         """Gives the lease back, unless another process has it."""
         self._has_ended.set()
         with self._using, contextlib.suppress(OSError):
-            if not self._is_lost and self._place.read_tagged(NAME)[1] == self._tag:
+            if not self._is_lost and token_in(self._place) == self._token:
                 self._place.remove(NAME)
 
     def _write(self) -> bool:

@@ -1,7 +1,6 @@
 """The beginning of a run: its state, its execution and its batches."""
 
 import dataclasses
-import pathlib
 from collections.abc import Iterator, Mapping
 
 import jax
@@ -24,6 +23,7 @@ from dist_ens.ground.state import State, differing, leaf_types
 from dist_ens.ground.types import Shapes
 from dist_ens.layout import MEMBERS, Layout, connect_hosts, copied_like, to_host
 from dist_ens.processes import cluster
+from dist_ens.storage import Disk, place_of
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
@@ -60,7 +60,8 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
     batches = train.batches(ensemble.layout, info, steps_per_call, say)
     if first_step < info.last_step and ensemble.execution == AUTO:
         first = next(batches)
-        folder = None if checkpoints is None else pathlib.Path(checkpoints.folder)
+        run = None if checkpoints is None else place_of(checkpoints.folder, "folder")
+        folder = run.path if isinstance(run, Disk) else None
         may_move = not isinstance(train, BatchIterable) and not ensemble.layout.is_fixed
         chosen, choice = choose(
             ensemble, state, first, info.last_step, workdir=folder, may_move=may_move
