@@ -1,6 +1,7 @@
 """Runs in a bucket, on a server that speaks as S3 does: nothing is lost, and one run writes."""
 
 import random
+import sys
 import threading
 
 import jax
@@ -16,6 +17,7 @@ from dist_ens.layout import Layout
 from dist_ens.storage import lease, place_of
 from object_servers import gcs_server, s3_server
 from saving import assert_same, begun, reader, save, shapes_of, snapshot, state_of, steps_in
+from test_cluster import finish, free_port, start
 
 
 @pytest.fixture(scope="module")
@@ -190,3 +192,17 @@ def test_fit_in_a_bucket_resumes_with_the_bits_of_a_run_on_a_disk_that_was_not_s
     assert_same(resumed.state, whole.state)
     assert_same(predicted, expected)
     assert not list(tmp_path.glob("s3*"))
+
+
+def test_two_hosts_save_and_resume_in_a_bucket(server, run, tmp_path):
+    logs = [tmp_path / f"host_{i}.log" for i in range(2)]
+    variables = [f"{name}={value}" for name, value in server.environment.items()]
+    python = ["env", *variables, sys.executable]
+    script = [*python, "tests/two_in_bucket.py", f"127.0.0.1:{free_port()}"]
+    codes = finish([start([*script, str(i), run], logs[i]) for i in range(2)], logs)
+    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    assert steps_in(run) == [2, 3]
+    assert faults_of(place_of(run, "run") / "checkpoints" / "3") == []
+    # Each host has a file of its own, and the arrays of host 1 a database of their own.
+    assert len(names_in(run)) / 2 <= 6 + 2
+    assert saved_step(run).leaves()["w"].shape == (8, 400)

@@ -57,15 +57,17 @@ def _leased(run: Place) -> Iterator[Callable[[], None]]:
     """Takes the lease of a folder in a bucket on process 0, for all hosts."""
     token = cluster.bytes_of_main(os.urandom(8)).hex()
     lease = Lease(run, f"host {socket.gethostname()}, pid {os.getpid()}", token)
-    owner = None
+    owner, refused = None, None
     if cluster.is_main():
         try:
             owner = lease.acquire()
         except OSError as error:
-            why = explained(error)
-            raise UserError(
-                f"{quoted(str(run))} cannot be the folder of a run: {why.what}. {why.remedy}."
-            ) from error
+            refused = error
+    if cluster.as_main_sees(refused is not None):
+        why = explained(refused)
+        raise UserError(
+            f"{quoted(str(run))} cannot be the folder of a run: {why.what}. {why.remedy}."
+        ) from refused
     if cluster.as_main_sees(owner is not None):
         raise UserError(
             f"Another run is training in {quoted(str(run))} ({owner or 'another process'}). Wait "

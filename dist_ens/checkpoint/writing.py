@@ -194,6 +194,10 @@ def _take_up_others(data: Place, digests: _ByMember) -> dict[str, FileEntry]:
     databases = sorted({name.split("/")[1] for name in there if f"/{_OF_HOST}" in name})
     if databases:
         add_databases(data / STATE, [data / STATE / name for name in databases])
+        for name in databases:  # The whole database refers to the files of their arrays.
+            roots = f"{STATE}/{name}/manifest.ocdbt"
+            data.remove(roots)
+            del files[roots]
         there = data.names(STATE)
     return files | entries_of(data, {*there} - files.keys())
 
