@@ -11,7 +11,7 @@ The file `manifest.json` has two lines. The first is the manifest as JSON:
 - `leaves`: for each leaf its `dtype`, its `shape` and the `crc32` of each member's values, in the
   order of the members.
 - `files`: for each other file its `num_bytes` and its `crc32`, by its path.
-- `data`: folder of the other files in that of the checkpoint; empty on a disk.
+- `prefix`: folder of the other files in that of the checkpoint; empty on a disk.
 
 The second line is `{"sha256": "..."}`, the hash of the bytes of the first.
 """
@@ -60,7 +60,7 @@ class Manifest:
     members: tuple[Lineage, ...]
     leaves: Mapping[str, LeafEntry]
     files: Mapping[str, FileEntry]
-    data: str = ""
+    prefix: str = ""
 
     def to_bytes(self) -> bytes:
         """Returns the content of the file."""
@@ -73,7 +73,7 @@ class Manifest:
             "members": [member.to_dict() for member in self.members],
             "leaves": {name: leaf._asdict() for name, leaf in self.leaves.items()},
             "files": {path: file._asdict() for path, file in self.files.items()},
-            "data": self.data,
+            "prefix": self.prefix,
         }
         line = json.dumps(values).encode()
         return line + b"\n" + _second_line(line)
@@ -107,12 +107,12 @@ class Manifest:
                 for name, leaf in values["leaves"].items()
             },
             files={path: FileEntry(**file) for path, file in values["files"].items()},
-            data=values.get("data", ""),
+            prefix=values.get("prefix", ""),
         )
 
     def data_in(self, checkpoint: Place) -> Place:
         """Returns the folder of the files of a checkpoint."""
-        return checkpoint / self.data if self.data else checkpoint
+        return checkpoint / self.prefix if self.prefix else checkpoint
 
     def fault_of_file(
         self, data: Place, name: str, there: Collection[str], *, hashes_data: bool

@@ -100,7 +100,7 @@ def write_checkpoint(
             files |= _take_up_others(data, digests)
             manifest = _manifest_of(run, snapshot, digests, files)
             if data is not checkpoint:
-                manifest = dataclasses.replace(manifest, data=token)
+                manifest = dataclasses.replace(manifest, prefix=token)
                 renew()
             _finish(checkpoint, manifest)
             _say_complete(name)
