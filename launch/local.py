@@ -34,10 +34,7 @@ _MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts", 10, "Number of times that the processes are started again.", lower_bound=0
 )
 _GRACE_SECS = flags.DEFINE_float(
-    "grace_secs",
-    30.0,
-    "Time for the processes to end after a signal, in seconds. Then they are killed.",
-    lower_bound=0.0,
+    "grace_secs", 30.0, "Seconds between a signal and the kill of a process.", lower_bound=0.0
 )
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Whether to print the commands only.")
 _COMMAND = StartedCommand()
@@ -67,9 +64,6 @@ class _Process:
         )
         self._last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._relay = threading.Thread(target=self._print_output, daemon=True)
-
-    def begin_to_print(self) -> None:
-        """Starts to print the output of the process."""
         self._relay.start()
 
     def send(self, number: int) -> None:
@@ -93,12 +87,11 @@ class _Process:
 
     def report(self) -> str:
         """Returns the report of the failure of this process."""
-        code = self.code or 0
-        killed = code > 128 and code - 128 in [*signal.Signals]
-        why = f" ({signal.Signals(code - 128).name})" if killed else ""
+        code = self._popen.returncode
+        why = f" ({signal.Signals(-code).name})" if code < 0 else ""
         errors = [line for line in self._last_lines if line.startswith("error: ")]
         what = f" It said: {errors[-1].removeprefix('error: ')}" if errors else ""
-        return f"Process {self.number} ended first, with exit code {code}{why}.{what}"
+        return f"Process {self.number} ended first, with exit code {self.code}{why}.{what}"
 
     def end_children(self) -> None:
         """Ends the children of the process, such as those that read data, by SIGTERM and SIGKILL.
@@ -131,8 +124,6 @@ def _attempt(arguments: Sequence[str], received: Sequence[int]) -> _Process | No
     """Runs the processes until all have ended, and returns the one that failed first."""
     with signals.blocked():  # A process receives them as soon as it can act on them.
         processes = [_Process(i, *planned) for i, planned in enumerate(_planned(arguments))]
-    for process in processes:
-        process.begin_to_print()
     try:
         first = _first_failure(processes, received)
     finally:
@@ -188,16 +179,6 @@ def main() -> int:
     return ExitCode.DONE
 
 
-def process_commands(arguments: Sequence[str], num_processes: int, port: int) -> list[list[str]]:
-    """Returns the command of each process, given the port of this machine at which they meet."""
-    verb, *rest = arguments
-    command = [sys.executable, "-P", "-m", f"launch.{verb}", *rest]
-    if num_processes == 1:
-        return [command]
-    together = [f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={num_processes}"]
-    return [[*command, *together, f"--process_id={number}"] for number in range(num_processes)]
-
-
 def device_variables(
     environ: Mapping[str, str], num_gpus: int, num_processes: int, devices_per_process: int | None
 ) -> list[dict[str, str]]:
@@ -225,20 +206,22 @@ def device_variables(
 
 def _planned(arguments: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
     """Returns the command of each process, and its environment variables."""
+    verb, *rest = arguments
+    command = [sys.executable, "-P", "-m", f"launch.{verb}", *rest]
+    count = _PROCESSES.value
+    variables = device_variables(
+        os.environ, visible_gpus(os.environ), count, _DEVICES_PER_PROCESS.value
+    )
+    if count == 1:
+        return [(command, variables[0])]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    processes, devices = _PROCESSES.value, _DEVICES_PER_PROCESS.value
-    commands = process_commands(arguments, processes, port)
-    gpus = visible_gpus(os.environ)
-    variables = device_variables(os.environ, gpus, processes, devices)
-    return list(zip(commands, variables, strict=True))
+    command += [f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={count}"]
+    return [([*command, f"--process_id={i}"], each) for i, each in enumerate(variables)]
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _COMMAND.prepare, joins_cluster=lambda: False)
-
+run = cli.command(main, _COMMAND.prepare, joins_cluster=lambda: False)
 
 if __name__ == "__main__":
     run()

@@ -48,10 +48,6 @@ _CONFIG = ConfigFlags()
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
-class _Argument(str):
-    """An argument of the command line. Two of them are never the same object."""
-
-
 class _CommandLine:
     """The arguments of the command that are not flags: folders of runs, an action and networks."""
 
@@ -62,11 +58,7 @@ class _CommandLine:
 
     def prepare(self, argv: list[str]) -> list[str]:
         """Returns the command line without these arguments, and stores them."""
-        argv = _CONFIG.prepare(argv)
-        # A word is known by the object that it is: a flag may have a value of the same text.
-        argv = [*map(_Argument, argv)]
-        _, *words = cli.parsed(argv, known_only=True)
-        words = [word for word in words if not word.startswith("-")]
+        words, rest = cli.split_words(_CONFIG.prepare(argv))
         place = next((n for n, word in enumerate(words) if n and word in _ACTIONS), 0)
         folders, self.networks = words[:place], words[place + 1 :]
         self.action = words[place] if place else ""
@@ -78,7 +70,7 @@ class _CommandLine:
         if self.networks and self.action != "import":
             raise UserError(f"{self.action} takes no {shortened(self.networks[0])}.")
         self.workdirs = [given_path(folder, "RUN") for folder in folders]
-        return [argument for argument in argv if not any(argument is word for word in words)]
+        return rest
 
 
 def _list(workdir: pathlib.Path) -> int:
@@ -124,7 +116,6 @@ def _verify(workdir: pathlib.Path) -> int:
 
 
 def _copy(_: pathlib.Path) -> int:
-    """Writes a new run that has members of one run or of several."""
     workdirs, to = _COMMAND_LINE.workdirs, cli.required(_TO, "runs/new")
     return _reported(copy_members(workdirs, to, member_ids=_ids(), step=_STEP.value), to)
 
@@ -134,7 +125,9 @@ def _extend(workdir: pathlib.Path) -> int:
     ids, to = _ids(), cli.required(_TO, "runs/new")
     if ids is None:
         raise UserError("--ids is missing. Give ids, such as --ids=3,5 or --ids=8-15.")
-    members = extend(workdir, ids, to, own_parts=_CONFIG.own_parts, open_source=_CONFIG.open_source)
+    members = extend(
+        workdir, ids, to, own_parts=_CONFIG.file.own_parts, open_source=_CONFIG.file.open_source
+    )
     return ExitCode.PREEMPTED if members is None else _reported(members, to)
 
 
@@ -151,15 +144,14 @@ def _export(workdir: pathlib.Path) -> int:
 def _import(workdir: pathlib.Path) -> int:
     """Makes a run out of networks."""
     experiment = _CONFIG.experiment()
-    source = _CONFIG.open_source(experiment.data)
-    parts = _CONFIG.own_parts(source.spec)
-    has_own = _CONFIG.file is not None and (parts.member is not None or parts.names)
+    source = _CONFIG.file.open_source(experiment.data)
+    parts = _CONFIG.file.own_parts(source.spec)
     members = import_members(
         _COMMAND_LINE.networks,
         experiment,
         workdir,
         parts=parts,
-        member_file=_CONFIG.file.path if has_own and _CONFIG.file else None,
+        member_file=_CONFIG.file.path,
         source=source,
     )
     return _reported(members, workdir)
@@ -206,10 +198,7 @@ def main() -> int:
     return _ACTIONS[_COMMAND_LINE.action](_COMMAND_LINE.workdirs[0])
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _COMMAND_LINE.prepare, joins_cluster=lambda: False)
-
+run = cli.command(main, _COMMAND_LINE.prepare, joins_cluster=lambda: False)
 
 if __name__ == "__main__":
     run()

@@ -58,13 +58,13 @@ def main() -> None:
 def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
     """Returns a planner of a config's experiment, which prints a line before each compilation."""
     experiment = config.experiment()
-    own = config.source(experiment.data)
+    own = config.file.source(experiment.data)
     if own is None:
         spec, num_train_examples = describe_source(experiment.data)
     else:
         spec, num_train_examples = own.spec, own.num_train_examples
     run = Run(experiment, spec, num_train_examples or 0)  # An unknown number is not used.
-    parts = config.own_parts(spec)
+    parts = config.file.own_parts(spec)
 
     def make_ensemble(layout: Layout) -> Ensemble:
         return build_ensemble(run, layout, parts)
@@ -109,10 +109,7 @@ def _prepare(argv: list[str]) -> list[str]:
     return _CONFIG.prepare(argv)
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _prepare, joins_cluster=lambda: _TOPOLOGY.value == HERE)
-
+run = cli.command(main, _prepare, joins_cluster=lambda: _TOPOLOGY.value == HERE)
 
 if __name__ == "__main__":
     run()

@@ -43,7 +43,6 @@ class StartedCommand:
 
 
 def _one_of(word: str, known: Sequence[str], problem: str) -> str:
-    """Returns a word, or raises a `UserError` if it is not known."""
     if word not in known:
         choices = f"{did_you_mean(word, known)} Choose one of {', '.join(known)}."
         raise UserError(f"{shortened(word)} {problem}{choices}")
@@ -57,9 +56,7 @@ def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     (['dist-ens', '--nodes=2'], ['train', '--', 'x'])
     """
     words = list(argv)
-    if "--" not in words:
-        return words, []
-    at = words.index("--")
+    at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
 

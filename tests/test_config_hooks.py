@@ -97,7 +97,8 @@ def test_a_file_makes_every_part_of_a_run(tmp_path):
         "optimizer": "GradientTransformationExtraArgs",
         "method 1": "make_methods.<locals>.<lambda>",
     }
-    assert flags_with(tmp_path, PARTS).open_source(DataConfig(global_batch_size=9)).spec == SPEC
+    config = flags_with(tmp_path, PARTS)
+    assert config.file.open_source(DataConfig(global_batch_size=9)).spec == SPEC
     source = file.source(DataConfig(global_batch_size=9))
     assert (len(source.train), source.spec.input_shape) == (7, (4,))
 
@@ -107,9 +108,8 @@ def test_a_file_without_functions_makes_no_part(tmp_path):
     assert file.own_parts(SPEC) == OwnParts()
     assert OwnParts().names == {}
     assert file.source(DataConfig()) is None
-    assert ConfigFlags().own_parts(SPEC) == OwnParts()
-    assert ConfigFlags().source(DataConfig()) is None
-    assert ConfigFlags().open_source(DataConfig()).spec.num_classes == 10  # the digits
+    assert ConfigFlags().file.own_parts(SPEC) == OwnParts()
+    assert ConfigFlags().file.open_source(DataConfig()).spec.num_classes == 10  # the digits
     assert file.open_source(DataConfig()).spec.num_classes == 10
 
 
@@ -168,7 +168,7 @@ def test_the_function_of_the_file_wins_over_the_name_of_the_optimizer(tmp_path):
     text += "    config.optimizer.name = 'mine'\n    return config\n"
     config = flags_with(tmp_path, text)
     assert config.experiment().optimizer.name == "mine"
-    assert config.own_parts(SPEC).names["optimizer"] == "GradientTransformationExtraArgs"
+    assert config.file.own_parts(SPEC).names["optimizer"] == "GradientTransformationExtraArgs"
 
 
 def test_a_misspelt_function_of_a_config_file_is_refused(tmp_path):
@@ -198,7 +198,7 @@ def test_an_experiment_in_json_is_the_run_that_it_was_stored_by(tmp_path):
     changed = config.experiment()
     assert (changed.steps, changed.model.options["hidden_sizes"]) == (7, (2,))
     assert dataclasses.replace(changed, steps=3, model=experiment.model) == experiment
-    assert config.own_parts(SPEC) == OwnParts()
+    assert config.file.own_parts(SPEC) == OwnParts()
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import platform
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,13 +39,6 @@ class Card:
     pid: int
     facts: Mapping[str, str]  # What is equal in all processes, such as versions.
 
-    @classmethod
-    def of_this_process(cls, process_id: int, num_processes: int) -> "Card":
-        """Returns the card of this process."""
-        facts = {"--num_processes": str(num_processes)}
-        facts |= {f"the version of {name}": version for name, version in versions().items()}
-        return cls(process_id, socket.gethostname(), os.getpid(), facts)
-
     def __str__(self) -> str:
         return f"process {self.process_id} (host {self.host}, pid {self.pid})"
 
@@ -69,24 +60,21 @@ class Failure(NamedTuple):
     message: str
 
 
+Leave = Callable[[int, str], object]  # Prints a message, and ends this process with a code.
+
+
 class Peers:
-    """The other processes of a run. `leave` prints a message and ends this process."""
+    """The other processes of a run, of which one is lost if it is silent for `timeout_secs`."""
 
     # The peers of this process; None if it is alone.
     current: ClassVar["Peers | None"] = None
 
     def __init__(
-        self,
-        client: Any,
-        cards: Sequence[Card],
-        process_id: int,
-        *,
-        heartbeat_timeout_secs: float,
-        leave: Callable[[int, str], object],
+        self, client: Any, cards: Sequence[Card], process_id: int, timeout_secs: float, leave: Leave
     ) -> None:
         self._client, self._cards, self._process_id = client, tuple(cards), process_id
-        self._timeout_secs, self._leave = heartbeat_timeout_secs, leave
-        self._beat_secs = min(_LONGEST_BEAT_SECS, heartbeat_timeout_secs / 5)
+        self._timeout_secs, self._leave = timeout_secs, leave
+        self._beat_secs = min(_LONGEST_BEAT_SECS, timeout_secs / 5)
         self._holdings: Sequence[str] = ()
         self._has_ended = self._has_failed = False
         self._answered = time.monotonic()  # When process 0 answered last.
@@ -224,12 +212,7 @@ def is_of_collective(error: BaseException) -> bool:
 
 
 def exchanged(
-    client: Any,
-    name: str,
-    process_id: int,
-    num_processes: int,
-    value: object,
-    timeout_secs: float,
+    client: Any, name: str, process_id: int, num_processes: int, value: object, timeout_secs: float
 ) -> Iterator[Any]:
     """Sends a value of JSON to all processes, and yields those of all in order. Use a name once."""
     client.key_value_set(f"dist_ens/{name}/{process_id}", json.dumps(value))
