@@ -6,18 +6,20 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from typing import NamedTuple
 
 import psutil
 
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
-from forked import CLOSED, NOBODY
+from forked import CLOSED, LIMIT_SECS, NOBODY
 
-__all__ = ["CLOSED", "NOBODY", "Ended", "Running", "dist_ens", "start"]
+__all__ = ["CLOSED", "NOBODY", "dist_ens", "start"]
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -31,32 +33,39 @@ class Ended(NamedTuple):
 
 
 class Running:
-    """Commands that run at the same time.
+    """Commands that run at the same time; `pids` are the ids of their processes.
 
     Args:
         commands: Commands as `forked.py` reads them.
-
-    Attributes:
-        pids: Ids of their processes.
     """
 
     def __init__(self, commands):
         print(json.dumps(commands), file=_parent().stdin, flush=True)
         self.pids = self._told()
 
-    def kill(self, which):
-        """Kills some of the processes, given by their places in `pids`."""
-        for place in which:
+    def send(self, number, which=None):
+        """Sends a signal to processes, given by their places in `pids`; without places to all."""
+        for place in range(len(self.pids)) if which is None else which:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pids[place], signal.SIGKILL)
+                os.kill(self.pids[place], number)
 
-    def is_running(self):
-        """Whether the first process has not ended."""
-        return psutil.pid_exists(self.pids[0])
+    def kill(self, which=None):
+        """Kills processes."""
+        self.send(signal.SIGKILL, which)
 
-    def codes(self):
-        """Exit codes of the processes, when all have ended."""
-        return self._told()
+    def is_running(self, place=0):
+        """Whether a process has not ended."""
+        return is_alive(self.pids[place])
+
+    def codes(self, limit_secs=LIMIT_SECS):
+        """Exit codes of the processes, when all have ended; after a time they are killed."""
+        places = range(len(self.pids))
+        try:
+            wait_for(lambda: not any(map(self.is_running, places)), lambda: self.pids, limit_secs)
+        finally:
+            self.kill([place for place in places if self.is_running(place)])
+            ended = self._told()
+        return ended
 
     def _told(self):
         line = _parent().stdout.readline()
@@ -64,7 +73,37 @@ class Running:
         return json.loads(line)
 
 
-def start(*each, folder, name, devices=1, xla_flags=None, environ=(), cwd=ROOT):
+def is_alive(pid):
+    """Whether a process runs, or is stopped."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(condition, what, limit_secs=LIMIT_SECS):
+    """Waits until a condition holds; `what` returns a text for the error."""
+    deadline = time.monotonic() + limit_secs
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def together(num_processes):
+    """Flags of the processes of a run that meet on this machine, for each of them."""
+    both = [f"--coordinator_address=127.0.0.1:{free_port()}", f"--num_processes={num_processes}"]
+    return [[*both, f"--process_id={i}"] for i in range(num_processes)]
+
+
+def start(
+    *each, folder, name, devices=1, xla_flags=None, environ=(), cwd=ROOT, in_one=False, ignored=()
+):
     """Starts commands at the same time, before others are started.
 
     Args:
@@ -75,8 +114,11 @@ def start(*each, folder, name, devices=1, xla_flags=None, environ=(), cwd=ROOT):
         xla_flags: Their `XLA_FLAGS`; by default those with which they compile fast.
         environ: Other variables that are changed.
         cwd: Folder in which they run.
+        in_one: Whether both outputs of a command go to one file, `NAME_0`.
+        ignored: Signals that they ignore, as after `nohup`.
     """
     xla_flags = fast_xla.flags(devices) if xla_flags is None else xla_flags
+    parts = ("", "") if in_one else ("_out", "_err")
     return Running(
         [
             {
@@ -84,14 +126,15 @@ def start(*each, folder, name, devices=1, xla_flags=None, environ=(), cwd=ROOT):
                 "environ": {"XLA_FLAGS": xla_flags, **dict(environ)},
                 "folder": str(folder),
                 "cwd": str(cwd),
-                "streams": [f"{name}_{stream}_{place}" for stream in ("out", "err")],
+                "streams": [f"{name}{part}_{place}" for part in parts],
+                "ignored": [*map(int, ignored)],
             }
             for place, words in enumerate(each)
         ]
     )
 
 
-def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err"):
+def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err", environ=()):
     """A finished `dist-ens` command, forked from a process that has imported what it needs.
 
     Args:
@@ -101,12 +144,13 @@ def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err"):
         out: Where its standard output goes: a path in place of the file that is read, `CLOSED`, or
             `NOBODY` for a pipe whose reader is gone. What went elsewhere is returned as "".
         err: Where its standard error goes; likewise.
+        environ: Other variables that are changed.
     """
     xla_flags = fast_xla.flags(devices) if xla_flags is None else xla_flags
     with tempfile.TemporaryDirectory() as folder:
         command = {
             "words": [*map(str, words)],
-            "environ": {"XLA_FLAGS": xla_flags},
+            "environ": {"XLA_FLAGS": xla_flags, **dict(environ)},
             "folder": folder,
             "cwd": str(ROOT),
             "streams": [out, err],

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import re
 import signal
 import subprocess
@@ -13,14 +12,14 @@ import psutil
 import pytest
 
 import fast_xla
-from conftest import COMMAND_ENVIRONMENT
+from commands import LIMIT_SECS, is_alive, start, wait_for
+from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.checkpoint import CheckpointStore, read_newest
 from dist_ens.ground.errors import ExitCode, UserError
 from launch import local
 from launch.local import device_variables
-from test_hosts import LIMIT_SECS, wait_for, write_config
+from test_hosts import write_config
 
-ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 12
 
 
@@ -49,8 +48,7 @@ def finished(process, folder, name):
     try:
         wait_for(lambda: process.poll() is not None, log.read_text)
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
     return process.returncode, log.read_text()
 
 
@@ -67,48 +65,46 @@ def children_of(process):
     return [child.pid for child in psutil.Process(process.pid).children()]
 
 
-def is_alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+@pytest.fixture(scope="module")
+def of_one(tmp_path_factory):
+    """Scores of a run of one process that is never stopped, by its number of steps."""
+    folder = tmp_path_factory.mktemp("one")
+    scores = {}
+
+    def scored(steps):
+        if steps not in scores:
+            config = write_config(folder, "raising", 99, steps=steps)
+            words = ["train", f"--config={config}", f"--workdir={folder / str(steps)}"]
+            assert start(words, folder=folder, name="log", devices=4).codes() == [0]
+            scores[steps] = scores_of(folder, str(steps))
+        return scores[steps]
+
+    return scored
 
 
-def whole_run(folder, num_processes, devices=1):
-    """Scores of a run that is never stopped."""
-    (folder / "there").touch()  # The fault has been.
-    code, log = finished(begin(folder, "whole", num_processes, devices=devices), folder, "whole")
-    assert code == 0, log
-    (folder / "there").unlink()
-    return scores_of(folder, "whole")
-
-
+# Members lie along the ensemble axis, whose execution `loop` gives the same bits on any devices.
 @pytest.mark.parametrize(
-    ("num_processes", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.faults)]
+    ("num_processes", "devices"),
+    [(2, 2), *(pytest.param(*each, marks=pytest.mark.faults) for each in ((1, 4), (4, 1)))],
 )
-def test_several_processes_train_the_same_members_as_one(num_processes, devices, tmp_path):
+def test_several_processes_train_the_same_members_as_one(num_processes, devices, of_one, tmp_path):
     write_config(tmp_path, "raising", 99, steps=STEPS)
-    ended = [
-        finished(begin(tmp_path, name, *of, devices=count), tmp_path, name)
-        for name, of, count in (("one", (1,), 4), ("several", (num_processes,), devices))
-    ]
-    assert [code for code, _ in ended] == [0, 0], ended
-    # Members lie along the ensemble axis, whose execution `loop` gives the same bits.
-    assert scores_of(tmp_path, "one") == scores_of(tmp_path, "several")
+    code, log = finished(begin(tmp_path, "run", num_processes, devices=devices), tmp_path, "run")
+    assert code == 0, log
+    assert scores_of(tmp_path, "run") == of_one(STEPS)
 
 
-@pytest.mark.parametrize(
-    ("fault", "num_processes"),
-    [("killed", 2), pytest.param("preempted", 2, marks=pytest.mark.faults)],
-)
-def test_a_process_that_ends_is_started_again_and_nothing_is_lost(fault, num_processes, tmp_path):
+@pytest.mark.parametrize("fault", ["killed", pytest.param("preempted", marks=pytest.mark.faults)])
+def test_a_process_that_ends_is_started_again_and_nothing_is_lost(fault, of_one, tmp_path):
     # The processes agree on a step that comes some steps after the signal.
     steps = STEPS if fault == "killed" else 100 * STEPS
-    write_config(tmp_path, fault, num_processes - 1, steps=steps)
-    expected = whole_run(tmp_path, num_processes)
-    code, log = finished(begin(tmp_path, "run", num_processes), tmp_path, "run")
+    write_config(tmp_path, fault, 1, steps=steps)
+    code, log = finished(begin(tmp_path, "run", 2), tmp_path, "run")
     assert code == 0, log
     reported = 137 if fault == "killed" else ExitCode.PREEMPTED.value
     assert re.search(rf"Process \d ended first, with exit code {reported}\b", log), log
     assert "Restart 1 of at most 10." in log
-    assert scores_of(tmp_path, "run") == expected
+    assert scores_of(tmp_path, "run") == of_one(steps)
 
 
 def test_an_error_is_not_tried_again(tmp_path):

@@ -10,9 +10,8 @@ import sys
 import pytest
 
 from commands import CLOSED, NOBODY, dist_ens
-from conftest import COMMAND_ENVIRONMENT
+from conftest import COMMAND_ENVIRONMENT, ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent
 ENVIRONMENT = COMMAND_ENVIRONMENT | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 CONFIG = "--config=configs/digits.py"
 DIST_ENS = f"{sys.executable} -c 'import launch; launch.main()'"
@@ -21,15 +20,9 @@ TINY = [CONFIG, "--config.num_members=2", "--config.execution=vmap"]
 LONG = "x" * 20_000
 
 
-def in_bash(line, **variables):
-    return subprocess.run(
-        ["bash", "-c", line],
-        cwd=ROOT,
-        env=ENVIRONMENT | variables,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+def in_bash(line):
+    command = ["bash", "-c", line]
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
 
 
 def assert_ended(ended, code, error):
@@ -122,7 +115,7 @@ def test_output_is_text_whatever_the_name_of_a_file(run, tmp_path):
 
 
 def test_a_tilde_on_the_command_line_is_the_home_folder(tmp_path):
-    ended = in_bash(f"{DIST_ENS} evaluate --workdir='~/x'", HOME=str(tmp_path))
+    ended = dist_ens("evaluate", "--workdir=~/x", environ={"HOME": str(tmp_path)})
     assert ended.returncode == 2
     assert f"There is no checkpoint in {tmp_path}/x" in ended.stderr
 
