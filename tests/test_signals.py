@@ -27,8 +27,8 @@ SAVED_LIMIT_SECS, AT_ONCE_SECS = 30, 5
 CONFIG = """
 import dataclasses, os, pathlib, signal, time, zlib
 import jax, jax.numpy as jnp, numpy as np
-from dist_ens.experiment import Experiment
-from dist_ens.experiment import open_source
+from dist_ens.checkpoint import read_newest
+from dist_ens.experiment import Experiment, open_source
 
 HERE = pathlib.Path(__file__).parent
 PHASE, STAY_SECS = "{phase}", {stay_secs}
@@ -76,7 +76,7 @@ class Slow:
     def __call__(self, info):
         Slow.steps += 1
         reach("first step")
-        if info.step >= 25:
+        if PHASE == "loop" and info.step >= 25 and read_newest(HERE / "run")[0]:
             reach("loop")
         if PHASE == "last save" and info.step == 30 and jax.process_index() == 0:
             os.kill(os.getpid(), signal.SIGTERM)
