@@ -21,27 +21,30 @@ class Sleeping:
     """An execution whose calls of two steps take some time, the first that of a compiler too."""
 
     def __init__(self, layout, secs, execution="map", compiling_secs=0.0):
-        self.layout, self.secs, self.calls, self.disturbed = layout, secs, 0, 0
+        self.layout, self.secs, self.calls = layout, secs, 0
         self.execution, self.compiling_secs = execution, compiling_secs
 
     def update_steps(self, state, batches):
         self.calls += 1
-        time.sleep(self.secs * (5 if self.calls <= self.disturbed else 1))
+        time.sleep(self.secs)
         time.sleep(self.compiling_secs if self.calls == 1 else 0)
         return state, {}
 
 
-def timed(*call_secs, num_steps=10**9, disturbed=0):
-    """What is found out of executions whose calls take so long, the first the rule's.
-
-    So many of that one's first calls take five times as long.
-    """
+def contest(make_options, names=None, num_steps=10**9):
+    """What is found out of executions by their names, which a function of a layout makes."""
     ensemble, state, batches = program(networks.mlp, steps=2)
-    options = {str(secs): Sleeping(ensemble.layout, secs) for secs in call_secs}
-    options[str(call_secs[0])].disturbed = disturbed
-    return autotune.timed(
-        options, [*options], autotune.Call(state, batches, BATCHES, 2), num_steps
-    ), options
+    options = make_options(ensemble.layout)
+    call = autotune.Call(state, batches, BATCHES, 2)
+    return autotune.timed(options, names or [*options], call, num_steps), options
+
+
+def timed(*call_secs, num_steps=10**9):
+    """What is found out of executions whose calls take so long, the first the rule's."""
+    return contest(
+        lambda layout: {str(secs): Sleeping(layout, secs) for secs in call_secs},
+        num_steps=num_steps,
+    )
 
 
 def in_rounds(monkeypatch, sleep, *rounds, secs_of_each=1.0):
@@ -102,10 +105,8 @@ def test_what_would_be_compiled_for_too_long_is_not_begun(
     monkeypatch, executions, longest_secs, tried
 ):
     monkeypatch.setattr(autotune, "LONGEST_SECS", longest_secs)
-    ensemble, state, batches = program(networks.mlp, num_members=4, steps=2)
-    options = {name: Sleeping(ensemble.layout, 0.03, name, 0.4) for name in executions}
-    timing = autotune.timed(
-        options, [*options], autotune.Call(state, batches, BATCHES, 2), num_steps=10**9
+    timing, _ = contest(
+        lambda layout: {name: Sleeping(layout, 0.03, name, 0.4) for name in executions}
     )
     assert [*timing.step_secs] == list(tried or executions)
 
@@ -153,18 +154,18 @@ def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
 
 
 def test_a_way_that_one_core_has_not_is_no_reason_not_to_try_that_core():
-    ensemble, state, batches = program(networks.mlp, steps=2)
     secs = {"chunk:5": 0.01, "vmap on one device": 0.02, "chunk:10 on one device": 0.03}
-    options = {name: Sleeping(ensemble.layout, secs[name]) for name in secs}
-    timing = autotune.timed(
-        options, ["chunk:5"], autotune.Call(state, batches, BATCHES, 2), num_steps=10**9
-    )
-    assert [*timing.step_secs] == ["chunk:5", "vmap on one device"]
-    options["chunk:5 on one device"] = Sleeping(ensemble.layout, 0.02)
-    timing = autotune.timed(
-        options, ["chunk:5"], autotune.Call(state, batches, BATCHES, 2), num_steps=10**9
-    )
-    assert [*timing.step_secs] == ["chunk:5", "chunk:5 on one device"]
+
+    def tried():
+        return [
+            *contest(
+                lambda layout: {name: Sleeping(layout, secs[name]) for name in secs}, ["chunk:5"]
+            )[0].step_secs
+        ]
+
+    assert tried() == ["chunk:5", "vmap on one device"]
+    secs["chunk:5 on one device"] = 0.02
+    assert tried() == ["chunk:5", "chunk:5 on one device"]
 
 
 class Failing(Sleeping):
@@ -189,12 +190,10 @@ class Reading(Sleeping):
 
 @pytest.mark.parametrize("failing", ["a", "b"])
 def test_a_candidate_that_uses_the_state_up_and_raises_is_left_out(failing):
-    ensemble, state, batches = program(networks.mlp, steps=2)
-    options = {
-        name: (Failing if name == failing else Reading)(ensemble.layout, 0.05) for name in "abc"
-    }
-    for option in options.values():
-        option.execution = "vmap"
-    timing = autotune.timed(options, [*options], autotune.Call(state, batches, BATCHES, 2), 10**9)
-    assert [*timing.step_secs] == [name for name in options if name != failing]
+    def options(layout):
+        kinds = {name: Failing if name == failing else Reading for name in "abc"}
+        return {name: kind(layout, 0.05, "vmap") for name, kind in kinds.items()}
+
+    timing, _ = contest(options)
+    assert [*timing.step_secs] == [name for name in "abc" if name != failing]
     assert timing.failed == {failing: "RuntimeError: RESOURCE_EXHAUSTED: Out of memory."}

@@ -8,7 +8,6 @@ import copy
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import shutil
 import signal
@@ -117,26 +116,11 @@ def limited():
         signal.signal(signal.SIGALRM, before)
 
 
-def files_in(folder, apart_from=()):
-    """Sizes and times of the files below a folder by their paths, without those of some runs."""
-    found = {}
-    for parent, folders, files in os.walk(folder):
-        here = pathlib.Path(parent)
-        folders[:] = [name for name in folders if here / name not in apart_from]
-        for path in map(here.joinpath, files):
-            status = path.lstat()
-            found[path] = status.st_size, status.st_mtime_ns
-    return found
-
-
-def place_in(folder):
-    """A folder to run commands in, below others with files of somebody else."""
-    here = folder / "home" / "here"
-    here.mkdir(parents=True)
-    for each in (folder, folder / "home", here):
-        for name in ("x", "x.npz", "touch"):
-            (each / name).write_text("not yours")
-    return here
+def files_in(folder, apart_from=None):
+    """Sizes and times of the files below a folder by their paths, without those of a run."""
+    paths = (path for path in folder.rglob("*") if apart_from not in (path, *path.parents))
+    found = {path: path.lstat() for path in paths if not path.is_dir()}
+    return {path: (status.st_size, status.st_mtime_ns) for path, status in found.items()}
 
 
 def check_configs(num_configs, num_trained, around):
@@ -161,13 +145,18 @@ def check_configs(num_configs, num_trained, around):
         with limited():
             train(dataclasses.replace(experiment, steps=1, epochs=None), workdir)
         assert json.loads((workdir / "summary.json").read_text())["steps"] == 1
-        assert files_in(around, apart_from={workdir}) == before
+        assert files_in(around, apart_from=workdir) == before
         shutil.rmtree(workdir)
 
 
 @pytest.mark.parametrize(
     ("num_configs", "num_trained"), [(60, 1), pytest.param(4_000, 50, marks=pytest.mark.faults)]
 )
-def test_a_hostile_config_is_built_or_refused(tmp_path, monkeypatch, num_configs, num_trained):
-    monkeypatch.chdir(place_in(tmp_path))
+def test_a_hostile_config_is_built_or_refused(num_configs, num_trained, tmp_path, monkeypatch):
+    here = tmp_path / "home" / "here"
+    here.mkdir(parents=True)
+    for folder in (tmp_path, here.parent, here):  # The files of somebody else.
+        for name in ("x", "x.npz", "touch"):
+            (folder / name).write_text("not yours")
+    monkeypatch.chdir(here)
     check_configs(num_configs, num_trained, tmp_path)

@@ -183,26 +183,22 @@ def test_a_signal_to_one_host_before_the_first_step_ends_all_with_its_code(tmp_p
 SLOW_DATA = """
 import dataclasses, pathlib, runpy, time
 import jax
+from dist_ens.data import ArraySplit
 from dist_ens.experiment import open_source
 
-class SlowSplit:
+class SlowSplit(ArraySplit):
     in_memory = False  # So that the hosts read the examples of each step.
-
-    def __init__(self, split):
-        self.split, self.has_slept = split, False
-
-    def __len__(self):
-        return len(self.split)
+    slept = []
 
     def take(self, indices):
-        if indices.ndim == 2 and jax.process_index() == 1 and not self.has_slept:
-            self.has_slept = True
-            time.sleep(40)
-        return self.split.take(indices)
+        if indices.ndim == 2 and jax.process_index() == 1 and not self.slept:
+            self.slept.append(time.sleep(40))
+        return super().take(indices)
 
 def make_source(data):
     digits = open_source(dataclasses.replace(data, source="digits"))
-    return dataclasses.replace(digits, train=SlowSplit(digits.train))
+    train = SlowSplit(digits.train.inputs, digits.train.labels)
+    return dataclasses.replace(digits, train=train)
 
 get_config = runpy.run_path(pathlib.Path("configs") / "digits.py")["get_config"]
 """

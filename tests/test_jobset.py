@@ -80,10 +80,6 @@ def container_of(document):
     return pod_of(document)["containers"][0]
 
 
-def variables_of(document):
-    return {each["name"]: each for each in container_of(document).get("env", [])}
-
-
 FULL = rendered(**ALL_OPTIONS, **SLICES)
 
 
@@ -159,7 +155,7 @@ def test_slices_have_the_nodes_of_their_topology_and_what_libtpu_needs():
     assert FULL["spec"]["replicatedJobs"][0]["replicas"] == 3
     assert container_of(FULL)["resources"]["limits"] == {"google.com/tpu": "4"}
     assert container_of(FULL)["args"] == list(TRAIN)  # JAX finds the cluster.
-    variables = variables_of(FULL)
+    variables = {each["name"]: each for each in container_of(FULL)["env"]}
     assert variables["MEGASCALE_COORDINATOR_ADDRESS"]["value"] == "digits-slice-0-0.digits"
     assert variables["MEGASCALE_NUM_SLICES"]["value"] == "3"
     label = "metadata.labels['jobset.sigs.k8s.io/job-index']"
@@ -168,7 +164,7 @@ def test_slices_have_the_nodes_of_their_topology_and_what_libtpu_needs():
     secret = variables["WANDB_API_KEY"]["valueFrom"]
     assert secret == {"secretKeyRef": {"name": "wandb", "key": "key"}}
     one = rendered(**SLICE)
-    assert not variables_of(one)
+    assert "env" not in container_of(one)
     assert "hostNetwork" not in pod_of(one)
     annotation = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     assert one["metadata"]["annotations"] == annotation

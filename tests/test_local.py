@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import psutil
 import pytest
 
@@ -15,6 +16,7 @@ import fast_xla
 from commands import LIMIT_SECS, is_alive, start, wait_for
 from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.checkpoint import CheckpointStore, read_newest
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.ground.errors import ExitCode, UserError
 from launch import local
 from launch.local import device_variables
@@ -65,33 +67,47 @@ def children_of(process):
     return [child.pid for child in psutil.Process(process.pid).children()]
 
 
+def bits_of(folder, name):
+    """The bits of every member's final parameters."""
+    params = jax.device_get(open_finished(folder / name).state.params)
+    return [leaf.tobytes() for leaf in jax.tree.leaves(params)]
+
+
 @pytest.fixture(scope="module")
 def of_one(tmp_path_factory):
-    """Scores of a run of one process that is never stopped, by its number of steps."""
+    """Scores and bits of a run of one process that is never stopped, by its number of steps."""
     folder = tmp_path_factory.mktemp("one")
-    scores = {}
+    found = {}
 
-    def scored(steps):
-        if steps not in scores:
+    def trained(steps):
+        if steps not in found:
             config = write_config(folder, "raising", 99, steps=steps)
             words = ["train", f"--config={config}", f"--workdir={folder / str(steps)}"]
             assert start(words, folder=folder, name="log", devices=4).codes() == [0]
-            scores[steps] = scores_of(folder, str(steps))
-        return scores[steps]
+            found[steps] = scores_of(folder, str(steps)), bits_of(folder, str(steps))
+        return found[steps]
 
-    return scored
+    return trained
 
 
 # Members lie along the ensemble axis, whose execution `loop` gives the same bits on any devices.
 @pytest.mark.parametrize(
     ("num_processes", "devices"),
-    [(2, 2), *(pytest.param(*each, marks=pytest.mark.faults) for each in ((1, 4), (4, 1)))],
+    [
+        (2, 2),
+        *(
+            pytest.param(*each, marks=pytest.mark.faults)
+            for each in ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1))
+        ),
+    ],
 )
 def test_several_processes_train_the_same_members_as_one(num_processes, devices, of_one, tmp_path):
     write_config(tmp_path, "raising", 99, steps=STEPS)
     code, log = finished(begin(tmp_path, "run", num_processes, devices=devices), tmp_path, "run")
     assert code == 0, log
-    assert scores_of(tmp_path, "run") == of_one(STEPS)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["mesh"] == {"ensemble": num_processes * devices, "data": 1}
+    assert (scores_of(tmp_path, "run"), bits_of(tmp_path, "run")) == of_one(STEPS)
 
 
 @pytest.mark.parametrize("fault", ["killed", pytest.param("preempted", marks=pytest.mark.faults)])
@@ -104,7 +120,7 @@ def test_a_process_that_ends_is_started_again_and_nothing_is_lost(fault, of_one,
     reported = 137 if fault == "killed" else ExitCode.PREEMPTED.value
     assert re.search(rf"Process \d ended first, with exit code {reported}\b", log), log
     assert "Restart 1 of at most 10." in log
-    assert scores_of(tmp_path, "run") == of_one(steps)
+    assert (scores_of(tmp_path, "run"), bits_of(tmp_path, "run")) == of_one(steps)
 
 
 def test_an_error_is_not_tried_again(tmp_path):
@@ -129,7 +145,10 @@ def test_restarts_end(tmp_path):
     assert "The processes were started again 0 times, which is --max_restarts=0." in log
 
 
-@pytest.mark.parametrize(("num_processes", "is_alone"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("num_processes", "is_alone"),
+    [pytest.param(1, False, marks=pytest.mark.long), (2, False), (2, True)],
+)
 def test_a_signal_counts_once_and_the_run_is_saved(num_processes, is_alone, tmp_path):
     write_config(tmp_path, "waiting", 0)
     process = begin(tmp_path, "run", num_processes)

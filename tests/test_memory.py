@@ -1,5 +1,7 @@
 """Updates within less memory, or in less precision: the same members, as far as that allows."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -75,8 +77,7 @@ def with_loss(loss, mesh=(2, 1), **options):
 
 def said_by_fit(ensemble):
     said = []
-    batches = [{"x": ROWS}] * 2
-    fit(ensemble, batches, steps=2, say=said.append)
+    fit(ensemble, [{"x": ROWS}] * 2, steps=2, say=said.append)
     return [line for line in said if "microbatches" in line]
 
 
@@ -110,9 +111,8 @@ def test_a_weighted_mean_in_microbatches_is_warned_of_unless_it_is_a_ratio():
     assert said_by_fit(with_loss(weighted(ratio=True))) == []
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_noise_that_each_part_draws_anew_is_no_reason_to_warn(seed):
-    assert said_by_fit(with_loss(dropping, seed=seed)) == []
+def test_noise_that_each_part_draws_anew_is_no_reason_to_warn():
+    assert said_by_fit(with_loss(dropping)) == []
 
 
 @pytest.mark.parametrize(("network", "count"), [(networks.mlp, 4), (networks.transformer, 2)])
@@ -159,13 +159,8 @@ def test_a_rematerialized_member_keeps_what_products_return():
     params, state = jax.eval_shape(member.init, jax.random.key(0), inputs)
 
     def kept(member):
-        def outputs(params, x):
-            return member.apply(params, state, x, None, True)[0]
-
-        params_, x = (
-            jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), t) for t in (params, inputs)
-        )
-        _, backward = jax.vjp(outputs, params_, x)
+        ones = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), (params, inputs))
+        _, backward = jax.vjp(lambda p, x: member.apply(p, state, x, None, True)[0], *ones)
         of_batch = [leaf for leaf in jax.tree.leaves(backward) if leaf.shape[:1] == (16,)]
         return sum(leaf.size for leaf in of_batch)
 
@@ -198,12 +193,9 @@ def test_in_bfloat16_every_product_of_a_network_is(name):
         "inputs": jax.ShapeDtypeStruct((1, *inputs.shape), inputs.dtype),
         "labels": jax.ShapeDtypeStruct((1, 2, *input_shape[: name == "transformer"]), "int32"),
     }
-    text = ensemble.update_steps.lower(state, batches).as_text()
-    products = [
-        line
-        for line in text.splitlines()
-        if "dot_general" in line or "stablehlo.convolution" in line
-    ]
+    lines = ensemble.update_steps.lower(state, batches).as_text().splitlines()
+    products = [line for line in lines if "dot_general" in line or "stablehlo.conv" in line]
+    products = [line for line in products if "stablehlo.convert" not in line]
     assert len(products) >= 5
     assert [line for line in products if "xf32>" in line.rsplit(" : ")[-1]] == []
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.params)} == {"float32"}
@@ -211,9 +203,8 @@ def test_in_bfloat16_every_product_of_a_network_is(name):
 
 def test_in_bfloat16_state_stays_float32_and_learns_nearly_the_same():
     whole, metrics, _ = updated(networks.mlp)
-    state, other, _ = updated(
-        networks.mlp, change=lambda member: with_compute_dtype(member, "bfloat16")
-    )
+    in_bfloat16 = partial(with_compute_dtype, dtype="bfloat16")
+    state, other, _ = updated(networks.mlp, change=in_bfloat16)
     assert jax.tree.map(lambda x: x.dtype, state) == jax.tree.map(lambda x: x.dtype, whole)
     # bfloat16 has 8 bits: a part in 256 per operation, of losses around 2 nats.
     assert_close(metrics["loss"], other["loss"], rtol=0.05, atol=0)

@@ -138,7 +138,8 @@ ALL_CASES = [
     if processes == 2 or phase != MEETING  # A process that is alone meets nobody.
 ]
 ORDINARY_CASES = [
-    *(Case(signal.SIGTERM, phase) for phase in ("config", "compiling", "evaluating", "saving")),
+    *(Case(signal.SIGTERM, phase) for phase in ("config", "evaluating", "saving")),
+    pytest.param(Case(signal.SIGTERM, "compiling"), marks=pytest.mark.long),
     *(Case(signal.SIGINT, "compiling"), Case(signal.SIGUSR1, "loop")),
     *(Case(signal.SIGTERM, "saving", times=2), Case(signal.SIGINT, "loop", times=2)),
     *(Case(signal.SIGTERM, phase, 2) for phase in (MEETING, "compiling", "saving")),

@@ -90,7 +90,6 @@ def test_results_are_written_whatever_becomes_of_the_output(run, tmp_path, out, 
     [
         (["bench", "--turns=1"], "--turns cannot be '1': 1 is not integer >= 2."),
         ([LONG], "x' (20,000 characters) is not a verb of dist-ens"),
-        (["train", CONFIG, "--workdir=x", f"--config.loss.name={LONG}"], "(20,000 characters)"),
         (["evaluate", "--workdir=\x1b[31mred"], r"\033[31mred"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
