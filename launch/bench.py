@@ -33,9 +33,7 @@ from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
-_PLOT = define_path(
-    "plot", "bench.png", "PNG file for the plot of steps/s over the number of members."
-)
+_PLOT = define_path("plot", "bench.png", "PNG file of steps/s over the number of members.")
 _JSON = define_path("json", None, "File to write the figures to.")
 _TURNS = flags.DEFINE_integer(
     "turns", 5, "Number of timings of each program. More give a smaller spread.", lower_bound=2

@@ -38,9 +38,7 @@ _HEARTBEAT_TIMEOUT_SECS = flags.DEFINE_float(
 )
 _CLUSTER: Sequence[flags.FlagHolder] = (
     flags.DEFINE_string(
-        "coordinator_address",
-        None,
-        "Address host:port of process 0. Not needed where JAX finds the cluster.",
+        "coordinator_address", None, "host:port of process 0. Not needed where JAX finds it."
     ),
     flags.DEFINE_integer(
         "num_processes", None, "Number of processes. Not needed where JAX finds the cluster."
@@ -156,11 +154,7 @@ def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 class RunFolders:
-    """The folders of runs on a command line, which are typed without a flag.
-
-    Attributes:
-        paths: The folders, after `prepare` has taken them from the command line.
-    """
+    """The folders of runs on a command line, which are typed without a flag: `paths`."""
 
     def __init__(self, example: str) -> None:
         self._example = example

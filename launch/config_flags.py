@@ -58,8 +58,7 @@ _WITH_OPTIONS = (
 class ConfigFlags:
     """The flags `--config=FILE`, `--experiment=FILE` and `--config.FIELD=VALUE` of a command.
 
-    Attributes:
-        file: The config file, after `prepare` has read it; without a path if none is given.
+    `file` is the config file that `prepare` reads, without a path if none is given.
     """
 
     def __init__(self, *, overridable: bool = True) -> None:

@@ -42,8 +42,7 @@ _POOLING = flags.DEFINE_enum(
 _DROPOUT_SAMPLES = flags.DEFINE_integer(
     "dropout_samples",
     None,
-    "Number of predictions with dropout that are averaged for each member, 0 to predict once "
-    "without dropout; default: that of the run.",
+    "Number of predictions with dropout for each member, 0 for one without; default: of the run.",
     lower_bound=0,
 )
 _CALIBRATION = flags.DEFINE_enum(
@@ -73,10 +72,7 @@ _LEAVE_OUT_BROKEN = flags.DEFINE_bool(
     "leave_out_broken", False, "Whether to leave out members that predict NaN."
 )
 _STEP = flags.DEFINE_integer(
-    "step",
-    None,
-    "Step of the checkpoint. Default: the newest, or the best if the run ended with its state.",
-    lower_bound=1,
+    "step", None, "Step of a checkpoint. Default: the newest, or the best.", lower_bound=1
 )
 _CONFIG = ConfigFlags(overridable=False)
 _REQUEST: Sequence[flags.FlagHolder] = (

@@ -25,10 +25,7 @@ from launch.started_command import StartedCommand
 
 _PROCESSES = flags.DEFINE_integer("processes", 2, "Number of processes.", lower_bound=1)
 _DEVICES_PER_PROCESS = flags.DEFINE_integer(
-    "devices_per_process",
-    None,
-    "Number of devices of each process. Default: its share of the GPUs, or one CPU device.",
-    lower_bound=1,
+    "devices_per_process", None, "Default: a share of the GPUs, or one CPU device.", lower_bound=1
 )
 _MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts", 10, "Number of times that the processes are started again.", lower_bound=0
@@ -40,8 +37,7 @@ _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Whether to print the commands on
 _COMMAND = StartedCommand()
 _FOLLOW_SECS = 5.0  # Time for the other processes to end by themselves after one has failed.
 _LOOK_SECS = 0.05
-_CHILDREN_SECS = 2.0  # Time for the children of a process to end after SIGTERM.
-_LAST_OUTPUT_SECS = 2.0  # Time for the last output of a process to be printed.
+_LAST_SECS = 2.0  # Time for the children of a process to end, and for its output to be printed.
 _LAST_LINES = 20  # Number of lines of output in which the report of a failure finds its error.
 _NUM_CPU_DEVICES = "--xla_force_host_platform_device_count"
 _COLORS = (36, 33, 35, 32, 34, 31)  # Codes of a terminal for the output of each process.
@@ -99,14 +95,14 @@ class _Process:
         A helper process of Python ignores SIGTERM, and removes their shared memory at their end.
         """
         self._popen.wait()
-        until = time.monotonic() + _CHILDREN_SECS
+        until = time.monotonic() + _LAST_SECS
         with contextlib.suppress(ProcessLookupError):  # The group is empty.
             os.killpg(self._popen.pid, signal.SIGTERM)
             while time.monotonic() < until:
                 time.sleep(_LOOK_SECS)
                 os.killpg(self._popen.pid, 0)
             os.killpg(self._popen.pid, signal.SIGKILL)
-        self._relay.join(_LAST_OUTPUT_SECS)
+        self._relay.join(_LAST_SECS)
 
     def _print_output(self) -> None:
         """Prints each line behind the number of the process, in its color on a terminal."""

@@ -35,10 +35,7 @@ from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
 _STEP = flags.DEFINE_integer(
-    "step",
-    None,
-    "Step of the checkpoint. Default: the newest; every saved step for verify.",
-    lower_bound=0,
+    "step", None, "Step of a checkpoint. Default: the newest; for verify all.", lower_bound=0
 )
 _IDS = flags.DEFINE_string(
     "ids", None, "Ids of members, such as 3,5 or 8-15. Default: all members, for copy and export."

@@ -61,10 +61,7 @@ _CONFORMAL = flags.DEFINE_float(
     "conformal", None, "Coverage in (0, 1) of the rule fitted by evaluate --conformal=METHOD."
 )
 _STEP = flags.DEFINE_integer(
-    "step",
-    None,
-    "Step of the checkpoint. Default: the newest, or the best if the run ended with its state.",
-    lower_bound=1,
+    "step", None, "Step of a checkpoint. Default: the newest, or the best.", lower_bound=1
 )
 _CONFIG = ConfigFlags(overridable=False)
 

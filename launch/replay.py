@@ -17,8 +17,7 @@ _UNTIL = flags.DEFINE_integer(
 _TOLERANCE = flags.DEFINE_float(
     "tolerance",
     0.0,
-    "Largest difference that still counts as the same member, relative to the largest absolute "
-    "value of each leaf.",
+    "Largest difference to the same member, relative to the largest absolute value of each leaf.",
     lower_bound=0.0,
 )
 _CONFIG = ConfigFlags(overridable=False)

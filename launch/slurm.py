@@ -42,15 +42,12 @@ _JOB = (
     flags.DEFINE_string("account", None, "Account that is charged for the job."),
     flags.DEFINE_string("name", "dist_ens", "Name of the job."),
     flags.DEFINE_string(
-        "log",
-        None,
-        "File that the job's output is appended to, with sbatch's patterns. Default: "
-        "dist_ens-%j.log, or dist_ens-%A_%a.log with --configs.",
+        "log", None, "File for the output. Default: dist_ens-%j.log; of a sweep dist_ens-%A_%a.log."
     ),
     flags.DEFINE_integer(
         "grace_secs",
         120,
-        "Time before the time limit at which the run is told to save, in seconds.",
+        "Seconds before the time limit at which the run is told to save.",
         lower_bound=1,
         upper_bound=65535,
     ),

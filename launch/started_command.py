@@ -50,11 +50,7 @@ def _one_of(word: str, known: Sequence[str], problem: str) -> str:
 
 
 def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the arguments before the first `--`, and those after it.
-
-    >>> split_at_dashes(["dist-ens", "--nodes=2", "--", "train", "--", "x"])
-    (['dist-ens', '--nodes=2'], ['train', '--', 'x'])
-    """
+    """Returns the arguments before the first `--`, and those after it."""
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]

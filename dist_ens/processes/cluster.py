@@ -153,11 +153,7 @@ _at_abort: list[object] = []  # Handlers that only C refers to.
 
 
 def end_at_abort(message: Callable[[], str]) -> int | None:
-    """Makes an abort, by which JAX ends a process, end it with a message.
-
-    Returns:
-        The address of the handler that it replaces.
-    """
+    """Makes an abort, by which JAX ends a process, print a message; returns the handler before."""
 
     @ctypes.CFUNCTYPE(None, ctypes.c_int)
     def end(_: int) -> None:

@@ -141,12 +141,10 @@ class Peers:
         )
 
     def _record(self, failure: Failure) -> None:
-        """Stores a failure for all processes, unless another one came first."""
         with contextlib.suppress(Exception):  # Another process failed first, or process 0 is lost.
             self._client.key_value_set(f"{_FAILURES}/first", json.dumps(failure._asdict()))
 
     def _beats(self) -> dict[int, str]:
-        """Returns the last beat of each process that has sent one."""
         found = self._client.key_value_dir_get(_BEATS)
         return {int(key.rpartition("/")[2]): beat for key, beat in found}
 
@@ -195,7 +193,6 @@ class Peers:
         self._leave(failure.code, message)
 
     def _watch(self) -> None:
-        """Ends this process if process 0 does not answer for the time-out."""
         while not self._has_ended:
             time.sleep(self._beat_secs)
             if time.monotonic() - self._answered > self._timeout_secs:
