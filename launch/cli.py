@@ -58,11 +58,6 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, er
 _HELP = ("help", "h", "?", "helpshort")
 
 
-def command(*arguments: Callable[..., Any], **options: Any) -> Callable[[], None]:
-    """Returns a function that runs a command; see `run`."""
-    return functools.partial(run, *arguments, **options)
-
-
 def run(
     main: Callable[[], int | None],
     prepare: Callable[[list[str]], list[str]] = list,
@@ -105,6 +100,15 @@ def run(
         hosts.end(stdio.exit_code(code))
 
     app.run(work, flags_parser=parse)
+
+
+def command(
+    main: Callable[[], int | None],
+    prepare: Callable[[list[str]], list[str]] = list,
+    joins_cluster: Callable[[], bool] = lambda: True,
+) -> Callable[[], None]:
+    """Returns a function that runs a command; see `run`."""
+    return functools.partial(run, main, prepare, joins_cluster)
 
 
 def _show_help(module: types.ModuleType) -> NoReturn:

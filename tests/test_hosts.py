@@ -76,7 +76,7 @@ def log(folder, process_id):
     [
         ("killed", 2, 1),
         ("killed", 2, 0),
-        ("killed", 4, 3),
+        pytest.param("killed", 4, 3, marks=pytest.mark.long),
         ("stopped", 2, 1),
         ("stopped", 2, 0),
         ("raising", 2, 1),

@@ -49,13 +49,11 @@ def rendered(command=TRAIN, **changes):
 def strict(schema):
     """The schema without keys that it does not name."""
     if isinstance(schema, list):
-        return [strict(part) for part in schema]
+        return [*map(strict, schema)]
     if not isinstance(schema, dict):
         return schema
-    made = {name: strict(part) for name, part in schema.items()}
-    if "properties" in made and "additionalProperties" not in made:
-        made["additionalProperties"] = False
-    return made
+    closed = {"additionalProperties": False} if "properties" in schema else {}
+    return closed | {name: strict(part) for name, part in schema.items()}
 
 
 VALIDATOR = jsonschema.Draft202012Validator(strict(SCHEMA))
