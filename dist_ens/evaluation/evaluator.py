@@ -1,7 +1,7 @@
 """The evaluator, which scores and predicts with an ensemble and all of its members."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from dist_ens.ground.types import Labels, Outputs, PyTree, Shapes, Weights
 from dist_ens.layout import BATCH, to_host
 from dist_ens.losses import Categorical, Distribution, Gaussian, Objective
 from dist_ens.metrics import Metric
-from dist_ens.metrics.metric import one_a_row
+from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, one_a_row
 from dist_ens.processes import progress
 from dist_ens.processes.stop_signal import StopSignal
 
@@ -102,8 +102,6 @@ class Evaluator:
             labels, weights = self.aligned(
                 outputs, batch[Objective.LABELS], batch.get(Objective.WEIGHTS)
             )
-            if not number:
-                programs.check_metrics(self.own_metrics, outputs, labels)
             mask = batch["mask"]
             scored = to_host(programs.score(outputs, labels, mask, weights))
             (groups, of_groups), (members, of_members) = scored
@@ -126,11 +124,11 @@ class Evaluator:
         example_of_row = np.repeat(np.arange(length), rows_per_example)
         all_rows, counts = self._counted(all_rows, length, outputs.shape[-1])
         labels, groups, members, of_sizes, weights = all_rows
+        self.directions(groups, classwise[0])
         member_ids = to_host(state.member_id)
         return Evaluation(
             distribution=self.distribution,
             metrics=self.metrics,
-            by_size_metrics=programs.by_size,
             units=self.units,
             zeros=self.zeros,
             class_names=(self._spec and self._spec.class_names) or (),
@@ -188,6 +186,23 @@ class Evaluator:
         found = jax.eval_shape(of_wave.outputs, state, inputs)
         shape = (self.ensemble.num_members, *found.shape[1:])
         return jax.ShapeDtypeStruct(shape, found.dtype)
+
+    def directions(self, statistics: Iterable[str], classwise: Shapes) -> dict[str, str | None]:
+        """Returns the direction of each score that row statistics and sums over classes determine.
+
+        A `UserError` is raised if they do not determine a custom metric.
+        """
+        known = {*statistics, WHOLE_WEIGHTS, *([CLASSWISE] if classwise.size else [])}
+        directions: dict[str, str | None] = {}
+        for metric in self.metrics:
+            if known.issuperset(metric.statistics):
+                directions.setdefault(metric.name, metric.direction)
+            elif metric in self.own_metrics:
+                raise UserError(
+                    f"The metric {metric.name!r} needs the statistics {metric.statistics}, of "
+                    f"which not all exist. Use {', '.join(statistics)}, or give statistic=."
+                )
+        return directions
 
     def predict(self, state: State, inputs: np.ndarray) -> dict[str, np.ndarray]:
         """Returns predictions for inputs on every host, both in their own units.
