@@ -7,22 +7,20 @@ its plotting libraries take a second to import.
 from dist_ens.report.files import (
     CURVES,
     PAGE,
+    SCORES,
     SUMMARY,
+    RunReport,
+    keep_answers,
     pace_before,
+    read_answers,
+    read_run,
+    redraw,
+    write_report,
     write_scores,
     write_summary,
 )
 from dist_ens.report.metrics_file import METRICS
 from dist_ens.report.rates import plot_rates
-from dist_ens.report.run_files import (
-    SCORES,
-    RunReport,
-    keep_answers,
-    read_answers,
-    read_run,
-    redraw,
-    write_report,
-)
 
 __all__ = [
     "CURVES",
