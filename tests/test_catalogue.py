@@ -20,7 +20,7 @@ from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
 from dist_ens.losses import Categorical, Gaussian, Point, Quantiles
 from dist_ens.members import from_functions
-from dist_ens.metrics import CATALOGUE, Metric, Rows, formatted, label_of, scores_of
+from dist_ens.metrics import CATALOGUE, Metric, Rows, label_of, scores_of
 from dist_ens.metrics.catalogue import headlines, in_table
 from dist_ens.report import PAGE, write_report, write_summary
 
@@ -86,11 +86,6 @@ def test_every_metric_of_a_distribution_is_in_the_catalogue():
     assert [metric.name for metric in headlines(["mae", "nll", "rmse"])] == ["rmse", "nll", "mae"]
     shown = in_table(["mine", "rmse", "nll", "entropy", "accuracy"])
     assert shown == ["accuracy", "nll", "rmse", "mine"]
-
-
-def test_scores_have_four_decimals_or_where_a_target_has_a_unit_four_digits():
-    assert formatted({"accuracy": 0.98765, "nll": 12.34567}, "nll") == "12.3457"
-    assert formatted({"rmse": 1234.567, "nll": 12.34567}, "nll") == "12.35"
 
 
 def test_a_statistic_becomes_a_score_in_the_targets_own_unit():

@@ -298,7 +298,7 @@ def test_a_name_that_is_html_is_shown_as_text(tmp_path):
 
 
 def test_hundreds_of_members_make_a_page_of_less_than_three_megabytes(tmp_path):
-    run = classification(num_members=300, num_lines=100)
+    run = classification(num_members=300, num_lines=40)
     page = page_of(tmp_path, run)
     assert len(page.text.encode()) < 3_000_000
     assert "100 of 300 members are drawn." in " ".join(page.words)

@@ -97,12 +97,11 @@ class Evaluator:
         programs, length = self.programs, len(split) // self._num_groups
         parts: list[PyTree] = []
         classwise: PyTree = None
-        for number, batch in enumerate(self._batches(split)):
+        for batch, mask, count in self._batches(split):
             outputs = self.ensemble.outputs(state, batch[Objective.INPUTS])
             labels, weights = self.aligned(
                 outputs, batch[Objective.LABELS], batch.get(Objective.WEIGHTS)
             )
-            mask = batch["mask"]
             scored = to_host(programs.score(outputs, labels, mask, weights))
             (groups, of_groups), (members, of_members) = scored
             of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
@@ -110,10 +109,9 @@ class Evaluator:
             if weights is not None:
                 of_examples = to_host(weights).astype(np.float64).reshape(1, len(mask), -1)
                 weights = np.broadcast_to(of_examples, rows.shape)
-            there = min(self._batch_size, length - number * self._batch_size)
             parts.append(
                 jax.tree.map(
-                    lambda leaf, n=there: leaf[..., :n, :].reshape(*leaf.shape[:-2], -1),
+                    lambda leaf, n=count: leaf[..., :n, :].reshape(*leaf.shape[:-2], -1),
                     (rows, groups, members, of_sizes, weights),
                 )
             )
@@ -286,17 +284,17 @@ class Evaluator:
         self, state: State, split: Split, program: Callable[[jax.Array], PyTree]
     ) -> Iterator[tuple[_Summary, _Summary]]:
         """Yields the results of a program of predictions for each batch, without padding."""
-        left = len(split) // self._num_groups
-        for batch in self._batches(split):
+        for batch, _, count in self._batches(split):
             found = to_host(program(self.ensemble.outputs(state, batch[Objective.INPUTS])))
-            count = min(left, self._batch_size)
-            found = jax.tree.map(lambda leaf, n=count: leaf[:, :n], found)
-            left -= count
-            yield found
+            yield jax.tree.map(lambda leaf, n=count: leaf[:, :n], found)
 
-    def _batches(self, split: Split) -> Iterator[dict[str, jax.Array]]:
-        """Yields the batches of a split on the devices, with a `mask` without the padding."""
+    def _batches(self, split: Split) -> Iterator[tuple[dict[str, jax.Array], jax.Array, int]]:
+        """Yields the batches of a split on the devices, each with a mask and its length.
+
+        Both tell the examples from the padding behind them.
+        """
         rows, size = self._layout.host_rows(self.filled_size), self._batch_size
+        left = len(split) // self._num_groups
         for batch in evaluation_batches(
             split, global_batch_size=size, host_rows=rows, num_groups=self._num_groups
         ):
@@ -304,7 +302,8 @@ class Evaluator:
             if StopSignal.current is not None:
                 StopSignal.current.stop_evaluation()
             mask = self._layout.put(batch.pop("mask"), BATCH)
-            yield {**self._layout.put(batch, self.programs.examples_spec), "mask": mask}
+            yield self._layout.put(batch, self.programs.examples_spec), mask, min(left, size)
+            left -= size
 
 
 def broken_positions(member_predictions: Mapping[str, np.ndarray]) -> list[int]:

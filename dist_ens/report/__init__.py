@@ -20,7 +20,6 @@ from dist_ens.report.files import (
     write_summary,
 )
 from dist_ens.report.metrics_file import METRICS
-from dist_ens.report.rates import plot_rates
 
 __all__ = [
     "CURVES",
@@ -31,7 +30,6 @@ __all__ = [
     "RunReport",
     "keep_answers",
     "pace_before",
-    "plot_rates",
     "read_answers",
     "read_run",
     "redraw",
