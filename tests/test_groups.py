@@ -315,7 +315,8 @@ def test_a_group_learns_nothing_of_another_splits_examples(tmp_path):
             num_members=2 * groups,
             num_groups=groups,
         )
-        result = de.fit(ensemble, source, steps=20, batch_size=8, progress=False)
+        order = de.data.permuted()
+        result = de.fit(ensemble, source, steps=20, batch_size=8, order=order, progress=False)
         predicted = Evaluator(ensemble, 40, source.spec).predict(result.state, LINE[:, :2])
         return np.asarray(result.state.params["w"]), predicted["mean"].shape
 

@@ -24,7 +24,7 @@ from dist_ens.losses import Categorical
 from dist_ens.members import from_functions
 from dist_ens.report import figures, style
 from dist_ens.report.examples import picture_url
-from dist_ens.report.files import RunReport, read_run
+from dist_ens.report.files import RunReport
 from dist_ens.report.page import write_page
 from dist_ens.report.panels import SECTIONS as MAKERS
 from dist_ens.report.panels import Shown
@@ -548,12 +548,3 @@ def test_the_fields_of_an_example_are_told_as_the_scores_are(tmp_path):
     # Two digits after the point show a hundredth of the RMSE, whatever stands before.
     of_target = cells({"rmse": 5.41}, label=1e8 + 71.5, prediction=1e8 + 40.125, nll=9.14159)
     assert of_target == ["3", "100000071.50", "100000040.12", "9.142", "—"]
-
-
-def test_a_run_is_read_while_its_metrics_are_written(tmp_path):
-    (tmp_path / "curves.json").write_text('{"member_id": [0]}')
-    line = '{"step": 10, "train/loss": 1.5}\n'
-    (tmp_path / "metrics.jsonl").write_text(f"{line}no line\n{line[:20]}")
-    run = read_run(tmp_path)
-    assert run.metrics == [{"step": 10, "train/loss": 1.5}]
-    assert (run.curves, run.summary, run.pictures) == ({"member_id": [0]}, {}, [])
