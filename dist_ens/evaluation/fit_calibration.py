@@ -179,9 +179,9 @@ def calibrated_scores(
     method, parameters = calibration.method or "", calibration.parameters
     summary = dict(evaluator.distribution.calibrated(method, parameters, summary))
     slices = [slice(at, at + _AT_A_TIME) for at in range(0, len(test), _AT_A_TIME)]
-    scores, intervals, rows = scores_of_summaries(
-        evaluator, (({n: v[at] for n, v in summary.items()}, labels[at], None) for at in slices)
-    )
+    counts = np.ones(len(test), bool)
+    parts = (({n: v[at] for n, v in summary.items()}, labels[at], counts[at]) for at in slices)
+    scores, intervals, rows = scores_of_summaries(evaluator, parts)
     found: JsonDict = {
         "method": method,
         "parameters": dict(parameters),

@@ -18,8 +18,8 @@ from dist_ens.methods import poisson_weight
 from dist_ens.metrics import Rows, scores_of
 from dist_ens.sampling import kfold
 
-# Summary, labels and whether each example counts, or None, of a part of the examples.
-Part = tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray | None]
+# Summary, labels and whether each example counts, of a part of the examples.
+Part = tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray]
 
 
 def examples_out_of_bag(
@@ -65,7 +65,6 @@ def held_out_scores(
 
     `not_scored` counts the examples that no member left out. Too many rows have no `interval`.
     """
-
     labels = labels_of(split)
 
     def parts() -> Iterator[Part]:
@@ -103,7 +102,7 @@ def scores_of_summaries(
         rows, sums = evaluator.values_of(summary, labels, counts)
         values.append(rows)
         classwise = classwise + sums
-        num_examples += len(labels) if counts is None else int(counts.sum())
+        num_examples += int(counts.sum())
     rows = {name: np.concatenate([each[name] for each in values]) for name in values[0]}
     num_rows = len(next(iter(rows.values())))
     metrics, unit = evaluator.metrics, evaluator.units[0]

@@ -112,7 +112,7 @@ class Evaluation:
     ) -> JsonDict:
         drawn_groups = self._scores(self.groups, self.group_classwise, are_drawn=True)
         drawn_members = self._scores(self.members, self.member_classwise, are_drawn=True)
-        pooled = np.flatnonzero(self.is_pooled)
+        pooled = np.flatnonzero(self.is_pooled).tolist()
         drawn_mean, mean = (
             mean_scores([each[m] for m in pooled]) for each in (drawn_members, members)
         )
