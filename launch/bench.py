@@ -95,7 +95,9 @@ def _write(points: Sequence[Point]) -> None:
     if _JSON.value is not None:
         as_json = {"sizes": [point.to_dict() for point in points]}
         cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))
-    cli.write_file(_PLOT, lambda path: report.plot_rates(path, *_curves(points)))
+    from dist_ens.report.figures import plot_rates  # Matplotlib is slow to import.
+
+    cli.write_file(_PLOT, lambda path: plot_rates(path, *_curves(points)))
 
 
 def _table(points: Sequence[Point]) -> Table:

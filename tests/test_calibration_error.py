@@ -78,14 +78,6 @@ def test_an_adaptive_calibration_error_worked_by_hand():
     assert got.dtype == np.float64
 
 
-def test_rows_of_one_confidence_have_no_order():
-    # Each of three bins holds a third of each row: |(0.5 + 0.5 - 0.5) / 3| / 3 three times, 1/6.
-    # In order they would be alone, 0.5 each, and the error 0.5.
-    for correct in set(itertools.permutations([1, 1, 0])):
-        got = adaptive_calibration_error(np.full(3, 0.5), np.array(correct), num_bins=3)
-        assert got == pytest.approx(1 / 6)
-
-
 @pytest.mark.parametrize(
     ("count", "decimals"), [(300, None), (200, 1), (301, 2), (5, None), (1, None)]
 )

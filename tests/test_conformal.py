@@ -108,21 +108,6 @@ def test_sets_of_predictions_with_ties_and_zeros_hold_the_label_at_least_as_ofte
     assert mean > LEVEL - 3 * error
 
 
-def test_scores_of_classes_worked_by_hand():
-    probs, u = np.array([[0.2, 0.5, 0.3]]), np.array([0.25])
-    np.testing.assert_allclose(class_scores("lac", probs, u), [[0.8, 0.5, 0.7]])
-    # u = 0.25. By falling probability: 0.25 * 0.5, 0.5 + 0.25 * 0.3, 0.8 + 0.25 * 0.2;
-    # of raps with k_reg 1 the second costs 0.1 more and the third 0.2.
-    aps = class_scores("aps", probs, u)
-    np.testing.assert_allclose(aps, [[0.85, 0.125, 0.575]], atol=1e-12)
-    raps = adaptive_scores(probs, u, penalty=0.1, k_reg=1)
-    np.testing.assert_allclose(raps, [[1.05, 0.125, 0.675]], atol=1e-12)
-    # u = 0, and 0.01 for each class after the fifth: 7/28 before the second, 13/28, 18/28, …
-    expected = np.array([0, 7, 13, 18, 22, 25 + 0.28, 27 + 0.56]) / 28
-    raps = class_scores("raps", np.arange(7, 0, -1)[None] / 28, np.zeros(1))
-    np.testing.assert_allclose(raps, [expected], atol=1e-12)
-
-
 @pytest.mark.parametrize(("penalty", "k_reg"), [(0.0, 0), (0.01, 5), (0.2, 2)])
 def test_adaptive_scores_are_those_of_a_loop_over_rows_and_classes(penalty, k_reg):
     random = np.random.default_rng(3)
@@ -138,6 +123,10 @@ def test_adaptive_scores_are_those_of_a_loop_over_rows_and_classes(penalty, k_re
     # Without a penalty, or with all classes free, these are the scores of aps.
     aps = class_scores("aps", probs, uniforms)
     np.testing.assert_array_equal(adaptive_scores(probs, uniforms, 9.0, 6), aps)
+    # raps has a penalty of 0.01 for each class after the fifth.
+    raps = class_scores("raps", probs, uniforms)
+    np.testing.assert_array_equal(adaptive_scores(probs, uniforms, 0.01, 5), raps)
+    np.testing.assert_allclose(class_scores("lac", probs, uniforms), 1 - probs)
 
 
 def regression(random, num_rows):
@@ -232,19 +221,6 @@ def test_intervals_are_those_of_brute_force_whatever_the_chunk(monkeypatch, leve
     held_out = np.array([of_members[lacks].mean(axis=0) for lacks in out_of_bag.T])
     got = jackknife_plus(residuals, out_of_bag, of_members, level)
     np.testing.assert_allclose(got, brute_force(residuals, held_out, level), atol=1e-12)
-
-
-def test_intervals_worked_by_hand():
-    # k = ceil(4 * 0.5) = 2. Members of folds: mu - residual is 9, 8, 17, whose 2nd largest is 9;
-    # mu + residual is 11, 12, 23, whose 2nd smallest is 12.
-    residuals, predictions = np.array([1.0, 2.0, 3.0]), np.array([[10.0], [20.0]])
-    of_folds = np.array([[True, True, False], [False, False, True]])
-    assert jackknife_plus(residuals, of_folds, predictions, 0.5) == (9.0, 12.0)
-    # The second example was out of both bags: mu = 10, 15, 20. 9, 13, 17 and 11, 17, 23.
-    out_of_bag = np.array([[True, True, False], [False, True, True]])
-    assert jackknife_plus(residuals, out_of_bag, predictions, 0.5) == (13.0, 17.0)
-    means = out_of_bag_means(out_of_bag, np.array([[1.0, 2.0, 9.0], [9.0, 6.0, 7.0]]))
-    assert means.tolist() == [1.0, 4.0, 7.0]
 
 
 def test_many_rows_are_predicted_in_little_memory_and_in_double():

@@ -41,7 +41,6 @@ def loss_fn(params, model_state, batch, key):
             "root": jnp.sqrt(jnp.square(errors).mean()),
             "sum": errors.sum() / 100,
             "pairs": distances.mean(),
-            "by_hand": errors.sum() / 100,
         },
     )
 
@@ -55,7 +54,6 @@ def by_numpy(w, rows):
         "root": np.sqrt(np.square(errors).mean()),
         "sum": errors.sum() / 100,
         "pairs": np.abs(errors[:, None] - errors[None]).mean(),
-        "by_hand": errors.sum() / 100,
     }
 
 
@@ -70,9 +68,7 @@ def ensemble_of(loss, mesh=(1, 1), num_members=2, **options):
     )
 
 
-@pytest.mark.parametrize(
-    ("mesh", "waves"), [((1, 1), 1), ((2, 2), 1), ((1, 4), 1), ((1, 2), 2)], ids=str
-)
+@pytest.mark.parametrize(("mesh", "waves"), [((1, 1), 1), ((2, 2), 1), ((1, 2), 2)], ids=str)
 def test_the_loss_of_a_set_is_that_of_all_its_rows(mesh, waves):
     methods = [de.methods.adversarial(0.1, key="x")]  # Methods are for training alone.
     ensemble = ensemble_of(loss_fn, mesh, num_members=4, waves=waves, methods=methods)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import quad
+from scipy.optimize import isotonic_regression
 from scipy.spatial.distance import pdist
-from scipy.stats import entropy, norm
+from scipy.stats import binned_statistic, entropy, norm
 from sklearn.metrics import (
     accuracy_score,
     brier_score_loss,
@@ -34,6 +35,7 @@ from dist_ens.metrics import (
     regression_values,
     scores_of,
 )
+from dist_ens.metrics.recalibration import fit_isotonic
 
 pytestmark = pytest.mark.quick
 
@@ -129,6 +131,49 @@ def test_scores_of_random_predictions_are_those_of_scikit_learn():
     one_hot = np.eye(7)[labels]
     brier = [brier_score_loss(one_hot[:, c], probs[:, c]) for c in range(7)]
     assert got["brier"] == pytest.approx(np.sum(brier), rel=1e-6)
+
+
+def isotonic_by_scipy(probs, labels):
+    """Pool-adjacent-violators of each class by itself, normalised over the classes."""
+    fitted = np.empty_like(probs)
+    for c, order in enumerate(probs.argsort(axis=0).T):
+        fitted[order, c] = isotonic_regression(1.0 * (labels[order] == c)).x
+    return fitted / fitted.sum(axis=1, keepdims=True)
+
+
+def errors_by_confidence(probs, labels):
+    return (probs.argmax(1) != labels)[np.argsort(-probs.max(1))]
+
+
+SECOND_ORACLES = {
+    "aurc": (
+        lambda *rows: scores(*rows, ["aurc"])["aurc"],
+        lambda *rows: (errors_by_confidence(*rows).cumsum() / np.arange(1, 501)).mean(),
+    ),
+    "ece": (
+        lambda *rows: scores(*rows)["ece"],
+        lambda probs, labels: (
+            np.abs(
+                binned_statistic(
+                    probs.max(1), (probs.argmax(1) == labels) - probs.max(1), "sum", 15, (0, 1)
+                ).statistic
+            ).sum()
+            / 500
+        ),
+    ),
+    "isotonic": (
+        lambda probs, labels: np.exp(fit_isotonic(np.log(probs), labels)(np.log(probs))),
+        isotonic_by_scipy,
+    ),
+}
+
+
+@pytest.mark.parametrize(("ours", "other"), SECOND_ORACLES.values(), ids=SECOND_ORACLES)
+def test_what_sorts_or_bins_by_confidence_is_what_numpy_or_scipy_computes(ours, other):
+    random = np.random.default_rng(8)
+    probs = random.dirichlet(np.full(4, 0.5), 500)
+    labels = np.array([random.choice(4, p=p / p.sum()) for p in np.sqrt(probs)])
+    np.testing.assert_allclose(ours(probs, labels), other(probs, labels), atol=2e-6)
 
 
 def test_rows_that_are_masked_do_not_count_class_by_class():

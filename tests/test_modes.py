@@ -44,32 +44,25 @@ def trains_and_evaluates(member):
     return not np.allclose(trained, evaluated)
 
 
+def normalised_and_dropped(x, trains):
+    x = nn.BatchNorm(use_running_average=not trains)(nn.Dense(16)(x))
+    return nn.Dense(3)(nn.Dropout(0.5, deterministic=not trains)(x))
+
+
 def linen_with(name, where):
     """A linen module with dropout, whose switch has some name."""
-    value = {True: name in EVALUATION_ARGUMENTS, False: name not in EVALUATION_ARGUMENTS}
-
-    def forward(self, x, switch):
-        trains = switch is value[False]
-        x = nn.BatchNorm(use_running_average=not trains)(nn.Dense(16)(x))
-        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not trains)(x))
-
-    if where == "argument":
-        namespace: dict = {"nn": nn, "forward": forward}
-        source = (
-            f"class Net(nn.Module):\n    @nn.compact\n    def __call__(self, x, {name}="
-            f"{value[True]}):\n        return forward(self, x, {name})\n"
-        )
-        exec(source, namespace)
-        return namespace["Net"]()
-
-    def call(self, x):
-        return forward(self, x, getattr(self, name))
-
-    return type(
-        "Net",
-        (nn.Module,),
-        {"__annotations__": {name: bool}, name: value[True], "__call__": nn.compact(call)},
-    )()
+    in_training = name not in EVALUATION_ARGUMENTS
+    given = f"{name}={not in_training}"
+    field, argument = (f"{name}: bool = {not in_training}", "") if where == "field" else ("", given)
+    switch = f"self.{name}" if where == "field" else name
+    namespace = globals().copy()
+    exec(
+        f"class Net(nn.Module):\n    {field}\n    @nn.compact\n"
+        f"    def __call__(self, x, {argument}):\n"
+        f"        return normalised_and_dropped(x, {switch} is {in_training})\n",
+        namespace,
+    )
+    return namespace["Net"]()
 
 
 @pytest.mark.slow

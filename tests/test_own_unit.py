@@ -13,8 +13,12 @@ import networks
 from commands import dist_ens
 from dist_ens.data import ArraySplit, Spec, Standardization
 from dist_ens.evaluation import Evaluator, curves_of
-from dist_ens.evaluation.calibrated_scores import calibrated_scores, conformal_scores
-from dist_ens.evaluation.fit_calibration import fit_map, fit_rule
+from dist_ens.evaluation.fit_calibration import (
+    calibrated_scores,
+    conformal_scores,
+    fit_map,
+    fit_rule,
+)
 from dist_ens.evaluation.out_of_bag import held_out_scores
 from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.assess import assess

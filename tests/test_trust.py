@@ -194,7 +194,7 @@ def test_examples_of_another_kind_come_in_the_type_of_the_run_where_their_values
         assert (found.dtype, found.tolist()) == (dtype, [[5, 6], [1, 2]])
     with pytest.raises(UserError, match=r"--ood=x: the value 300.0 at index \(0, 1\) does not fit"):
         taken(numbers * [[1, 60]] - [[0, 60]], "uint8")
-    with pytest.raises(UserError, match=r"--ood=x has examples of shape \[1\], and the members"):
+    with pytest.raises(UserError, match=r"--ood=x has the shape \[2, 1\], and the members"):
         taken(numbers[:, :1], "float32")
 
 

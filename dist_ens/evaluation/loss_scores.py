@@ -64,8 +64,7 @@ def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int)
         progress.made()
         if StopSignal.current is not None:
             StopSignal.current.stop_evaluation()
-        with explained_errors():
-            values = to_host(program(state, put_everywhere(ensemble.layout, batch)))
+        values = to_host(program(state, put_everywhere(ensemble.layout, batch)))
         values = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), values)
         sums = values if sums is None else jax.tree.map(np.add, sums, values)
     return scores_of_means(
@@ -78,8 +77,7 @@ def loss_directions(
 ) -> dict[str, str | None]:
     """Returns the direction of each score by its name, after a check that a set can be scored."""
     programs = _programs_of(ensemble)
-    with explained_errors():
-        values = jax.eval_shape(programs.of_batch, state, programs.shapes_of_set(split))
+    values = jax.eval_shape(programs.of_batch, state, programs.shapes_of_set(split))
     if _without_ratio(values):
         programs.for_set(state, split, batch_size)
     return {name: direction_of(name) for name in values}
@@ -115,13 +113,12 @@ class _Programs:
         shapes = self.shapes_of_set(split)
         leaves, structure = jax.tree.flatten((shapes_of(state), shapes))
         key = structure, tuple(leaves)
-        with explained_errors():
-            if key not in self._whole:
-                self._whole[key] = self._program_that_fits(state, shapes)
-            whole = self._whole[key]
-            if whole is not None:
-                return whole, length
-            others = _without_ratio(jax.eval_shape(self.of_batch, state, shapes))
+        if key not in self._whole:
+            self._whole[key] = self._program_that_fits(state, shapes)
+        whole = self._whole[key]
+        if whole is not None:
+            return whole, length
+        others = _without_ratio(jax.eval_shape(self.of_batch, state, shapes))
         if others:
             raise UserError(
                 f"The evaluation data has {len(split):,} examples, which need more than half of "

@@ -1,8 +1,8 @@
 """Statistics of every row of a data set, and the scores and intervals computed from them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -38,13 +38,12 @@ class Evaluation:
         member_classwise: Sums over classes of the members, float64[members, ...].
         weights: Weight of each row, positive, float64[rows]. None: all rows count equally.
         sizes: Numbers of members of the ensembles in `by_size`. Empty if these were not scored.
-        by_size: First statistic of each of `by_size_metrics` for ensembles of randomly drawn
-            members, float32[sizes, groups, rows].
+        by_size: First statistic of some metrics, by the metrics' names, for ensembles of randomly
+            drawn members, float32[sizes, groups, rows].
     """
 
     distribution: Distribution
     metrics: Sequence[Metric]
-    by_size_metrics: Mapping[str, Metric]
     units: Sequence[float]
     zeros: Sequence[float]
     member_ids: np.ndarray
@@ -97,14 +96,11 @@ class Evaluation:
 
     def scores(self, *, intervals: bool = False) -> Scores:
         """Returns the scores, with 95 % bootstrap intervals unless there are too many rows."""
-        groups = [self._of_group(group) for group in range(self.num_groups)]
-        members = [
-            {"member_id": int(member_id), **self._of_member(position)}
-            for position, member_id in enumerate(self.member_ids)
-        ]
+        groups = self._scores(self.groups, self.group_classwise)
+        members = self._scores(self.members, self.member_classwise)
         return Scores(
             groups,
-            members,
+            self._with_ids(members),
             self.left_out,
             self._intervals(groups, members) if intervals and self._num_draws else None,
             tuple(m for m in self.metrics if m.name not in CATALOGUE and m.name in groups[0]),
@@ -112,29 +108,24 @@ class Evaluation:
         )
 
     def _intervals(
-        self, groups: Sequence[dict[str, float]], members: Sequence[dict[str, float]]
+        self, groups: Sequence[dict[str, Score]], members: Sequence[dict[str, Score]]
     ) -> JsonDict:
-        of_groups = [self._of_group(g, self._draws[g]) for g in range(self.num_groups)]
-        of_members = [
-            self._of_member(position, self._draws[position % self.num_groups])
-            for position in range(len(members))
-        ]
+        drawn_groups = self._scores(self.groups, self.group_classwise, are_drawn=True)
+        drawn_members = self._scores(self.members, self.member_classwise, are_drawn=True)
         pooled = np.flatnonzero(self.is_pooled).tolist()
+        drawn_mean, mean = (
+            mean_scores([each[m] for m in pooled]) for each in (drawn_members, members)
+        )
+        intervals = partial(intervals_of, self.metrics)
         return {
-            "ensemble": intervals_of(self.metrics, _mean(of_groups), _mean(groups)),
-            "mean_member": intervals_of(
-                self.metrics,
-                _mean([of_members[position] for position in pooled]),
-                _mean([members[position] for position in pooled]),
-            ),
-            "members": [
-                {
-                    "member_id": scores["member_id"],
-                    **intervals_of(self.metrics, draws, scores),
-                }
-                for draws, scores in zip(of_members, members, strict=True)
-            ],
+            "ensemble": intervals(mean_scores(drawn_groups), mean_scores(groups)),
+            "mean_member": intervals(drawn_mean, mean),
+            "members": self._with_ids(map(intervals, drawn_members, members)),
         }
+
+    def _with_ids(self, of_members: Iterable[JsonDict]) -> list[JsonDict]:
+        ids = self.member_ids.tolist()
+        return [{"member_id": i, **values} for i, values in zip(ids, of_members, strict=True)]
 
     def _by_class(self) -> list[JsonDict]:
         """Returns the ensemble's scores on the examples of each class that has a name."""
@@ -170,7 +161,7 @@ class Evaluation:
         self, name: str, rows: np.ndarray, draws: Sequence[np.ndarray | None]
     ) -> Score:
         """Returns the mean over the groups of a metric of `by_size`, in resamples if given."""
-        metric = self.by_size_metrics[name]
+        metric = next(metric for metric in self.metrics if metric.name == name)
         of_groups = [
             metric.score(
                 Rows({metric.statistics[0]: row}, unit=unit, weights=self.weights, draws=of_group)
@@ -188,28 +179,22 @@ class Evaluation:
         """Number of times each row is drawn, float32[draws, rows] for each group."""
         return [draws_of(self.example_of_row, group) for group in range(self.num_groups)]
 
-    def _of_group(self, group: int, draws: np.ndarray | None = None) -> dict[str, Score]:
-        """Returns the scores of the pooled prediction of a group, in resamples if given."""
-        return self._scores(self.groups, self.group_classwise, group, group, draws)
-
-    def _of_member(self, position: int, draws: np.ndarray | None = None) -> dict[str, Score]:
-        """Returns the scores of the member at a position, in resamples if given."""
-        group = position % self.num_groups
-        return self._scores(self.members, self.member_classwise, position, group, draws)
-
     def _scores(
         self,
         statistics: Mapping[str, np.ndarray],
         classwise: np.ndarray,
-        position: int,
-        group: int,
-        draws: np.ndarray | None,
-    ) -> dict[str, Score]:
-        """Returns the scores of the predictor at a position of some statistics."""
-        values = {name: rows[position] for name, rows in statistics.items()}
-        unit = self.units[group]
-        rows = Rows(values, classwise[position], unit, self.weights, draws, seed=group)
-        return scores_of(self.metrics, rows)
+        *,
+        are_drawn: bool = False,
+    ) -> list[dict[str, Score]]:
+        """Returns the scores of the predictors of some statistics, in resamples if `are_drawn`."""
+        scores = []
+        for position, sums in enumerate(classwise):
+            group = position % self.num_groups
+            values = {name: rows[position] for name, rows in statistics.items()}
+            draws = self._draws[group] if are_drawn else None
+            rows = Rows(values, sums, self.units[group], self.weights, draws, seed=group)
+            scores.append(scores_of(self.metrics, rows))
+        return scores
 
 
 def num_draws(num_rows: int) -> int:
@@ -241,5 +226,6 @@ def intervals_of(
     return found
 
 
-def _mean(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
+def mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
+    """Returns the mean of each score over several predictors, also in each resample."""
     return {name: np.mean([each[name] for each in scores], axis=0) for name in scores[0]}

@@ -37,7 +37,7 @@ def assess(
 ) -> Assessment:
     """Scores a run on its test split, and computes the results of the options."""
     require_trained_on(run, source)
-    evaluator = without_failed(evaluator, evaluator.ensemble, state)
+    evaluator = without_failed(evaluator, state)
     found, broken = without_broken(
         evaluator,
         state,
@@ -114,9 +114,14 @@ def _calibrations(
     if questions.calibration is None and questions.conformal is None:
         return
     # These import scipy.optimize, which takes half a second.
-    from dist_ens.evaluation.calibrated_scores import calibrated_scores, conformal_scores
     from dist_ens.evaluation.calibration import Calibration, Predictor
-    from dist_ens.evaluation.fit_calibration import fit_map, fit_rule
+    from dist_ens.evaluation.conformal import LEFT_OUT_BY
+    from dist_ens.evaluation.fit_calibration import (
+        calibrated_scores,
+        conformal_scores,
+        fit_map,
+        fit_rule,
+    )
 
     test = source.test
     if (method := questions.calibration) is not None:
@@ -125,7 +130,7 @@ def _calibrations(
         yield "calibrated", f"calibration={method}", {**scores, "calibration": made.to_dict()}
     if (method := questions.conformal) is not None:
         level, out_of_bag = questions.level, None
-        trained_on = {"cv+": "kfold", "jackknife+": "bootstrap"}.get(method)
+        trained_on = LEFT_OUT_BY.get(method)
         split = source.train if trained_on else source.valid
         if trained_on == run.experiment.data.examples:
             out_of_bag = out_of_bag_of(run, evaluator, state)

@@ -171,7 +171,7 @@ class LoadedRun(NamedTuple):
     def evaluator(self, pooling: str | None = None) -> Evaluator:
         """Returns the evaluator of a run from a config, without the members that failed."""
         evaluator = evaluator_of_run(self.config_run, self.ensemble, pooling, self.parts)
-        return without_failed(evaluator, self.ensemble, self.state)
+        return without_failed(evaluator, self.state)
 
     def open_source(self) -> Source:
         """Returns the data on which a run from a config was trained."""

@@ -7,22 +7,19 @@ its plotting libraries take a second to import.
 from dist_ens.report.files import (
     CURVES,
     PAGE,
-    SUMMARY,
-    pace_before,
-    write_scores,
-    write_summary,
-)
-from dist_ens.report.metrics_file import METRICS
-from dist_ens.report.rates import plot_rates
-from dist_ens.report.run_files import (
     SCORES,
+    SUMMARY,
     RunReport,
     keep_answers,
+    pace_before,
     read_answers,
     read_run,
     redraw,
     write_report,
+    write_scores,
+    write_summary,
 )
+from dist_ens.report.metrics_file import METRICS
 
 __all__ = [
     "CURVES",
@@ -33,7 +30,6 @@ __all__ = [
     "RunReport",
     "keep_answers",
     "pace_before",
-    "plot_rates",
     "read_answers",
     "read_run",
     "redraw",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dist_ens.ground.errors import counted
 from dist_ens.ground.json_text import Json
 from dist_ens.layout import DATA, ENSEMBLE
-from dist_ens.report.text import DASH, is_number
+from dist_ens.report.text import DASH, is_finite
 
 MOST_MEMBERS = 20  # That the page lists.
 
@@ -22,8 +22,8 @@ def facts(summary: Mapping[str, Json]) -> list[tuple[str, str]]:
         ("steps", f"{summary['steps']:,}" if "steps" in summary else ""),
         (f"mesh, {ENSEMBLE} x {DATA}", mesh and f"{mesh[ENSEMBLE]} x {mesh[DATA]}"),
         ("execution", summary.get("execution")),
-        ("time", _duration(summary["seconds"]) if is_number(summary.get("seconds")) else ""),
-        ("member-examples per second", f"{pace:,.0f}" if is_number(pace) else ""),
+        ("time", _duration(summary["seconds"]) if is_finite(summary.get("seconds")) else ""),
+        ("member-examples per second", f"{pace:,.0f}" if is_finite(pace) else ""),
     ]
     return [(term, value) for term, value in found if value]
 

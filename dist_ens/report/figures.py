@@ -1,8 +1,10 @@
-"""The figures of a report page, drawn by matplotlib."""
+"""The figures of a report page and of a benchmark, drawn by matplotlib."""
 
 import dataclasses
+import io
 import math
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,6 +18,7 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
+from dist_ens.ground.file_writing import replace_file
 from dist_ens.report.style import FAINT, INK, MUTED, Numbers, Options, finite, new_figure, styled
 
 MOST_MEMBER_LINES = 100
@@ -223,6 +226,26 @@ def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str, colour: 
         bar.solids.set_rasterized(True)
     bar.outline.set_visible(False)
     return figure
+
+
+def plot_rates(
+    path: pathlib.Path, num_members: Sequence[int], rates: Mapping[str, Sequence[float]]
+) -> None:
+    """Plots curves of member-examples per second over the number of members, as a PNG file."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for name, values in rates.items():
+        axes.plot(num_members, values, marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(num_members, [str(n) for n in num_members])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("members")
+    axes.set_ylabel("member-examples per second")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150)
+    replace_file(path, file.getvalue())
 
 
 def _line(curve: Curve) -> Options:

@@ -11,7 +11,7 @@ from dist_ens.layout import ENSEMBLE
 from dist_ens.metrics.catalogue import COMPARED, label_of
 from dist_ens.report import figures
 from dist_ens.report.figures import Curve
-from dist_ens.report.run_files import RunReport
+from dist_ens.report.files import RunReport
 from dist_ens.report.style import COLOURS, INK, Numbers, colours, finite
 
 MEAN_MEMBER = "mean_member"

@@ -9,7 +9,7 @@ from dist_ens.metrics.catalogue import has_unit
 DASH = "—"
 
 
-def is_number(value: Json) -> bool:
+def is_finite(value: Json) -> bool:
     """Returns whether a value is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
@@ -22,7 +22,7 @@ def number(value: Json, scores: Mapping[str, Json]) -> str:
     >>> number(0.25, {"nll": 0.25}), number(123.456, {"rmse": 5.0}), number(None, {})
     ('0.2500', '123.5', '—')
     """
-    if not is_number(value):
+    if not is_finite(value):
         return DASH
     if scores and not has_unit(scores) and abs(value) < 1e4:
         return f"{value:.4f}"
