@@ -21,8 +21,7 @@ def names_in(labels: np.ndarray, where: str) -> tuple[str, ...]:
     names = tuple(np.unique(_as_text(labels, where)).tolist())
     if len(names) == 1:
         raise UserError(
-            f"{where} has one class: all labels are {shortened(names[0])}. Check that they are the "
-            "labels."
+            f"{where} has one class: all labels are {listed(names)}. Check that this is right."
         )
     return names
 
@@ -39,9 +38,8 @@ def class_numbers(labels: np.ndarray, names: Sequence[str], where: str) -> np.nd
     if unknown.any():
         name = str(text[unknown][0])
         raise UserError(
-            f"{where} has the class {shortened(name)}, which training did not see "
-            f"({counted(int(unknown.sum()), 'such label')} in all).{did_you_mean(name, names)} The "
-            f"classes are {listed(names)}."
+            f"{where} has the class {shortened(name)}, which training did not see."
+            f"{did_you_mean(name, names)} The classes are {listed(names)}."
         )
     return numbers.astype(np.int32)
 
@@ -68,10 +66,8 @@ def listed(names: Sequence[str]) -> str:
 
 def _as_text(labels: np.ndarray, where: str) -> np.ndarray:
     """Returns labels as text. A missing name, such as NaN, would become the text 'nan'."""
-    no_text = [each for each in labels.ravel() if not isinstance(each, str | bytes)]
-    if no_text:
-        raise UserError(
-            f"{where} has {shortened(repr(no_text[0]))} among its names of classes, which is no "
-            "text. Remove such examples, or give text or numbers alone."
-        )
+    for each in labels.ravel():
+        if not isinstance(each, str | bytes):
+            found = shortened(repr(each))
+            raise UserError(f"{where} has {found} among names of classes. Leave such examples out.")
     return labels.astype(str)

@@ -1,6 +1,7 @@
 """Splits: examples with random access."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
@@ -11,6 +12,8 @@ from dist_ens.ground.host_keys import dtype_in_jax
 from dist_ens.ground.narrowing import held_dtype, narrowed
 from dist_ens.ground.state import held_array
 from dist_ens.ground.types import PyTree, Shapes
+
+_AT_A_TIME = 10_000  # Number of examples that are taken at once to read a whole split.
 
 
 @runtime_checkable
@@ -167,6 +170,18 @@ class LabelScaledSplit:
         examples = self.split.take(indices)
         labels = (np.asarray(examples[self.key], np.float64) - self.mean) / self.std
         return {**examples, self.key: labels.astype(np.float32)}
+
+
+def in_blocks(split: Split, positions: np.ndarray) -> Iterator[PyTree]:
+    """Yields the examples at some positions, int64[n], few of them at a time."""
+    for first in range(0, len(positions), _AT_A_TIME):
+        yield split.take(positions[first : first + _AT_A_TIME])
+
+
+def part_of_all(split: Split, name: str) -> np.ndarray:
+    """Returns one part of all examples, such as their labels, without holding the other parts."""
+    blocks = in_blocks(split, np.arange(len(split)))
+    return np.concatenate([np.asarray(examples[name]) for examples in blocks])
 
 
 def example_bytes_of(split: Split) -> int:
