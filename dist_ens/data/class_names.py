@@ -37,9 +37,10 @@ def class_numbers(labels: np.ndarray, names: Sequence[str], where: str) -> np.nd
     unknown = known[numbers] != text
     if unknown.any():
         name = str(text[unknown][0])
+        many, meant = counted(int(unknown.sum()), "such label"), did_you_mean(name, names)
         raise UserError(
-            f"{where} has the class {shortened(name)}, which training did not see."
-            f"{did_you_mean(name, names)} The classes are {listed(names)}."
+            f"{where} has the class {shortened(name)}, which training did not see ({many} in all)."
+            f"{meant} The classes are {listed(names)}."
         )
     return numbers.astype(np.int32)
 

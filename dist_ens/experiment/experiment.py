@@ -139,7 +139,8 @@ class Experiment:
 
     def total_members(self, num_groups: int) -> int:
         """Returns the number of members of all groups together."""
-        if self.data.examples == "splits" and num_groups == 1:
+        is_of_one = num_groups == 1 and not self.data.source.startswith("uci:")
+        if self.data.examples == "splits" and is_of_one:
             raise UserError(
                 "data.examples='splits' needs a source with several divisions into training and "
                 "test examples, as uci:FILE has. Use --config.data.examples=permuted."

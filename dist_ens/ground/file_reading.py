@@ -52,7 +52,7 @@ def explained_reading(name: str, advice: str) -> Iterator[None]:
 def read_npy(path: str | os.PathLike[str], name: str) -> np.ndarray:
     """Reads the array of an .npy file, as a person gave its path."""
     given = given_path(path, name)
-    advice = "Give an .npy file of numbers, as numpy.save writes it."
-    with explained_reading(f"{name} {shortened(str(given))}", advice):
+    advice = f"Make {shortened(str(given))} an .npy file of numbers, as numpy.save writes it."
+    with explained_reading(name, advice):
         require_readable(given)
         return np.array(np.lib.format.open_memmap(given, mode="r"))

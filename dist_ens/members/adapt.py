@@ -1,6 +1,7 @@
 """`as_member`, which makes a member from a network of any JAX library."""
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 
@@ -126,6 +127,12 @@ def _traced(make: Callable[..., Network]) -> tuple[Callable[[object], Network], 
     """
     named = [name for name in ("rngs", "key") if not call_error(make, 0, [name])]
     alone = [] if named or call_error(make, 1) else ["key", "rngs"]
+    if not named and not alone:
+        parameters = inspect.signature(make).parameters.values()
+        required = ", ".join(each.name for each in parameters if each.default is each.empty)
+        raise UserError(
+            f"{name_of(make)}({required}) cannot be called with a key or rngs alone. {_NETWORKS}"
+        )
     told, made = "", []
 
     def trace(key: Key, kind: str) -> None:
