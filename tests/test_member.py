@@ -149,16 +149,14 @@ def test_a_member_of_every_kind_learns_and_members_differ(name):
 @pytest.mark.parametrize("name", STATEFUL)
 def test_dropout_follows_the_key_and_nothing_is_random_or_changes_without_training(name):
     member, x = MEMBERS[name], jax.random.normal(jax.random.key(9), INPUTS.shape)
-    params, model_state = member.init(jax.random.key(0), x)
+    params, model_state = jax.jit(member.init)(jax.random.key(0), x)
+    apply = jax.jit(member.apply, static_argnums=4)
     one, same, other = (
-        member.apply(params, model_state, x, jax.random.key(number), True)[0]
-        for number in (1, 1, 2)
+        apply(params, model_state, x, jax.random.key(number), True)[0] for number in (1, 1, 2)
     )
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
-    (first, state), (second, _) = (
-        member.apply(params, model_state, x, None, False) for _ in range(2)
-    )
+    (first, state), (second, _) = (apply(params, model_state, x, None, False) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     jax.tree.map(np.testing.assert_array_equal, state, model_state)
 
