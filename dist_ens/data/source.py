@@ -42,10 +42,12 @@ class Source:
     valid: Split | None = None
 
     def __post_init__(self) -> None:
-        for name in ("train", "test") if self.spec.num_groups > 1 else ():
-            if len(getattr(self, name)) % self.spec.num_groups:
-                wanted = f"must have equally many examples of each of {self.spec.num_groups} groups"
-                raise UserError(f"The {name} split {wanted}: it has {len(getattr(self, name)):,}.")
+        for name, split in (("train", self.train), ("test", self.test)):
+            if len(split) % self.spec.num_groups:
+                raise UserError(
+                    f"The {name} split must have equally many examples of each of "
+                    f"{self.spec.num_groups} groups: it has {len(split):,}."
+                )
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 
 from dist_ens.ground.errors import UserError, call_error, first_line, name_of
-from dist_ens.ground.types import Key, Network, PyTree
+from dist_ens.ground.types import Network, PyTree
 from dist_ens.members.equinox import from_equinox
 from dist_ens.members.functions import from_init_and_apply
 from dist_ens.members.haiku import from_haiku
@@ -133,9 +133,9 @@ def _traced(make: Callable[..., Network]) -> tuple[Callable[[object], Network], 
         raise UserError(
             f"{name_of(make)}({required}) cannot be called with a key or rngs alone. {_NETWORKS}"
         )
-    told, made = "", []
+    told, made, cause = "", [], None
 
-    def trace(key: Key, kind: str) -> None:
+    def trace(key: PyTree, kind: str) -> None:
         if kind == "rngs":
             from flax import nnx
 
@@ -152,8 +152,11 @@ def _traced(make: Callable[..., Network]) -> tuple[Callable[[object], Network], 
             jax.eval_shape(functools.partial(trace, kind=kind), key)
             return of_argument, made[0]
         except Exception as error:  # A user's function may raise anything.
+            cause = cause or error
             told += f" Given {kind}, it raised {type(error).__name__}: {first_line(error)}"
-    raise UserError(f"{name_of(make)} made no network from a key or rngs.{told} {_NETWORKS}")
+    raise UserError(
+        f"{name_of(make)} made no network from a key or rngs.{told} {_NETWORKS}"
+    ) from cause
 
 
 def _is_a(
