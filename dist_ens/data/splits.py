@@ -172,18 +172,6 @@ class LabelScaledSplit:
         return {**examples, self.key: labels.astype(np.float32)}
 
 
-def in_blocks(split: Split, positions: np.ndarray) -> Iterator[PyTree]:
-    """Yields the examples at some positions, int64[n], few of them at a time."""
-    for first in range(0, len(positions), _AT_A_TIME):
-        yield split.take(positions[first : first + _AT_A_TIME])
-
-
-def part_of_all(split: Split, name: str) -> np.ndarray:
-    """Returns one part of all examples, such as their labels, without holding the other parts."""
-    blocks = in_blocks(split, np.arange(len(split)))
-    return np.concatenate([np.asarray(examples[name]) for examples in blocks])
-
-
 def example_bytes_of(split: Split) -> int:
     """Returns the number of bytes of one example of a split, over all its leaves."""
     example = split.take(np.zeros(1, np.int64))
@@ -196,3 +184,9 @@ def example_shapes_of(split: Split) -> Shapes:
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], dtype_in_jax(leaf.dtype)), example
     )
+
+
+def in_blocks(split: Split, positions: np.ndarray) -> Iterator[PyTree]:
+    """Yields the examples at some positions, int64[n], few of them at a time."""
+    for first in range(0, len(positions), _AT_A_TIME):
+        yield split.take(positions[first : first + _AT_A_TIME])

@@ -62,8 +62,9 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
     if not builder.is_prepared():
         if importlib.util.find_spec("tensorflow") is None:
             raise UserError(
-                f"tfds:{name} is not prepared in {builder.data_dir}. Install TensorFlow, with pip "
-                "install 'dist-ens[tfds-prepare]', or set --config.data.data_dir to another folder."
+                f"tfds:{name} is not prepared in {builder.data_dir}, which needs TensorFlow. "
+                "Install it, pip install 'dist-ens[tfds-prepare]', or set --config.data.data_dir "
+                "to a folder where the data set is prepared."
             )
         builder.download_and_prepare(file_format="array_record")
     where = f"tfds:{name} in {builder.data_dir}"
