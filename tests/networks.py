@@ -65,6 +65,16 @@ def batches_for(inputs, label_shape, steps, seed=0):
     return {"inputs": values, "labels": labels}
 
 
+def check_member(member, inputs, output_shape=None):
+    """Shapes of a traced member's parameters and state, after a look at those of its outputs."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params, model_state = jax.eval_shape(member.init, key, inputs)
+    if member.has_apply:
+        outputs, _ = jax.eval_shape(member.evaluate, params, model_state, inputs, key)
+        assert output_shape in (None, getattr(outputs, "shape", None))
+    return params, model_state
+
+
 def ensemble_of(member, optimizer, layout, objective=None, **options):
     """An ensemble of classifiers on a layout, vmapped unless something else is asked for."""
     options = {"execution": "vmap", "num_members": layout.num_members} | options

@@ -14,11 +14,11 @@ from dist_ens.ground.errors import UserError
 from dist_ens.members import (
     Member,
     as_member,
-    check_member,
     rematerialized,
     with_compute_dtype,
     with_normalized_inputs,
 )
+from networks import check_member
 from test_member import Equinox as Stateful
 from test_member import EquinoxPlain as Equinox
 from test_member import Registered, Unregistered

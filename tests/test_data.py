@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import numpy as np
+import optax
 import pytest
 from sklearn.datasets import load_digits
 
@@ -27,10 +28,14 @@ from dist_ens.data import (
     training_batches,
 )
 from dist_ens.data.tfds import TfdsSplit
+from dist_ens.ensemble import Ensemble
 from dist_ens.experiment import DataConfig, Experiment, describe_source, open_source
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
+from dist_ens.losses import categorical
+from dist_ens.members import from_functions
 from dist_ens.sampling import Order
+from dist_ens.training import fit
 from saving import steps_in
 from tiny_digits.tiny_digits_dataset_builder import TinyDigits
 
@@ -38,6 +43,7 @@ pytestmark = pytest.mark.quick
 
 IMAGES = np.arange(12 * 4, dtype=np.uint8).reshape(12, 2, 2)
 LABELS = np.arange(12) % 3
+RAGGED = np.array([[1], [1, 2]], object)
 
 
 def refused(sentence):
@@ -69,16 +75,14 @@ def saved_npz(folder, train, test):
 # Batches of one host
 
 
-def positions(
-    split, *, seed=0, shuffle=True, host_rows=None, first_step=0, last_step=9, steps_per_call=1
-):
+def positions(split, *, shuffle=True, host_rows=range(4), first_step=0, steps_per_call=1):
     """Which examples each step is given: the split's inputs are their own numbers."""
     batches = training_batches(
         split,
         Order(len(split), 4, shuffle),
-        seed=seed,
-        host_rows=np.arange(4) if host_rows is None else host_rows,
-        calls=calls(first_step, last_step, steps_per_call),
+        seed=0,
+        host_rows=np.array(host_rows),
+        calls=calls(first_step, 9, steps_per_call),
     )
     return [examples["inputs"] for examples, _ in batches]
 
@@ -86,21 +90,13 @@ def positions(
 NUMBERS = ArraySplit(np.arange(10), np.arange(10))
 
 
-def test_an_epoch_shows_every_example_once_in_an_order_of_its_own():
-    epochs = np.concatenate(positions(NUMBERS, last_step=10)).reshape(4, 10)
-    assert (np.sort(epochs) == np.arange(10)).all()
-    assert len({tuple(epoch) for epoch in epochs}) == 4
-    other = np.concatenate(positions(NUMBERS, last_step=10, seed=1)).reshape(4, 10)
-    assert not np.array_equal(epochs, other)
-
-
 def test_without_shuffling_the_order_is_the_files():
     stream = np.concatenate(positions(NUMBERS, shuffle=False)).ravel()
     assert stream.tolist() == [i % 10 for i in range(36)]
 
 
-@pytest.mark.parametrize("first_step", [0, 1, 4, 7, 9])
-@pytest.mark.parametrize("steps_per_call", [1, 3, 4])
+@pytest.mark.parametrize("first_step", [0, 4, 9])
+@pytest.mark.parametrize("steps_per_call", [1, 3])
 def test_the_examples_of_a_step_depend_on_the_step_alone(first_step, steps_per_call):
     whole = np.concatenate(positions(NUMBERS))
     of_calls = positions(NUMBERS, first_step=first_step, steps_per_call=steps_per_call)
@@ -112,11 +108,11 @@ def test_the_examples_of_a_step_depend_on_the_step_alone(first_step, steps_per_c
 
 def test_hosts_together_feed_the_global_batch():
     whole = np.concatenate(positions(NUMBERS))
-    parts = [np.concatenate(positions(NUMBERS, host_rows=np.arange(i, i + 2))) for i in (0, 2)]
+    parts = [np.concatenate(positions(NUMBERS, host_rows=(i, i + 1))) for i in (0, 2)]
     assert np.array_equal(np.concatenate(parts, axis=1), whole)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 5, 10, 64])
+@pytest.mark.parametrize("batch_size", [3, 5, 64])
 def test_evaluation_sees_every_example_exactly_once_in_batches_of_one_shape(batch_size):
     batches = list(
         evaluation_batches(NUMBERS, global_batch_size=batch_size, host_rows=np.arange(batch_size))
@@ -161,50 +157,50 @@ def test_a_text_is_cut_into_windows_that_predict_the_next_character(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "sentence"),
+    ("kind", "name", "content", "sentence"),
     [
-        ("train-images-idx3-ubyte.gz", b"no gzip at all", "Not a gzipped file"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(b"x" * 99)[:20], "ended before the end-of-st"),
-        ("train-images-idx3-ubyte.gz", gzip.compress(b"PNG\0abc"), "begins with 50 4e 47 00"),
-        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x05\1\2", "cannot reshape array of size 2"),
-        ("t10k-labels-idx1-ubyte", None, "No such file or directory"),
+        ("idx", "train-images-idx3-ubyte.gz", b"no gzip at all", "Not a gzipped file"),
+        (
+            "idx",
+            "train-images-idx3-ubyte.gz",
+            gzip.compress(b"x" * 99)[:20],
+            "ended before the end",
+        ),
+        ("idx", "train-images-idx3-ubyte.gz", gzip.compress(b"PNG\0a"), "begins with 50 4e 47 00"),
+        ("idx", "t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x05\1\2", "cannot reshape array"),
+        ("idx", "t10k-labels-idx1-ubyte", None, "No such file or directory"),
+        (
+            "npz",
+            "a.npz",
+            {"train_images": IMAGES},
+            "lacks train_labels, test_images, test_labels. It",
+        ),
+        ("npz", "a.npz", {"x": RAGGED, "y": LABELS}, "Object arrays cannot be loaded"),
+        ("npz", "a.npz", b"PK\3\4 torn", "not a zip file"),
+        ("npz", "a.npz", None, "No such file"),
+        ("text", "a.txt", None, "No such file"),
+        (
+            "text",
+            "a.txt",
+            b"short",
+            "has 5 characters, a tenth of them for the test split, and each",
+        ),
+        ("text", "a.txt", b"\xff\xfe\x00", "convert the text to UTF-8"),
+        ("text", "a.gz", b"no gzip at all", "Not a gzipped file"),
     ],
-    ids=["not gzipped", "cut off", "another format", "too few labels", "absent"],
 )
-def test_an_idx_file_that_cannot_be_used_is_named(idx_folder, name, content, sentence):
-    (idx_folder / name).unlink() if content is None else (idx_folder / name).write_bytes(content)
+def test_a_file_that_cannot_be_used_is_named(idx_folder, kind, name, content, sentence):
+    path = idx_folder / name
+    if content is None:
+        path.unlink(missing_ok=True)
+    elif isinstance(content, dict):
+        np.savez(path, **content)
+    else:
+        path.write_bytes(content)
+    place = idx_folder if kind == "idx" else path
     with refused(re.escape(sentence)) as error:
-        open_source(DataConfig(source=f"idx:{idx_folder}"))
+        open_source(DataConfig(source=f"{kind}:{place}", context_length=8))
     assert name in str(error.value)
-
-
-def test_an_npz_that_cannot_be_used_is_named(tmp_path):
-    np.savez(tmp_path / "a.npz", train_images=IMAGES)
-    ragged = np.array([[1], [1, 2]], object)
-    np.savez(tmp_path / "objects.npz", x=ragged, y=np.arange(2))
-    (tmp_path / "torn.npz").write_bytes(b"PK\3\4 torn")
-    np.save(tmp_path / "b.npy", IMAGES)
-    for name, sentence in {
-        "a.npz": "lacks train_labels, .* It has 'train_images'",
-        "objects.npz": "Object arrays cannot be loaded .* rows of equal length",
-        "torn.npz": "not a zip file",
-        "b.npy": "not a zip file",
-        "absent.npz": "No such file",
-    }.items():
-        with refused(sentence):
-            open_source(DataConfig(source=f"npz:{tmp_path / name}"))
-
-
-def test_a_text_that_cannot_be_used_is_named(tmp_path):
-    config = DataConfig(source=f"text:{tmp_path / 't.txt'}", context_length=8)
-    with refused("t.txt' cannot be read: .*No such file"):
-        open_source(config)
-    (tmp_path / "t.txt").write_text("short")
-    with refused("has 5 characters, .* each split needs 9"):
-        open_source(config)
-    (tmp_path / "t.txt").write_bytes(b"\xff\xfe\x00")
-    with refused("convert the text to UTF-8"):
-        open_source(config)
 
 
 @pytest.mark.parametrize(
@@ -256,15 +252,14 @@ def test_a_tfds_data_set_is_read_from_disk(tfds_folder):
     shown = np.concatenate([b["inputs"][b["mask"]] for b in batches])
     expected = load_digits().images[120:170].astype(np.uint8)
     assert sorted(map(bytes, shown)) == sorted(map(bytes, expected))
-    batch = next(iter(positions(source.train, host_rows=np.arange(4), steps_per_call=3)))
-    assert batch.shape == (3, 4, 8, 8)
+    assert positions(source.train, steps_per_call=3)[0].shape == (3, 4, 8, 8)
 
 
 @pytest.mark.slow
 def test_reading_tfds_imports_no_tensorflow(tfds_folder):
     code = (
         "import sys\n"
-        "from dist_ens.data import open_tfds\n"
+        "from dist_ens.data.tfds import open_tfds\n"
         f"s = open_tfds('tiny_digits', {str(tfds_folder)!r}, None)\n"
         "print(len(s.train), 'tensorflow' in sys.modules)"
     )
@@ -307,7 +302,8 @@ def test_what_is_wrong_with_a_tfds_test_split_loses_no_step(tmp_path):
     WrongTest(data_dir=tmp_path, file_format="array_record").download_and_prepare()
     data = {"source": "tfds:wrong_test", "data_dir": str(tmp_path)}
     data |= {"num_classes": 10, "global_batch_size": 8}
-    experiment = Experiment.from_dict({"num_members": 2, "steps": 6, "data": data})
+    network = {"execution": "vmap", "model": {"name": "mlp", "hidden_sizes": ()}}
+    experiment = Experiment.from_dict({"num_members": 2, "steps": 6, "data": data} | network)
     for _ in range(2):  # the second goes on from what the first has saved
         with refused(r"wrong_test.*, split test"):
             train(experiment, tmp_path / "run")
@@ -331,10 +327,7 @@ def test_tfds_features_of_64_bits_are_narrowed_or_refused():
 
 @pytest.mark.parametrize(
     ("feature", "field", "value"),
-    [
-        ("image", "shape", {"dimensions": ["8", "-1"]}),
-        ("label", "dtype", "float32"),
-    ],
+    [("image", "shape", {"dimensions": ["8", "-1"]}), ("label", "dtype", "float32")],
 )
 def test_tfds_features_that_do_not_fit_are_refused(tmp_path, tfds_folder, feature, field, value):
     # Under another name: of its own TFDS knows the features from its builder's code.
@@ -363,27 +356,17 @@ GOOD, NAMES = (IMAGES, LABELS), LABELS.astype(str)
         ((IMAGES, LABELS[:9]), GOOD, None, "12 inputs and labels int64[9]"),
         ((IMAGES, LABELS * 100), GOOD, None, "3 different labels from 0 to 200"),
         (GOOD, (IMAGES, LABELS + 1), None, "the label 3 at index 2, outside [0, 3); 4 in all"),
-        (
-            (IMAGES, LABELS * 1.0),
-            (IMAGES, LABELS * 1.0),
-            3,
-            "has real targets. Leave num_classes=3 out",
-        ),
+        ((IMAGES, LABELS * 1.0),) * 2 + (3, "has real targets. Leave num_classes=3 out"),
         ((IMAGES, np.eye(3)[LABELS]), GOOD, None, "labels float64[12, 3]. Give one label for each"),
         ((WITH_NAN, LABELS), (FLOATS, LABELS), None, "NaN, in 1 of 12 examples, the first at"),
         (GOOD, (IMAGES[:0], LABELS[:0]), None, "arrays, split test has no examples"),
         (GOOD, (IMAGES[:, 0], LABELS), None, "uint8[2, 2] and class numbers and test examples of"),
         (GOOD, (IMAGES, LABELS * 1.0), None, "test examples of uint8[2, 2] and real targets"),
-        ((IMAGES.astype(str), LABELS), GOOD, None, "inputs of type <U3, which holds no real"),
-        ((np.array([[1], [1, 2]], object), [0, 1]), GOOD, None, "whose rows are equally long"),
+        ((IMAGES.astype(str), LABELS), GOOD, None, "the type <U3, which holds no real"),
+        ((RAGGED, [0, 1]), GOOD, None, "in rows of equal length"),
         (([[1], [1, 2]], [0, 1]), GOOD, None, "arrays, split train: setting an array element with"),
         ((IMAGES, NAMES), (IMAGES, NAMES), 7, "classes '0', '1', '2'. Leave num_classes=7 out."),
-        (
-            (IMAGES, NAMES[:1].repeat(12)),
-            (IMAGES, NAMES),
-            None,
-            "one class: all labels are '0'. Check",
-        ),
+        ((IMAGES, NAMES[:1].repeat(12)), (IMAGES, NAMES), None, "one class: all labels are '0'."),
     ],
 )
 def test_arrays_that_cannot_be_used_are_refused(train, test, num_classes, sentence):
@@ -398,7 +381,7 @@ FIRST_LABELS = np.where(np.arange(12) == 4, 2**31 + 1, LABELS)
 @pytest.mark.parametrize(
     ("inputs", "labels", "sentence"),
     [
-        (WIDE, LABELS, "split train, inputs: the value 2147483653 at index (1, 1) does not fit"),
+        (WIDE, LABELS, "inputs: the value 2147483653 at index (1, 1) does not fit"),
         # 2**31 * 1e36 is 2e45, and float32 ends at 3.4e38. Two values of each four rows of three.
         (WIDE * 1e36, LABELS, "at index (1, 1) does not fit in float32 (8 values do not fit)"),
         (IMAGES, FIRST_LABELS, "labels: the value 2147483649 at index 4 does not fit in int32"),
@@ -407,8 +390,6 @@ FIRST_LABELS = np.where(np.arange(12) == 4, 2**31 + 1, LABELS)
 def test_a_number_beyond_32_bits_is_refused_with_its_index(inputs, labels, sentence):
     with refused(re.escape(sentence)):
         source_of_arrays((inputs, labels), (inputs, labels), num_classes=2**31 - 1)
-    with refused("does not fit in"):
-        ArraySplit(inputs, labels)
 
 
 @pytest.mark.parametrize(
@@ -423,13 +404,6 @@ def test_inputs_that_fit_have_the_type_in_which_jax_holds_them(tmp_path, dtype, 
     assert (taken.dtype, taken.tolist()) == (held, IMAGES.tolist())
     # The array that it was trained on is what it predicts for.
     np.testing.assert_array_equal(convert_inputs(source.spec, inputs, "x.npy"), taken)
-
-
-def test_the_range_of_whole_numbers_is_not_rounded_before_it_is_taken():
-    # In float32 both ends are 2**30, and their difference 0.
-    ends = np.array([[2**30], [2**30 + 3]], np.int32)
-    source = source_of_arrays((ends, [0, 1]), (ends, [0, 1]))
-    assert source.input_ranges().tolist() == [[3.0]]
 
 
 def test_python_and_a_file_standardise_by_the_same_function(tmp_path):
@@ -472,7 +446,7 @@ def test_inputs_are_converted_where_their_values_fit(spec, dtype):
     ("spec", "inputs", "sentence"),
     [
         (UINT, np.array([[1, 2.5]]), "x.npy: the value 2.5 at index (0, 1) does not fit in uint8"),
-        (FLOAT, np.ones((3, 2), complex), "inputs of type complex128, which holds no real numbers"),
+        (FLOAT, np.ones((3, 2), complex), "the type complex128, which holds no real numbers"),
         (FLOAT, np.ones(2), "shape [2], and the members take [examples, 2]"),
         (FLOAT, np.float32([[1, np.inf]]), "infinity, in 1 of 1 examples, the first at index (0,"),
         (TOKENS, np.int64([[0, 2], [0, 3]]), "the label 3 at index (1, 1), outside [0, 3)"),
@@ -521,20 +495,22 @@ def test_a_source_that_is_none_is_refused(source, told):
         check_source(source)
 
 
-ONE, TWO = (1.0,), (1.0, 2.0)
+ONE, TWO, POSITIVE = (1.0,), (1.0, 2.0), "a finite, positive deviation for each"
+SPLITS = Experiment(steps=1, data=DataConfig(examples="splits"))
 
 
 @pytest.mark.parametrize(
     ("make", "told"),
     [
         (lambda: Spec((3,), "float32", (), 2, class_names="abc"), "num_classes=2, .* 3 names"),
-        (lambda: Standardization((ONE,), (TWO,), ONE, ONE), r"lengths \[1, 1\] .* \[2, 1\]"),
-        (lambda: Standardization((ONE,), (ONE,), TWO, TWO), r"lengths \[1, 2\] .* \[1, 2\]"),
-        (lambda: Standardization((ONE,), (ONE,), ONE, (0.0,)), "mean 1.0 and the deviation 0.0"),
-        (lambda: Standardization((ONE,), (ONE,), (np.nan,), ONE), "has the mean nan and"),
+        (lambda: Standardization((ONE,), (TWO,), ONE, ONE), POSITIVE),
+        (lambda: Standardization((ONE,), (ONE,), TWO, TWO), POSITIVE),
+        (lambda: Standardization((ONE,), (ONE,), ONE, (0.0,)), POSITIVE),
+        (lambda: Standardization((ONE,), (ONE,), (np.nan,), ONE), POSITIVE),
+        (lambda: SPLITS.total_members(num_groups=1), "a source with several divisions"),
         (
             lambda: Source(dataclasses.replace(SPEC, num_groups=3), *[yielding(**PARTS)] * 2),
-            "The train split has 10 examples, which 3 groups do not share evenly",
+            "train split must have equally many examples of each of 3 groups: it has 10",
         ),
     ],
 )
@@ -543,10 +519,10 @@ def test_a_description_that_contradicts_itself_is_refused(make, told):
         make()
 
 
-@pytest.mark.slow
-def test_a_split_may_yield_what_numpy_makes_of_numbers(tmp_path):
+def test_a_split_may_yield_what_numpy_makes_of_numbers():
     wide = yielding(inputs=((3,), "float64"), labels=((), "int64"))
-    experiment = {"steps": 1, "data": {"global_batch_size": 8}, "execution": "vmap"}
-    experiment = Experiment.from_dict({"num_members": 2, **experiment})
-    trained = train(experiment, tmp_path, source=Source(SPEC, train=wide, test=wide))
-    assert trained.step == 1
+    source = Source(SPEC, train=wide, test=wide)
+    check_source(source)
+    member = from_functions(lambda key: {"w": np.ones((3, 2))}, lambda p, x: x @ p["w"])
+    ensemble = Ensemble(member, optax.sgd(0.1), categorical(2), num_members=1, execution="vmap")
+    assert fit(ensemble, source, steps=1, batch_size=8, progress=False).state.step == 1

@@ -45,10 +45,10 @@ def calls_of(kind, layout, *, count=COUNT, per_member=False, **options):
     return feed(source(kind, count).train, order, layout, **options)
 
 
-def trained(kind, mesh=(4, 2), execution="vmap", *, waves=1, **of_calls):
+def trained(kind, mesh=(4, 2), execution="vmap", *, waves=1, methods=(), **of_calls):
     layout = Layout.make(4, ensemble_axis=mesh[0], devices=jax.devices()[: mesh[0] * mesh[1]])
     member, inputs, _ = networks.mlp()
-    how = {"execution": execution, "waves": waves}
+    how = {"execution": execution, "waves": waves, "methods": methods}
     ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, **how)
     born = networks.born_on(layout, networks.mlp) if waves == 1 else None
     state = born or networks.begin(ensemble, inputs)
@@ -147,16 +147,17 @@ def test_drawn_on_the_device_and_streamed_are_the_same_examples(mesh, execution)
 
 
 def test_a_split_that_is_read_late_is_kept_where_the_run_needs_as_much_of_it():
-    _, calls = trained(ReadLate, last_step=3)
-    assert isinstance(calls[0], Drawn)
+    layout = Layout.make(4, ensemble_axis=1, devices=jax.devices()[:1])
+    assert isinstance(next(calls_of(ReadLate, layout, last_step=3)), Drawn)
 
 
 def test_members_with_orders_of_their_own_are_what_they_are_alone():
-    together, _ = trained(ArraySplit, per_member=True)
+    own = {"per_member": True, "last_step": 6}  # Two calls of one length: one program each.
+    together, _ = trained(ArraySplit, **own)
     for mesh, execution in (((2, 1), "unroll"), ((1, 2), "loop"), ((1, 1), "chunk:2")):
-        other, _ = trained(ArraySplit, mesh, execution, per_member=True)
+        other, _ = trained(ArraySplit, mesh, execution, **own)
         NEAR(together, other)
-    shared, _ = trained(ArraySplit)
+    shared, _ = trained(ArraySplit, last_step=6)
     assert not np.allclose(jax.tree.leaves(shared)[-1], jax.tree.leaves(together)[-1], atol=1e-4)
 
 
@@ -262,33 +263,24 @@ def test_batches_of_a_divided_split_are_those_that_are_streamed(
 
 
 @pytest.mark.parametrize(
-    ("execution", "waves"), [("vmap", 1), ("loop", 1), ("map+single", 1), ("vmap", 2)]
+    ("execution", "waves", "methods"),
+    [
+        ("vmap", 1, ()),
+        ("vmap", 1, [bootstrap()]),  # It weighs examples by their places in the split.
+        ("loop", 1, ()),
+        ("map+single", 1, ()),
+        ("vmap", 2, ()),
+    ],
 )
-def test_members_are_the_same_where_the_split_is_divided(monkeypatch, deals, execution, waves):
-    dealt, _ = trained(ArraySplit, (2, 4), execution, waves=waves)
+def test_members_are_the_same_where_the_split_is_divided(
+    monkeypatch, deals, execution, waves, methods
+):
+    how = {"waves": waves, "methods": methods}
+    dealt, _ = trained(ArraySplit, (2, 4), execution, **how)
     assert deals
     monkeypatch.undo()
-    drawn, calls = trained(ArraySplit, (2, 4), execution, waves=waves)
+    drawn, calls = trained(ArraySplit, (2, 4), execution, **how)
     assert isinstance(calls[0], Drawn)
-    SAME(drawn, dealt)
-
-
-def test_examples_are_weighed_by_their_place_where_the_split_is_divided(monkeypatch, deals):
-    layout = Layout.make(2, ensemble_axis=1, devices=jax.devices()[:4])
-    member, inputs, _ = networks.mlp()
-
-    def of_bootstrap():
-        ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, methods=[bootstrap()])
-        state = networks.begin(ensemble, inputs)
-        for batches in calls_of(ArraySplit, layout):
-            state, _ = ensemble.update_steps(state, batches)
-        return jax.device_get(state.params), batches
-
-    dealt, _ = of_bootstrap()
-    assert deals
-    monkeypatch.undo()
-    drawn, batches = of_bootstrap()
-    assert isinstance(batches, Drawn)
     SAME(drawn, dealt)
 
 

@@ -12,7 +12,6 @@ from flax import nnx
 
 from dist_ens.ground.errors import UserError
 from dist_ens.members import (
-    check_member,
     from_equinox,
     from_example_functions,
     from_functions,
@@ -21,6 +20,7 @@ from dist_ens.members import (
     from_pytree,
 )
 from dist_ens.members.modes import EVALUATION, EVALUATION_ARGUMENTS, TRAINING
+from networks import check_member
 
 pytestmark = pytest.mark.quick
 INPUTS = jax.ShapeDtypeStruct((8, 6), jnp.float32)

@@ -200,7 +200,6 @@ def test_a_steps_fingerprint_depends_on_the_step_alone():
     [
         (("spec",), None),
         (("spec", "num_classes"), "x"),
-        (("num_devices",), "x"),
         (("unknown",), 1),
         (("experiment", "optimizer", "learning_rate"), 2e-2),
     ],

@@ -11,7 +11,7 @@ from dist_ens.data.splits import ArraySplit
 from dist_ens.data.standardize import Examples, standardized_source
 from dist_ens.ground.errors import UserError, first_line
 from dist_ens.ground.finite import check_finite
-from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.narrowing import held_dtype
 
 
 def source_of_arrays(
@@ -52,7 +52,7 @@ def source_of_arrays(
     """
     where = f"{name}, split train"
     (inputs, labels), (test_inputs, test_labels) = (
-        checked_arrays(f"{name}, split {split}", *pair)
+        examples_in(f"{name}, split {split}", *pair)
         for split, pair in (("train", train), ("test", test))
     )
     if _form(inputs, labels) != _form(test_inputs, test_labels):
@@ -60,38 +60,32 @@ def source_of_arrays(
             f"{name} has training examples of {_form(inputs, labels)} and test examples of "
             f"{_form(test_inputs, test_labels)}. Give both the same."
         )
-    names = None
-    if are_names(labels):
-        names = names_in(labels, f"{where}, labels")
-        if num_classes not in (None, len(names)):
-            raise UserError(
-                f"{where} has the {len(names)} classes {listed(names)}. Leave "
-                f"num_classes={num_classes} out."
-            )
-        num_classes = len(names)
-    elif labels.dtype.kind != "f":
-        num_classes = num_classes or count_classes(where, labels)
-    elif num_classes is not None:
-        raise UserError(f"{where} has real targets. Leave num_classes={num_classes} out.")
-    elif standardize:
-        return standardized_source(
-            Examples(inputs[None], labels[None]),
-            Examples(test_inputs[None], test_labels[None]),
-            name,
+    names = names_in(labels, f"{where}, labels") if are_names(labels) else None
+    is_real = labels.dtype.kind == "f"
+    count = len(names) if names else None
+    if num_classes not in (None, count) and (names or is_real):
+        kind = f"the classes {listed(names)}" if names else "real targets"
+        raise UserError(f"{where} has {kind}. Leave num_classes={num_classes} out.")
+    if is_real and standardize:
+        train_rows, test_rows = (
+            Examples(x[None], y[None]) for x, y in ((inputs, labels), (test_inputs, test_labels))
         )
-    splits = [split_of(where, inputs, labels, names)]
-    splits.append(split_of(f"{name}, split test", test_inputs, test_labels, names))
-    if num_classes is not None:
+        return standardized_source(train_rows, test_rows, name)
+    if names:
+        labels = class_numbers(labels, names, f"{where}, labels")
+        test_labels = class_numbers(test_labels, names, f"{name}, split test, labels")
+    elif not is_real:
+        count = num_classes or count_classes(where, labels)
+    splits = ArraySplit(inputs, labels), ArraySplit(test_inputs, test_labels)
+    if count is not None:
         for split, each in zip(("train", "test"), splits, strict=True):
-            check_labels(f"{name}, split {split}", each.labels, num_classes)
+            check_labels(f"{name}, split {split}", each.labels, count)
     dtype = held_dtype(inputs.dtype).name
-    return Source(Spec(inputs.shape[1:], dtype, (), num_classes, class_names=names), *splits)
+    return Source(Spec(inputs.shape[1:], dtype, (), count, class_names=names), *splits)
 
 
-def checked_arrays(
-    where: str, inputs: ArrayLike, labels: ArrayLike
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs and labels of a split as arrays that are checked, with labels [examples]."""
+def examples_in(where: str, inputs: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the inputs and labels of a split as arrays, which are checked, labels [examples]."""
     try:
         inputs, labels = np.asarray(inputs), np.asarray(labels)
     except ValueError as error:  # NumPy raises it for lists of unequal length.
@@ -105,22 +99,6 @@ def checked_arrays(
         )
     check_finite(f"{where}, labels", labels)
     return inputs, labels.reshape(-1)
-
-
-def split_of(
-    where: str, inputs: np.ndarray, labels: np.ndarray, names: tuple[str, ...] | None = None
-) -> ArraySplit:
-    """Returns a split of arrays from `checked_arrays`, in the types in which JAX holds them.
-
-    Labels that are text become numbers by the sorted names of the training split's classes.
-    """
-    if names is not None:
-        labels = class_numbers(labels, names, f"{where}, labels")
-    to = np.float32 if labels.dtype.kind == "f" else np.int32
-    return ArraySplit(
-        narrowed(inputs, held_dtype(inputs.dtype), f"{where}, inputs"),
-        narrowed(labels, to, f"{where}, labels"),
-    )
 
 
 def _form(inputs: np.ndarray, labels: np.ndarray) -> str:

@@ -1,6 +1,7 @@
 """Splits: examples with random access."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
@@ -11,6 +12,8 @@ from dist_ens.ground.host_keys import dtype_in_jax
 from dist_ens.ground.narrowing import held_dtype, narrowed
 from dist_ens.ground.state import held_array
 from dist_ens.ground.types import PyTree, Shapes
+
+_AT_A_TIME = 10_000  # Number of examples that are taken at once to read a whole split.
 
 
 @runtime_checkable
@@ -181,3 +184,9 @@ def example_shapes_of(split: Split) -> Shapes:
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], dtype_in_jax(leaf.dtype)), example
     )
+
+
+def in_blocks(split: Split, positions: np.ndarray) -> Iterator[PyTree]:
+    """Yields the examples at some positions, int64[n], few of them at a time."""
+    for first in range(0, len(positions), _AT_A_TIME):
+        yield split.take(positions[first : first + _AT_A_TIME])

@@ -50,11 +50,8 @@ def open_uci(file: str) -> Source:
     check_finite(f"{name}, data", data)
     indices = (features, target, train_rows, test_rows)
     dims = [data.ndim, features.ndim, target.size, train_rows.ndim, test_rows.ndim]
-    if (
-        dims != [2, 1, 1, 2, 2]
-        or len(train_rows) != len(test_rows)
-        or not all(part.size for part in indices)
-    ):
+    is_filled = all(part.size for part in indices)
+    if dims != [2, 1, 1, 2, 2] or len(train_rows) != len(test_rows) or not is_filled:
         given = zip(_KEYS, (data, *indices), strict=True)
         shapes = ", ".join(f"{key} {list(array.shape)}" for key, array in given)
         raise UserError(
@@ -66,10 +63,8 @@ def open_uci(file: str) -> Source:
         if part.dtype.kind not in "iu":
             raise UserError(f"{name}: {key} has the type {part.dtype}. Convert it to integers.")
         if (outside := part[(part < 0) | (part >= length)]).size:
-            raise UserError(
-                f"{name}: {key} has {outside[0]}, and the table has 0 to {length - 1}. Correct it; "
-                "the first row and the first column are 0."
-            )
+            has = f"{key} has {outside[0]}, and the table has 0 to {length - 1}"
+            raise UserError(f"{name}: {has}. The first row and the first column are 0.")
     column = int(target.item())
     if column in features:
         raise UserError(f"{name}: column {column} is the target. Take it out of index_features.")

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from dist_ens.data import LabelScaledSplit, Spec, Split, Standardization, TreeSplit
-from dist_ens.data.source_check import check_parts
+from dist_ens.data.checks import check_parts
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.ensemble.failures import frozen_positions
@@ -179,7 +179,7 @@ def scorable(ensemble: Ensemble, examples: Examples, metrics: Sequence[Metric] =
 def _directions(evaluator: Evaluator, state: State, split: Split) -> dict[str, str | None]:
     ensemble = evaluator.ensemble
     example = split.take(np.zeros(1, np.int64))
-    check_parts("The evaluation data", example, may_have_weights=True)
+    check_parts("The evaluation data", example)
     groups = (ensemble.num_groups,) if ensemble.num_groups > 1 else ()
     size = evaluator.filled_size
     shapes = jax.tree.map(

@@ -139,6 +139,12 @@ class Experiment:
 
     def total_members(self, num_groups: int) -> int:
         """Returns the number of members of all groups together."""
+        is_of_one = num_groups == 1 and not self.data.source.startswith("uci:")
+        if self.data.examples == "splits" and is_of_one:
+            raise UserError(
+                "data.examples='splits' needs a source with several divisions into training and "
+                "test examples, as uci:FILE has. Use --config.data.examples=permuted."
+            )
         if self.num_members is None:
             return num_groups * (self.members_per_group or 1)
         if self.num_members % num_groups:

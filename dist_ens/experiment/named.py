@@ -16,7 +16,7 @@ import numpy as np
 from dist_ens import losses, methods, models
 from dist_ens.experiment.reading import nearest_field
 from dist_ens.experiment.schema import LossConfig, ModelConfig
-from dist_ens.ground.errors import UserError, did_you_mean
+from dist_ens.ground.errors import UserError, did_you_mean, first_line
 from dist_ens.ground.records import checked_type
 from dist_ens.losses import Objective
 from dist_ens.members import Member
@@ -103,7 +103,7 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: i
         return _MODELS[config.name](input_shape, num_outputs, **config.options)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{config.name} refuses the options {dict(config.options)}: {error}."
+            f"{config.name} refuses the options {dict(config.options)}: {first_line(error)}"
         ) from error
 
 

@@ -1,10 +1,13 @@
 """Opening of the source that a config names.
 
-The name `npz:FILE` calls `dist_ens.data.open_npz(FILE)`: a kind of source is looked up in the
-attributes of `dist_ens.data`. The fields of `DataConfig` of the same name are its other arguments.
+The name `npz:FILE` calls `open_npz(FILE)` of the module `dist_ens.data.npz`: a kind of source is a
+module of `dist_ens.data` with such a function, and needs no other entry. The fields of `DataConfig`
+of the same name are its other arguments.
 """
 
+import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +21,12 @@ from dist_ens.ground.paths import shortened
 
 _OPEN, _DESCRIBE = "open_", "describe_"
 _PLACES = {"idx": "DIR", "tfds": "NAME", "digits": ""}  # Others are files.
-_KINDS = [name.removeprefix(_OPEN) for name in vars(data) if name.startswith(_OPEN)]
+_MODULES = {
+    found.name: importlib.import_module(f"{data.__name__}.{found.name}")
+    for found in pkgutil.iter_modules(data.__path__)
+    if not found.ispkg
+}
+_KINDS = [name for name, module in _MODULES.items() if hasattr(module, _OPEN + name)]
 _KNOWN = ", ".join(f"{each}:{_PLACES.get(each, 'FILE')}".rstrip(":") for each in _KINDS)
 
 
@@ -35,9 +43,7 @@ def open_source(config: DataConfig) -> Source:
 def open_test(config: DataConfig) -> Split:
     """Opens the test split of the data set that a config names, without a training split."""
     kind, place = _parse(config.source)
-    if kind == "idx":
-        return open_idx_test(place)
-    return _call(_OPEN, config).test
+    return open_idx_test(place) if kind == "idx" else _call(_OPEN, config).test
 
 
 def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
@@ -45,7 +51,7 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
 
     The number is None if TFDS has not prepared the data set.
     """
-    if hasattr(data, _DESCRIBE + _parse(config.source)[0]):
+    if hasattr(_MODULES[kind := _parse(config.source)[0]], _DESCRIBE + kind):
         spec, count = _call(_DESCRIBE, config)
     else:
         source = _call(_OPEN, config)
@@ -61,7 +67,7 @@ def comes_in_memory(config: DataConfig) -> bool:
 def _call(verb: str, config: DataConfig) -> Any:
     """Calls the function of a kind of source with its arguments from a config."""
     kind, place = _parse(config.source)
-    function: Callable[..., Any] = getattr(data, verb + kind)
+    function: Callable[..., Any] = getattr(_MODULES[kind], verb + kind)
     names = [*inspect.signature(function).parameters][bool(place) :]
     arguments = {name: getattr(config, name) for name in names if hasattr(config, name)}
     return function(*([place] if place else []), **arguments)

@@ -131,15 +131,6 @@ def kind_of(value: object) -> str:
     return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
 
 
-def value_and_kind(value: object) -> str:
-    """Returns the start of a value's repr, and its kind.
-
-    >>> value_and_kind(5), value_and_kind(None)
-    ('5, an int', 'None')
-    """
-    return "None" if value is None else f"{repr(value)[:200]}, {kind_of(value)}"
-
-
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, as a sentence."""
     line = next((line for line in str(error).splitlines() if line.strip()), "")

@@ -35,7 +35,8 @@ def narrowed(
     to = np.dtype(dtype)
     if array.dtype.kind not in "biuf":
         raise UserError(
-            f"{where} has the type {array.dtype}, which holds no real numbers. Convert it to {to}."
+            f"{where} has the type {array.dtype}, which holds no real numbers. Convert it to "
+            "floats or integers, in rows of equal length."
         )
     if to.kind == "f":
         unfit = _too_large_for_float(array, to, exact)

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dist_ens.ground.errors import UserError, value_and_kind
+from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.json_text import Json
 
 _UNFIT = object()  # In place of a value that is not of a type.
@@ -18,26 +18,18 @@ def fields_from_record(
 ) -> dict[str, Any]:
     """Returns the arguments of a dataclass from the JSON that was written of an instance.
 
-    A field is read by its function in `readers`, or by its annotation.
+    A field is read by its function in `readers`. In other fields, lists become tuples.
     """
-    readers = readers or {}
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    if not isinstance(values, Mapping):
-        raise UserError(f"A {cls.__name__} has fields by name, unlike {repr(values)[:200]}.")
     unset = dataclasses.MISSING
     required = {n for n, f in fields.items() if f.default is unset and f.default_factory is unset}
-    wrong = sorted((required - values.keys()) | (values.keys() - fields.keys()))
+    given = values.keys() if isinstance(values, Mapping) else {repr(values)[:200]}
+    wrong = sorted((required - given) | (given - fields.keys()))
     if wrong:
         raise UserError(
             f"Fields of {cls.__name__} are absent or unknown: {', '.join(wrong)[:200]}."
         )
-    hints = typing.get_type_hints(cls)
-    return {
-        name: readers[name](value)
-        if name in readers
-        else checked_type(f"{cls.__name__}.{name}", value, hints[name], "The record is damaged.")
-        for name, value in values.items()
-    }
+    return {name: (readers or {}).get(name, as_tuple)(value) for name, value in values.items()}
 
 
 def as_tuple(value: object) -> object:
@@ -45,7 +37,7 @@ def as_tuple(value: object) -> object:
     return tuple(as_tuple(v) for v in value) if isinstance(value, list | tuple) else value
 
 
-def checked_type(field: str, value: object, hint: Any, remedy: str | None = None) -> Any:
+def checked_type(field: str, value: object, hint: Any) -> Any:
     """Returns a value as the annotated type: a class, `X | None`, a tuple or a mapping of one type.
 
     It converts only an int to a float, and a list or one number to a tuple.
@@ -55,29 +47,29 @@ def checked_type(field: str, value: object, hint: Any, remedy: str | None = None
     value = as_tuple(value)
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for kind in allowed:
-        converted = _as_kind(typing.get_origin(kind) or kind, kind, value, field, remedy)
+        converted = _as_kind(typing.get_origin(kind) or kind, kind, value, field)
         if converted is not _UNFIT:
             return converted
     names = " or ".join(
         "None" if k is types.NoneType else getattr(k, "__name__", str(k)) for k in allowed
     )
-    remedy = remedy or f"Correct it in the config file, or give --config.{field}=VALUE."
-    raise UserError(f"{field} must be {names}: got {value_and_kind(value)}. {remedy}")
+    raise UserError(
+        f"{field} must be {names}: got {repr(value)[:200]}, {kind_of(value)}. Correct it in the "
+        f"config file, or give --config.{field}=VALUE."
+    )
 
 
-def _as_kind(origin: type, kind: type, value: object, field: str, remedy: str | None) -> object:
+def _as_kind(origin: type, kind: type, value: object, field: str) -> object:
     """Returns a value as one type without alternatives; `_UNFIT` if it is of another type."""
     if isinstance(value, bool):
         return value if origin is bool else _UNFIT
     if origin is tuple and isinstance(value, tuple | int | float):
         # As on the command line, one number needs no comma.
         parts, of_each = value if isinstance(value, tuple) else (value,), typing.get_args(kind)[0]
-        return tuple(checked_type(f"{field}[{i}]", v, of_each, remedy) for i, v in enumerate(parts))
+        return tuple(checked_type(f"{field}[{i}]", v, of_each) for i, v in enumerate(parts))
     if origin is Mapping and isinstance(value, Mapping):
         of_each = typing.get_args(kind)[1]
-        return {
-            str(k): checked_type(f"{field}[{k!r}]", v, of_each, remedy) for k, v in value.items()
-        }
+        return {str(k): checked_type(f"{field}[{k!r}]", v, of_each) for k, v in value.items()}
     if origin is float and isinstance(value, int) and abs(value) < sys.float_info.max:
         return float(value)
     return value if isinstance(value, origin) else _UNFIT

@@ -251,14 +251,8 @@ def beta_gaussian(beta: float = 0.5, standardize: bool = False) -> Objective:
     """
     if not 0 <= beta <= 1:
         raise UserError(f"beta={beta} of beta_gaussian is not in [0, 1]. Try 0.5.")
-    return Objective(
-        "beta_gaussian",
-        partial(beta_nll, beta=beta),
-        Gaussian(),
-        squared_error_score,
-        num_outputs=2,
-        standardize=standardize,
-    )
+    loss = partial(beta_nll, beta=beta)
+    return dataclasses.replace(gaussian(standardize), name="beta_gaussian", example_loss=loss)
 
 
 def components(prediction: Values) -> tuple[jax.Array, jax.Array]:

@@ -43,7 +43,6 @@ from dist_ens.members.haiku import from_haiku
 from dist_ens.members.linen import from_linen
 from dist_ens.members.member import (
     Member,
-    check_member,
     rematerialized,
     with_compute_dtype,
     with_normalized_inputs,
@@ -54,7 +53,6 @@ from dist_ens.members.pytree import from_pytree
 __all__ = [
     "Member",
     "as_member",
-    "check_member",
     "from_equinox",
     "from_example_functions",
     "from_functions",

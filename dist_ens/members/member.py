@@ -1,8 +1,8 @@
-"""`Member`, the checks of a member against data, and its transformations."""
+"""`Member`, its checks, and its transformations."""
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import jax
@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ground.errors import UserError, first_line
-from dist_ens.ground.randomness import pinned_generator
 from dist_ens.ground.state import described, leaf_name, require_arrays
 from dist_ens.ground.types import (
     Inputs,
@@ -20,7 +19,6 @@ from dist_ens.ground.types import (
     Outputs,
     Params,
     PyTree,
-    Shapes,
     Tree,
 )
 from dist_ens.members.modes import Apply
@@ -111,31 +109,6 @@ def require_parameters(params: Params) -> None:
             )
 
 
-@pinned_generator()
-def check_member(
-    member: Member, inputs: Shapes, output_shape: Sequence[int] | None = None
-) -> tuple[Shapes, Shapes]:
-    """Raises a `UserError` if a traced member does not fit its data; nothing is computed.
-
-    The outputs of a batch have `output_shape`, or are any pytree if it is None. Shapes and types of
-    `(params, model_state)` are returned.
-    """
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    outputs = None
-    advice = "Choose another model or other data."
-    with explained_network("The network does not accept the data's inputs", inputs, advice):
-        params, model_state = jax.eval_shape(member.init, key, inputs)
-        if member.has_apply:
-            outputs, _ = jax.eval_shape(member.evaluate, params, model_state, inputs, key)
-    if output_shape is not None and getattr(outputs, "shape", None) != tuple(output_shape):
-        raise UserError(
-            f"The network's outputs have the wrong shape: {described(outputs)} instead of "
-            f"{list(output_shape)}. Change the network's last layer, or data.num_classes."
-        )
-    return params, model_state
-
-
 def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
     """Returns a member whose network is given `(inputs - mean) / std`, computed in float32.
 
@@ -159,8 +132,8 @@ def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
     """
 
     def is_identity(mean: PyTree, std: PyTree) -> bool:
-        means, stds = (map(np.asarray, jax.tree.leaves(each)) for each in (mean, std))
-        return all((each == 0).all() for each in means) and all((each == 1).all() for each in stds)
+        means, stds = map(jax.tree.leaves, (mean, std))
+        return not any(map(np.any, means)) and all(np.all(np.equal(each, 1)) for each in stds)
 
     if is_identity(mean, std):
         return member
@@ -170,6 +143,11 @@ def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
             return leaf
         last_axis = (1,) * (leaf.ndim - 1) + (-1,)
         shift, scale = (np.reshape(np.asarray(v, np.float32), last_axis) for v in (mean, std))
+        if {shift.size, scale.size} - {1, *leaf.shape[1:][-1:]}:
+            raise UserError(
+                f"There are {shift.size} means and {scale.size} deviations for inputs of the shape "
+                f"{list(leaf.shape[1:])}. Give one of each, or one per entry of the last axis."
+            )
         return (leaf.astype(jnp.float32) - shift) / scale
 
     def normalized(inputs: Inputs) -> Inputs:
