@@ -68,10 +68,14 @@ def listed(names: Sequence[str]) -> str:
 
 def _as_text(labels: np.ndarray, where: str) -> np.ndarray:
     """Returns labels as text. A missing name, such as NaN, would become the text 'nan'."""
-    no_text = [each for each in labels.ravel() if not isinstance(each, str | bytes)]
+    text = [
+        each.decode("utf-8", "backslashreplace") if isinstance(each, bytes) else each
+        for each in labels.ravel()
+    ]
+    no_text = [each for each in text if not isinstance(each, str)]
     if no_text:
         raise UserError(
             f"{where} has {shortened(repr(no_text[0]))} among its names of classes, which is no "
             "text. Remove such examples, or give text or numbers alone."
         )
-    return labels.astype(str)
+    return np.array(text, str).reshape(labels.shape)

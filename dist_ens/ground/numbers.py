@@ -18,7 +18,7 @@ def require_one_of(field: str, value: str, known: Sequence[str]) -> None:
     """Raises a `UserError` unless a field's value is one of the known values."""
     if value not in known:
         raise UserError(
-            f"{field}={value!r} is unknown.{did_you_mean(value, known)} Choose one of "
+            f"{field}={value!r} is unknown.{did_you_mean(str(value), known)} Choose one of "
             f"{', '.join(known)}."
         )
 

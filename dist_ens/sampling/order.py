@@ -51,25 +51,23 @@ class Order:
     num_folds: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_examples * self.num_groups > _MOST_EXAMPLES:
+        count = self.num_examples * self.num_groups
+        if count > _MOST_EXAMPLES:
             raise UserError(
-                f"The split has {self.num_examples * self.num_groups:,} examples, and a split can "
-                f"have at most {_MOST_EXAMPLES:,} examples. Train on a part of it."
+                f"The split has {count:,} examples, and a split can have at most "
+                f"{_MOST_EXAMPLES:,}. Train on a part of it."
             )
         if self.num_groups > 1 and not (self.per_member and self.shuffle):
-            raise UserError(
-                f"num_groups={self.num_groups} needs a shuffled order for each member: got "
-                f"per_member={self.per_member}, shuffle={self.shuffle}. Set both to True."
-            )
+            raise UserError(f"num_groups={self.num_groups} needs a shuffled order of each member.")
         if self.num_folds and not 2 <= self.num_folds <= self.num_examples:
             raise UserError(
-                f"data.num_folds={self.num_folds} does not lie between 2 and the "
-                f"{self.num_examples:,} training examples. Try --config.data.num_folds=5."
+                f"num_folds={self.num_folds} does not lie between 2 and the "
+                f"{self.num_examples:,} training examples."
             )
         if self.global_batch_size > self.epoch_length:
             raise UserError(
-                f"data.global_batch_size={self.global_batch_size:,} is larger than an epoch of "
-                f"{self.epoch_length:,} training examples. Lower it."
+                f"global_batch_size={self.global_batch_size:,} is larger than an epoch of "
+                f"{self.epoch_length:,} training examples. Lower the batch size."
             )
 
     @property

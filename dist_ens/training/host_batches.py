@@ -1,7 +1,7 @@
 """Checks of the batches that the hosts of a run yield."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import jax
@@ -41,22 +41,32 @@ def read_together(read: Callable[[], T]) -> T:
     return result
 
 
+def check_shapes_agree(shapes: Shapes) -> None:
+    """Raises a `UserError` on every host if the hosts' batches have different shapes."""
+    text = str(jax.tree_util.tree_leaves_with_path(shapes)).encode()
+    of_hosts = multihost_utils.process_allgather(_digest([np.frombuffer(text, np.uint8)]))
+    different = np.flatnonzero((of_hosts != of_hosts[:1]).any(axis=1)).tolist()
+    if different:
+        raise UserError(
+            f"The hosts yield batches of different shapes: hosts {different} differ from host 0, "
+            f"and this host ({jax.process_index()}) yields {described(shapes)}. Yield the "
+            "same shapes on every host."
+        )
+
+
 def check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
     """Raises a `UserError` on every host if hosts yield different arrays where they should agree.
 
     A shared leaf of the first batch is the same on all hosts, any other on the hosts that feed the
     same column. The rows of this host's part divide over its columns.
     """
-    if jax.process_count() == 1:
-        return
     parts = len(layout.host_columns)
     digests = np.zeros((layout.data_axis + 1, _DIGEST_NUMBERS), np.int32)
     leaves = list(zip(jax.tree.leaves(batch), broadcast(specs, batch), strict=True))
     rows = [leaf for leaf, spec in leaves if spec != REPLICATED]
     for number, column in enumerate(layout.host_columns):
-        of_column = (np.split(leaf, parts)[number] if parts > 1 else leaf for leaf in rows)
-        digests[column] = _digest(b"".join(leaf.tobytes() for leaf in of_column))
-    digests[-1] = _digest(b"".join(leaf.tobytes() for leaf, spec in leaves if spec == REPLICATED))
+        digests[column] = _digest(np.split(x, parts)[number] if parts > 1 else x for x in rows)
+    digests[-1] = _digest(leaf for leaf, spec in leaves if spec == REPLICATED)
     of_hosts = multihost_utils.process_allgather(digests)  # [hosts, columns + 1, numbers]
     for column in range(layout.data_axis):
         feeding = np.flatnonzero(of_hosts[:, column].any(axis=1))
@@ -74,21 +84,7 @@ def check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
         )
 
 
-def check_hosts_agree(shapes: Shapes) -> None:
-    """Raises a `UserError` on every host if the hosts' batches have different shapes."""
-    if jax.process_count() == 1:
-        return
-    text = str(jax.tree_util.tree_leaves_with_path(shapes))
-    digests = multihost_utils.process_allgather(_digest(text.encode()))
-    if (digests != digests[0]).any():
-        different = [i for i, row in enumerate(digests) if (row != digests[0]).any()]
-        raise UserError(
-            f"The hosts yield batches of different shapes: hosts {different} differ from host 0, "
-            f"and this host ({jax.process_index()}) yields {described(shapes)}. Yield the "
-            "same shapes on every host."
-        )
-
-
-def _digest(content: bytes) -> np.ndarray:
-    """Returns a hash of bytes, int32[_DIGEST_NUMBERS]."""
-    return np.frombuffer(hashlib.sha256(content).digest()[: 4 * _DIGEST_NUMBERS], np.int32)
+def _digest(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns a hash of the bytes of arrays, int32[_DIGEST_NUMBERS]."""
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()
+    return np.frombuffer(digest[: 4 * _DIGEST_NUMBERS], np.int32)

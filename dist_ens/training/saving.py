@@ -10,7 +10,7 @@ from dist_ens.checkpoint import RESULT_FILE, Leaf, OpenCheckpoints
 from dist_ens.ground.json_text import Json
 from dist_ens.training.best_state import BestState
 from dist_ens.training.data_protocol import TrainingData
-from dist_ens.training.failures import FailedMembers
+from dist_ens.training.failure_response import FailureResponse
 from dist_ens.training.finite_members import finite_members, has_finite_member
 from dist_ens.training.runner import Runner
 from dist_ens.training.states import saved_states
@@ -25,12 +25,12 @@ class Saving(Service):
         opened: OpenCheckpoints,
         record: Mapping[str, Json],
         data: TrainingData,
-        failures: FailedMembers,
+        failure_response: FailureResponse,
         best: BestState,
         scores_at: Callable[[int], Mapping[str, float]],
     ) -> None:
         self._run, self._opened, self._record, self._data = run, opened, record, data
-        self._failures, self._best, self._scores_at = failures, best, scores_at
+        self._failure_response, self._best, self._scores_at = failure_response, best, scores_at
 
     def before(self, info: StepInfo) -> None:
         """Saves the state if the cadence, the best evaluation or the end of the run asks for it."""
@@ -58,7 +58,9 @@ class Saving(Service):
         if not is_alone:
             reader.catch_up()
             has_finite = bool(finite_members(info.state.params, self._run.info.ensemble).any())
-            if not self._failures.may_replace_checkpoints(step, has_finite_member=has_finite):
+            if not self._failure_response.may_replace_checkpoints(
+                step, has_finite_member=has_finite
+            ):
                 return
 
         states = saved_states([*self._run.services, self._data])
@@ -67,7 +69,7 @@ class Saving(Service):
             reader.catch_up(step)
             self._run.call_all("sync")
             files = states()
-            is_wanted = not is_alone or self._failures.may_replace_checkpoints(
+            is_wanted = not is_alone or self._failure_response.may_replace_checkpoints(
                 step, has_finite_member=has_finite_member(leaves)
             )
             return files if is_wanted else None

@@ -50,7 +50,7 @@ class _Call(NamedTuple):
     are_all_frozen: bool
 
 
-class FailedMembers(Service):
+class FailureResponse(Service):
     """The failed members of a running loop.
 
     The device sees a failed update and does not take it. The host reads the metrics of a call after
@@ -68,7 +68,7 @@ class FailedMembers(Service):
         warn: Callable[[str], None],
         opened: OpenCheckpoints | None = None,
     ) -> None:
-        self._ensemble, self._policy = ensemble, ensemble.failures
+        self._ensemble, self._policy = ensemble, ensemble.failure_policy
         self._member_ids: Sequence[int] = ensemble.ids.tolist()
         self._warn, self._opened, self._step = warn, opened, step
         self.have_all_failed = False
