@@ -78,6 +78,14 @@ OPTIMIZERS = {
 }
 
 
+# Those that take more than a gradient, or keep more than running means of it. The others are tested
+# in long runs.
+OF_OWN_KIND = {
+    *("adafactor", "adamw", "apply_if_finite", "flatten", "galore", "lbfgs", "mechanize", "momo"),
+    *("muon", "noisy_sgd", "polyak_sgd", "sam", "schedule_free", "sgd", "sophia"),
+}
+
+
 def is_bias(params):
     """Returns a mask that is True for the biases of the network."""
     return {name: name.startswith("b") for name in params}
@@ -286,7 +294,18 @@ def num_left_out(state, members):
     return count
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, *COMBINED])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in OPTIMIZERS
+            if name not in OF_OWN_KIND
+        ),
+        *sorted(OF_OWN_KIND),
+        *COMBINED,
+    ],
+)
 def test_four_members_are_trained_as_one_after_another(name):
     optimizer = (OPTIMIZERS | COMBINED)[name]
     members = trained_by_hand(optimizer)

@@ -29,7 +29,7 @@ from dist_ens.ensemble.failures import (
 )
 from dist_ens.ground.errors import ExitCode, RunError, UserError
 from dist_ens.layout import Waves
-from dist_ens.training.finite_members import finite_members
+from dist_ens.training.failure_response import finite_members
 from failing import (
     FAILING,
     MEMBERS,

@@ -204,8 +204,8 @@ def test_the_state_of_one_callback_is_not_given_to_another(tmp_path):
     resume(tmp_path, [Counts(1)], steps=2)
     callbacks = [CountsToo(), Counts()]
     message = (
-        f"{tmp_path} holds a run with states of the callbacks Counts, and this run has CountsToo, "
-        "Counts. Give the same callbacks in the same order, or set resume='anyway'"
+        f"{tmp_path} holds states of the callbacks Counts, and this run has CountsToo, Counts. "
+        "Give the same callbacks in the same order, or set resume='anyway'"
     )
     with pytest.raises(UserError, match=f"^{re.escape(message)}"):
         resume(tmp_path, callbacks)

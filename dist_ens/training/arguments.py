@@ -51,20 +51,17 @@ class FitArguments:
         ):
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{name} is {kind_of(value)}. Give {instead}.")
-        if (self.steps is None) == (self.epochs is None):
-            raise UserError(
-                "fit takes exactly one of steps and epochs: got "
-                f"steps={self.steps}, epochs={self.epochs}."
-            )
+        steps, epochs, share = self.steps, self.epochs, self.validation
+        if (steps is None) == (epochs is None):
+            raise UserError(f"fit takes exactly one of steps and epochs: got {steps}, {epochs}.")
         if self.eval_data is not None and self.validation is not None:
             raise UserError("fit got both eval_data and validation. Leave one of them out.")
-        share = self.validation
         if share is not None and not (isinstance(share, int | float) and 0 < share < 1):
             raise UserError(f"validation is {share!r}. Give a share of the examples in (0, 1).")
-        if self.steps is not None:
-            whole_number("steps", self.steps, least=0, most=MOST_STEPS)
-        if self.epochs is not None:
-            require_coefficient("epochs", self.epochs, "Give the number of passes over the data.")
+        if steps is not None:
+            whole_number("steps", steps, least=0, most=MOST_STEPS)
+        if epochs is not None:
+            require_coefficient("epochs", epochs, "Give the number of passes over the data.")
         for name in ("steps_per_call", "log_every", "eval_every"):
             value = getattr(self, name)
             if value is not None and (name, value) != ("eval_every", EPOCH):
@@ -102,15 +99,11 @@ class Door:
 
 
 def _check_callback(callback: Callback) -> None:
-    if isinstance(callback, type):
+    has_hook = callable(callback) or any(hasattr(callback, name) for name in HOOKS)
+    if isinstance(callback, type) or not has_hook:
         raise UserError(
-            f"callbacks holds {kind_of(callback)}, not a callback. Give an instance: "
-            f"{callback.__name__}(...)."
+            f"callbacks holds {kind_of(callback)}. Give functions of a StepInfo, or instances of "
+            f"classes with one of the methods {', '.join(HOOKS)}."
         )
     if getattr(callback, "every", None) is not None:
         whole_number(f"every of {type(callback).__name__}", callback.every, least=1)
-    if not callable(callback) and not any(hasattr(callback, name) for name in HOOKS):
-        raise UserError(
-            f"The callback {callback!r} has none of the methods of a callback. Give a function "
-            f"of a StepInfo, or an object with one of {', '.join(HOOKS)}."
-        )

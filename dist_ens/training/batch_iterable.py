@@ -2,11 +2,14 @@
 
 import base64
 import collections.abc
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from typing import TypeVar
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from typing_extensions import override
 
 from dist_ens.callbacks import RunInfo
@@ -36,11 +39,13 @@ from dist_ens.layout import (
     specs_of_batch,
 )
 from dist_ens.losses import Objective
+from dist_ens.processes import cluster
 from dist_ens.training.data_protocol import TrainingData
-from dist_ens.training.host_batches import check_columns_agree, check_shapes_agree, read_together
 
 # Stands for the absence of a batch, since None is a batch without arrays.
 _NO_BATCH: Batch = object()
+_DIGEST_NUMBERS = 4
+T = TypeVar("T")
 
 
 class BatchIterable(TrainingData):
@@ -62,14 +67,14 @@ class BatchIterable(TrainingData):
         self._is_iterator = isinstance(source, collections.abc.Iterator)
         self._num_passes, self._num_batches = 0, 0
         self._has_dropped = False
-        first = self._waiting = read_together(self._first_of_pass)
+        first = self._waiting = _read_together(self._first_of_pass)
         self._shapes = _shapes(first)
         if jax.process_count() > 1:
-            check_shapes_agree(self._shapes)
+            _check_shapes_agree(self._shapes)
         self._specs = specs_of_batch(batch_specs, first)
         check_rows(layout, first, self._specs)
         if jax.process_count() > 1:
-            check_columns_agree(layout, first, self._specs)
+            _check_columns_agree(layout, first, self._specs)
         # Number of steps that the state had seen when it was given the data's first batch.
         self._began_at: int | None = None
 
@@ -85,7 +90,7 @@ class BatchIterable(TrainingData):
         if self._began_at is None:
             self._began_at = run.first_step
         for steps in calls(run.first_step, run.last_step, steps_per_call):
-            host_batches = read_together(partial(self._next_of_call, steps, run.last_step, say))
+            host_batches = _read_together(partial(self._next_of_call, steps, run.last_step, say))
             yield Batches.put(layout, host_batches, self._specs)
 
     @override
@@ -116,7 +121,7 @@ class BatchIterable(TrainingData):
             f"The data iterator has no state to restore (get_state and set_state): it is started "
             f"anew and advanced by {counted(step - self._began_at, 'batch')}."
         )
-        read_together(partial(self._skip, range(self._began_at, step), say))
+        _read_together(partial(self._skip, range(self._began_at, step), say))
 
     def _next_of_call(
         self, steps: range, last_step: int, say: Callable[[str], None]
@@ -221,3 +226,75 @@ def _shapes(batch: Batch) -> Shapes:
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype_in_jax(leaf.dtype)), batch
     )
+
+
+def _read_together(read: Callable[[], T]) -> T:
+    """Returns what a function reads on this host. If it fails on one host, it fails on all.
+
+    Otherwise the other hosts would wait for that host in the next step. Every host must call this.
+    """
+    if jax.process_count() == 1:
+        return read()
+    error: Exception | None = None
+    try:
+        result = read()
+    except Exception as raised:  # The iterator of a user may raise anything.
+        error = raised
+    failed = cluster.hosts_with(error is not None)
+    if error is not None:
+        raise error
+    if failed:
+        raise RunError(
+            f"Process {failed[0]} has no batch for the next step. Its output says why. Correct its "
+            "data, then run the same command again."
+        )
+    return result
+
+
+def _check_shapes_agree(shapes: Shapes) -> None:
+    """Raises a `UserError` on every host if the hosts' batches have different shapes."""
+    text = str(jax.tree_util.tree_leaves_with_path(shapes)).encode()
+    of_hosts = multihost_utils.process_allgather(_digest([np.frombuffer(text, np.uint8)]))
+    different = np.flatnonzero((of_hosts != of_hosts[:1]).any(axis=1)).tolist()
+    if different:
+        raise UserError(
+            f"The hosts yield batches of different shapes: hosts {different} differ from host 0, "
+            f"and this host ({jax.process_index()}) yields {described(shapes)}. Yield the "
+            "same shapes on every host."
+        )
+
+
+def _check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
+    """Raises a `UserError` on every host if hosts yield different arrays where they should agree.
+
+    A shared leaf of the first batch is the same on all hosts, any other on the hosts that feed the
+    same column. The rows of this host's part divide over its columns.
+    """
+    parts = len(layout.host_columns)
+    digests = np.zeros((layout.data_axis + 1, _DIGEST_NUMBERS), np.int32)
+    leaves = list(zip(jax.tree.leaves(batch), broadcast(specs, batch), strict=True))
+    rows = [leaf for leaf, spec in leaves if spec != REPLICATED]
+    for number, column in enumerate(layout.host_columns):
+        digests[column] = _digest(np.split(x, parts)[number] if parts > 1 else x for x in rows)
+    digests[-1] = _digest(leaf for leaf, spec in leaves if spec == REPLICATED)
+    of_hosts = multihost_utils.process_allgather(digests)  # [hosts, columns + 1, numbers]
+    for column in range(layout.data_axis):
+        feeding = np.flatnonzero(of_hosts[:, column].any(axis=1))
+        if (of_hosts[feeding, column] != of_hosts[feeding[:1], column]).any():
+            raise UserError(
+                f"Hosts {feeding.tolist()} feed column {column} of the mesh {layout}, and yield "
+                "different examples for it. Yield the same examples on hosts that share columns "
+                "(layout.host_columns), or give each host columns of its own with "
+                "Layout.make(num_members, ensemble_axis=1)."
+            )
+    if (of_hosts[:, -1] != of_hosts[:1, -1]).any():
+        raise UserError(
+            "The hosts yield different values of the leaves that batch_specs calls shared. Yield "
+            "the same values on every host."
+        )
+
+
+def _digest(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns a hash of the bytes of arrays, int32[_DIGEST_NUMBERS]."""
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()
+    return np.frombuffer(digest[: 4 * _DIGEST_NUMBERS], np.int32)

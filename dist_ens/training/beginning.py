@@ -1,6 +1,7 @@
 """The beginning of a run: its state, its execution and its batches."""
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Iterator, Mapping
 
@@ -65,7 +66,7 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
         )
         say(str(choice))
         if chosen.layout is ensemble.layout:
-            batches = _with_first(first, batches)
+            batches = itertools.chain(iter([first]), batches)
         else:
             state = chosen.layout.moved(state, MEMBERS)
             batches = train.batches(chosen.layout, info, steps_per_call, say)
@@ -74,7 +75,7 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
         first = next(batches)
         if warning := microbatch_warning(ensemble, state, first):
             job.warn(warning)
-        batches = _with_first(first, batches)
+        batches = itertools.chain(iter([first]), batches)
     return Begun(info._replace(ensemble=ensemble), state, steps_per_call, batches)
 
 
@@ -169,27 +170,15 @@ def _of_members(ensemble: Ensemble, member_ids: list[int], layout: Layout | None
     return some.replace(layout=layout or some.layout, waves=ensemble.waves)
 
 
-def _with_first(first: CallBatches, rest: Iterator[CallBatches]) -> Iterator[CallBatches]:
-    """Yields a first batch, and then the others."""
-    yield first
-    del first  # Its memory can be reused.
-    yield from rest
-
-
 def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State, int]:
     """Returns a copy of a given state on the ensemble's layout, and its step."""
     like, state = ensemble.abstract_state(batch), ensemble.with_record(state)
     expected, found = leaf_types(like), leaf_types(state)
-    names = differing(expected, found)
-    if names:
-        different = (
-            f"leaf {name} is {found.get(name, 'absent')} there and "
-            f"{expected.get(name, 'absent')} here"
-            for name in names
-        )
+    for name in differing(expected, found):
         raise UserError(
-            f"The given state does not fit this ensemble: {'; '.join(different)[:500]}. Give a "
-            "state that an ensemble of the same network, optimizer and number of members made."
+            f"The given state does not fit this ensemble: leaf {name} is "
+            f"{found.get(name, 'absent')} there and {expected.get(name, 'absent')} here. Give a "
+            "state of the same network, optimizer and number of members."
         )
     with jax.transfer_guard("allow"):
         member_ids = to_host(state.member_id).tolist()

@@ -16,6 +16,7 @@ from dist_ens.training.services import Run
 
 # Largest number of letters of a list of members in a sentence.
 _MOST_LETTERS = 400
+_REMEDY = "Look for NaN in the data, lower the learning rate, or clip the gradients."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,14 +106,12 @@ def report_end(run: Run, job: Job, result: FitResult) -> None:
         ids = np.asarray(run.info.member_ids)[is_lost].tolist()
         say(
             f"{counted(len(ids), 'member')} of {num_members} diverged, with the ids "
-            f"{str(ids)[:_MOST_LETTERS]}: the training loss is not finite. Look for NaN in the "
-            "data, lower the learning rate, or clip the gradients."
+            f"{str(ids)[:_MOST_LETTERS]}: the training loss is not finite. {_REMEDY}"
         )
     if result.all_failed:
         job.warn(
             f"All {num_members} members have failed, so the run ends at step {run.step:,} of "
-            f"{last_step:,}. Look for NaN in the data, lower the learning rate, or clip the "
-            "gradients."
+            f"{last_step:,}. {_REMEDY}"
         )
     if result.failed_members and result.ensemble.failure_policy.is_checked:
         say(_sentences_of_failures(result.failed_members))

@@ -212,16 +212,12 @@ def crossed(every_steps: int | Fraction | None, previous_step: int, step: int) -
 def _placed(callback: Callback, result: object, state: State, info: RunInfo) -> State:
     """Returns the state that a callback returned, on the layout, if it has the right structure."""
     name, layout = name_of_callback(callback), info.ensemble.layout
-    if not isinstance(result, State):
+    is_state = isinstance(result, State)
+    different = differing(leaf_types(state), leaf_types(result)) if is_state else []
+    if different or not isinstance(result, State):
+        what = f"a state in which {', '.join(different)} differ" if is_state else kind_of(result)
         raise UserError(
-            f"The callback {name} returned {kind_of(result)}. Return None, a State, or "
-            "dist_ens.callbacks.STOP."
-        )
-    different = differing(leaf_types(state), leaf_types(result))
-    if different:
-        raise UserError(
-            f"The callback {name} returned a state of another structure: {', '.join(different)} "
-            "differ. Return the state with other values only, such as "
-            "info.state._replace(params=new_params)."
+            f"The callback {name} returned {what}. Return None, dist_ens.callbacks.STOP, or a "
+            "State with other values only, such as info.state._replace(params=new_params)."
         )
     return layout.placed(result, MEMBERS, f"The state of callback {name}")

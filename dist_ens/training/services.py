@@ -14,12 +14,11 @@ from dist_ens.processes import progress
 from dist_ens.processes.peers import Peers
 from dist_ens.processes.stop_signal import StopSignal
 from dist_ens.training.beginning import Begun, begin_run
-from dist_ens.training.best_state import BestState
 from dist_ens.training.evaluating import Evaluating, Recording
 from dist_ens.training.failure_response import FailureResponse
 from dist_ens.training.preparing import Job
 from dist_ens.training.runner import Runner
-from dist_ens.training.saving import Saving
+from dist_ens.training.saving import BestState, Saving
 from dist_ens.training.states import restore_states
 
 
