@@ -3,8 +3,6 @@
 Each makes its networks, environment and data from the key, and runs all updates in `lax.scan`.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -182,35 +180,4 @@ def evolution_strategy(key):
     return {"mean": mean, "best": best}
 
 
-def meta_learning(key):
-    """MAML on sines: the gradient goes through two steps of an inner loop."""
-    key, of_net = jax.random.split(key)
-    net, optimizer = mlp_init(of_net, 1, HIDDEN, 1), optax.sgd(0.05)
-
-    def error(net, x, y):
-        return jnp.square(mlp(net, x) - y).mean()
-
-    def after_inner_loop(net, key):
-        of_phase, of_x = jax.random.split(key)
-        x = jax.random.uniform(of_x, (2, 8, 1), minval=-3, maxval=3)
-        y = jnp.sin(x + jax.random.uniform(of_phase, maxval=3))
-
-        def inner(net, _):
-            grads = jax.grad(error)(net, x[0], y[0])
-            return jax.tree.map(lambda p, g: p - 0.05 * g, net, grads), None
-
-        return error(jax.lax.scan(inner, net, None, length=2)[0], x[1], y[1])
-
-    def loss(net, keys):
-        return jax.vmap(functools.partial(after_inner_loop, net))(keys).mean()
-
-    def step(carry, key):
-        *carry, value = updated(optimizer, loss, *carry, jax.random.split(key, 3))
-        return tuple(carry), value
-
-    carry = net, optimizer.init(net)
-    (net, _), losses = jax.lax.scan(step, carry, jax.random.split(key, 4))
-    return {"net": net, "losses": losses}
-
-
-TRAININGS = [ppo, dqn, evolution_strategy, meta_learning]
+TRAININGS = [ppo, dqn, evolution_strategy]

@@ -264,11 +264,10 @@ def _check_shapes_agree(shapes: Shapes) -> None:
         )
 
 
-def _check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
-    """Raises a `UserError` on every host if hosts yield different arrays where they should agree.
+def _digests_of_hosts(layout: Layout, batch: Batch, specs: Specs) -> np.ndarray:
+    """Returns hashes of the rows of each column and of the shared leaves, [hosts, columns + 1, n].
 
-    A shared leaf of the first batch is the same on all hosts, any other on the hosts that feed the
-    same column. The rows of this host's part divide over its columns.
+    The rows of this host's part divide over its columns. The hash of other columns is 0.
     """
     parts = len(layout.host_columns)
     digests = np.zeros((layout.data_axis + 1, _DIGEST_NUMBERS), np.int32)
@@ -277,7 +276,16 @@ def _check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
     for number, column in enumerate(layout.host_columns):
         digests[column] = _digest(np.split(x, parts)[number] if parts > 1 else x for x in rows)
     digests[-1] = _digest(leaf for leaf, spec in leaves if spec == REPLICATED)
-    of_hosts = multihost_utils.process_allgather(digests)  # [hosts, columns + 1, numbers]
+    return multihost_utils.process_allgather(digests)  # type: ignore[no-any-return]
+
+
+def _check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
+    """Raises a `UserError` on every host if hosts yield different arrays where they should agree.
+
+    A shared leaf of the first batch is the same on all hosts, any other on the hosts that feed the
+    same column.
+    """
+    of_hosts = _digests_of_hosts(layout, batch, specs)
     for column in range(layout.data_axis):
         feeding = np.flatnonzero(of_hosts[:, column].any(axis=1))
         if (of_hosts[feeding, column] != of_hosts[feeding[:1], column]).any():
