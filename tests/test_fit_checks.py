@@ -200,7 +200,7 @@ def test_labels_that_are_no_classes_are_not_scored():
         ),
         (
             {"eval_data": DATA, "eval_every": 4, "callbacks": [EarlyStopping("f1")]},
-            "EarlyStopping waits for 'f1', and the scores are accuracy, nll, ",
+            "EarlyStopping waits for 'f1', and the scores during training are accuracy, nll, ",
         ),
         ({"callbacks": [Report("absent")]}, "Report shows the scores of the evaluation data, and"),
     ],

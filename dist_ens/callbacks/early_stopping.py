@@ -13,8 +13,7 @@ class EarlyStopping:
     """A callback that ends a run when a score of the ensemble no longer improves.
 
     The run needs `eval_data` or `validation`, and `eval_every`. `fit` returns the state of the best
-    evaluation and its scores, whether it was stopped early or reached its last step. A run that has
-    ended is not trained further when it is started again with the same patience.
+    evaluation and its scores. A run that has ended is not trained further with the same patience.
 
     Args:
         metric: Name of the score, such as "nll" or "accuracy".
@@ -70,15 +69,11 @@ class EarlyStopping:
             self._best = self._to_beat = math.inf
             self._best_step, self._num_without = None, 0
         self._is_restored = False
-        if not run.directions or run.eval_every is None:
+        scored = {} if run.eval_every is None else run.directions
+        if self.metric not in scored:
             raise UserError(
-                f"EarlyStopping waits for {self.metric!r}, and nothing is scored during training. "
-                "Give fit eval_data or validation, and eval_every."
-            )
-        if self.metric not in run.directions:
-            raise UserError(
-                f"EarlyStopping waits for {self.metric!r}, and the scores are "
-                f"{', '.join(run.directions)}. Choose one of these."
+                f"EarlyStopping waits for {self.metric!r}, and the scores during training are "
+                f"{', '.join(scored) or 'none'}. Choose one, or give fit eval_data and eval_every."
             )
         self._direction = self.direction or run.directions[self.metric]
         if self._direction is None:

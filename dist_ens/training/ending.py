@@ -69,7 +69,7 @@ class FitResult:
 
 def end_run(run: Run, job: Job) -> FitResult:
     """Ends a run whose loop has ended, and returns its result."""
-    run.call_services("wait")
+    run.call_all("wait", own_only=True)
     run.reader.catch_up()
     best = None if run.is_interrupted else run.best.at_end(run.step, run.state)
     step, state = best or (run.step, run.state)

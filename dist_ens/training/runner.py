@@ -122,15 +122,10 @@ class Runner:
         stoppers = [each for each in self.services if call_hook(each, hook, *args) is STOP]
         return self._is_stopped(stoppers)
 
-    def call_all(self, hook: str, *args: object) -> None:
-        """Calls a hook of all services."""
+    def call_all(self, hook: str, *args: object, own_only: bool = False) -> None:
+        """Calls a hook of all services, or only of those of the library."""
         for service in self.services:
-            call_hook(service, hook, *args)
-
-    def call_services(self, hook: str, *args: object) -> None:
-        """Calls a hook of the services of the library only."""
-        for service in self.services:
-            if isinstance(service, Service):
+            if isinstance(service, Service) or not own_only:
                 call_hook(service, hook, *args)
 
     def best_step(self) -> int | None:
