@@ -318,18 +318,12 @@ def test_a_run_ends_when_all_members_have_failed_and_keeps_what_they_have_learnt
 
 
 def test_without_a_policy_the_last_finite_state_of_all_members_is_kept(tmp_path):
-    made = ensemble(None)
     good = {"inputs": np.ones((4, 6), np.float32), "labels": np.zeros(4, np.int32)}
     good["inputs"][:, 4] = 0
     bad = good | {"inputs": np.full((4, 6), np.nan, np.float32)}
-    result = de.fit(
-        made,
-        lambda: iter([good] * 4 + [bad] * 46),
-        steps=50,
-        steps_per_call=1,
-        progress=False,
-        checkpoints=de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1),
-    )
+    saved = de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1)
+    batches = [*[good] * 4, *[bad] * 46]
+    result = fit(ensemble(None), batches, steps=50, steps_per_call=1, checkpoints=saved)
     # The NaN of step 5 is read after step 6. The state after step 4 is the last finite one.
     assert (result.step, result.all_failed) == (6, True)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
@@ -343,15 +337,10 @@ def test_a_state_without_a_finite_member_does_not_replace_the_last_good_one(poli
             return info.state._replace(params={"w": info.state.params["w"] * np.inf})
         return None
 
-    result = de.fit(
-        linear(optax.sgd(0.1), policy),
-        [{"x": np.ones((1, 2), np.float32)}] * 9,
-        steps=9,
-        steps_per_call=1,
-        checkpoints=de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1),
-        callbacks=[overflow],
-        progress=False,
-    )
+    made, batches = linear(optax.sgd(0.1), policy), [{"x": np.ones((1, 2), np.float32)}] * 9
+    saved = de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1)
+    options = {"steps_per_call": 1, "checkpoints": saved, "callbacks": [overflow]}
+    result = fit(made, batches, steps=9, **options)
     assert result.all_failed
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
 

@@ -276,7 +276,7 @@ def _digests_of_hosts(layout: Layout, batch: Batch, specs: Specs) -> np.ndarray:
     for number, column in enumerate(layout.host_columns):
         digests[column] = _digest(np.split(x, parts)[number] if parts > 1 else x for x in rows)
     digests[-1] = _digest(leaf for leaf, spec in leaves if spec == REPLICATED)
-    return multihost_utils.process_allgather(digests)  # type: ignore[no-any-return]
+    return multihost_utils.process_allgather(digests)
 
 
 def _check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
