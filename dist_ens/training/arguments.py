@@ -49,23 +49,19 @@ class FitArguments:
             ("The given state", self.state, State, _A_STATE),
             ("callbacks", self.callbacks, Sequence, "a list of callbacks: callbacks=[...]"),
         ):
-            if value is not None and not isinstance(value, kind):
+            if not isinstance(value, kind | None):
                 raise UserError(f"{name} is {kind_of(value)}. Give {instead}.")
-        steps, epochs, share = self.steps, self.epochs, self.validation
+        steps, epochs = self.steps, self.epochs
         if (steps is None) == (epochs is None):
             raise UserError(f"fit takes exactly one of steps and epochs: got {steps}, {epochs}.")
         if self.eval_data is not None and self.validation is not None:
             raise UserError("fit got both eval_data and validation. Leave one of them out.")
-        if share is not None and not (isinstance(share, int | float) and 0 < share < 1):
-            raise UserError(f"validation is {share!r}. Give a share of the examples in (0, 1).")
-        if steps is not None:
-            whole_number("steps", steps, least=0, most=MOST_STEPS)
         if epochs is not None:
             require_coefficient("epochs", epochs, "Give the number of passes over the data.")
-        for name in ("steps_per_call", "log_every", "eval_every"):
+        for name in ("steps", "steps_per_call", "log_every", "eval_every"):
             value = getattr(self, name)
             if value is not None and (name, value) != ("eval_every", EPOCH):
-                whole_number(name, value, least=1)
+                whole_number(name, value, least=int(name != "steps"), most=MOST_STEPS)
         for callback in self.callbacks:
             _check_callback(callback)
         if isinstance(self.data, Mapping | tuple):  # A list is an iterable of batches.

@@ -12,6 +12,7 @@ from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.evaluation.examples import Examples, examples_of
 from dist_ens.evaluation.label_checks import check_classes, check_finite, check_inputs
 from dist_ens.evaluation.scoring import BATCH_SIZE, score, score_directions
+from dist_ens.ground.errors import UserError
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Data, Shapes, Specs
 from dist_ens.losses import Objective
@@ -36,6 +37,8 @@ class EvalData:
 
 def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | None]:
     """Returns the examples to train on, and the held-out ones, the same for every seed, or None."""
+    if share is not None and not (isinstance(share, int | float) and 0 < share < 1):
+        raise UserError(f"validation is {share!r}. Give a share of the examples in (0, 1).")
     if isinstance(data, Source):
         source = data if share is None else data.with_validation(share)
         return source, None if source.valid is None else Examples(source.valid, source.spec)

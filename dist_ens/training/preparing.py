@@ -103,7 +103,7 @@ def numbered_classes(
     objective: Objective | None, data: Data, state: State | None
 ) -> tuple[Data, tuple[str, ...]]:
     """Returns training data with class numbers in place of names, and the sorted names."""
-    known, where = () if state is None else state.class_names, "The source"
+    known, where = getattr(state, "class_names", ()), "The source"
     labels = data.get(Objective.LABELS) if isinstance(data, Mapping) else None
     if isinstance(data, Source):
         names = data.spec.class_names or known
