@@ -341,3 +341,9 @@ def test_members_that_diverged_are_named_at_the_end(inputs):
     fit(ensemble, data, steps=2, say=told.append)
     expected = f"{ensemble.num_members} members of {ensemble.num_members} diverged, with the ids"
     assert any(sentence.startswith(expected) for sentence in told) == (inputs > 1)
+
+
+def test_a_member_keeps_to_its_group_in_an_order_that_is_not_shuffled():
+    order = de.data.shared(shuffle=False).order(6, 4, num_groups=2)
+    found = order.indices(order.cursor(0, range(2)), np.arange(4), np.int32([1]))
+    assert found.tolist() == [[6, 7, 8, 9], [10, 11, 6, 7]]  # Group 1 has the examples 6 to 11.

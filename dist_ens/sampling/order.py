@@ -54,7 +54,7 @@ class Order:
         if count > _MOST_EXAMPLES:
             raise UserError(
                 f"The split has {count:,} examples, and a split can have at most "
-                f"{_MOST_EXAMPLES:,}. Train on a part of it."
+                f"{_MOST_EXAMPLES:,} examples. Train on a part of it."
             )
         if self.num_folds and not 2 <= self.num_folds <= self.num_examples:
             raise UserError(
