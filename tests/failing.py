@@ -97,7 +97,7 @@ def ensemble(
         execution=execution,
         waves=waves,
         methods=(failing,),
-        failures=policy,
+        failure_policy=policy,
         seed=seed,
     )
 

@@ -236,7 +236,6 @@ DRAWN = Case(net_init, drawn_step, mlp, [None] * STEPS, normals(5, 1))
 CASES = {
     "dqn": DQN,
     "gan": GAN,
-    "graph": GRAPH,
     "ragged_graph": RAGGED,
     "no_data": DRAWN,
 }

@@ -3,6 +3,7 @@
 import shutil
 import signal
 import types
+from unittest import mock
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import dist_ens as de
 import failing
 from dist_ens.callbacks import STOP, EarlyStopping
-from dist_ens.checkpoint import CheckpointStore
+from dist_ens.checkpoint import CheckpointStore, store
 
 _RANDOM = np.random.default_rng(0)
 # 16 examples of 20 inputs are learnt by heart, so that the score of others rises from some step on.
@@ -153,3 +154,14 @@ def test_the_best_evaluation_of_the_ensemble_or_of_each_member_is_saved(kept, tm
     names = [f"test/nll/member_0{k}" for k in range(4)] if "members" in kept else ["test/nll"]
     bests = {min(of_steps, key=lambda at: at[name])["step"] for name in names}
     assert steps_in(tmp_path) == sorted({*bests, 60})
+
+
+def test_a_run_killed_before_it_deleted_a_checkpoint_deletes_it_when_it_resumes(tmp_path):
+    def run():
+        return fit(4, checkpoints=saved_in(tmp_path, keep=1, every_steps=2), eval_every=None)
+
+    with mock.patch.object(store, "give_up_checkpoint", side_effect=OSError):
+        run()
+    assert steps_in(tmp_path) == [2, 4]
+    run()  # Its last step is saved already.
+    assert steps_in(tmp_path) == [4]

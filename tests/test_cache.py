@@ -135,7 +135,12 @@ def test_a_user_without_a_home_folder_has_no_cache(monkeypatch, caplog):
 
 @pytest.mark.parametrize(
     ("members", "devices", "options"),
-    [(4, 1, {}), (4, 1, {"execution": "loop"}), (4, 1, {"waves": 2}), (2, 4, {"failures": "skip"})],
+    [
+        (4, 1, {}),
+        (4, 1, {"execution": "loop"}),
+        (4, 1, {"waves": 2}),
+        (2, 4, {"failure_policy": "skip"}),
+    ],
 )
 def test_a_second_fit_of_an_ensemble_compiles_nothing(members, devices, options):
     ensemble = de.Ensemble(

@@ -135,7 +135,7 @@ def test_a_registered_class_is_trained_and_its_gradient_is_an_instance():
 def test_members_that_fail_are_restarted_by_a_callback_and_the_others_do_not_notice():
     example = load("restart_members")
     result = example["main"](progress=False)
-    failed = {member.member_id for member in result.failures}
+    failed = {member.member_id for member in result.failed_members}
     assert 0 < len(failed) < 8
     assert not result.state.failures.is_frozen.any()
     assert result.history[-1]["train/loss"] < 10

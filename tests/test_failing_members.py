@@ -29,7 +29,7 @@ from dist_ens.ensemble.failures import (
 )
 from dist_ens.ground.errors import ExitCode, RunError, UserError
 from dist_ens.layout import Waves
-from dist_ens.training.finite_members import finite_members
+from dist_ens.training.failure_response import finite_members
 from failing import (
     FAILING,
     MEMBERS,
@@ -159,14 +159,14 @@ def test_a_dropped_member_leaves_the_arrays_when_the_run_is_resumed(tmp_path, ca
     resumed = trained(made, {3}, steps=10, checkpoints=de.Checkpoints(folder, keep=3), say=print)
     assert "The members 3 were dropped. The run goes on with 7 of 8" in capsys.readouterr().out
     assert resumed.state.member_id.tolist() == OTHERS
-    assert [member.member_id for member in resumed.failures] == [FAILING]
+    assert [member.member_id for member in resumed.failed_members] == [FAILING]
     sound = trained(ensemble("drop", "loop", rows=1), steps=10)
     assert members_equal(resumed.state, sound.state.select(OTHERS), range(7))
     # It has left the checkpoint, too, and the run can be resumed and loaded again.
     again = trained(made, {3}, steps=12, checkpoints=de.Checkpoints(folder, keep=3))
     assert again.state.member_id.tolist() == OTHERS
     # The run still tells what happened to it.
-    assert again.failures == [FailedMember(FAILING, CAUSES[1], 1, 3, 3, True)]
+    assert again.failed_members == [FailedMember(FAILING, CAUSES[1], 1, 3, 3, True)]
     assert de.load(folder, ensemble=made).state.member_id.tolist() == OTHERS
     # Another policy can load it, and is told why it cannot resume it.
     other = ensemble("freeze", "loop", rows=1)
@@ -193,11 +193,11 @@ def test_a_finite_loss_far_above_the_members_own_history_is_a_failure():
     # The loss is multiplied by 51, which is finite and some hundred standard deviations too large.
     spiked = trained(ensemble(policy), [120], value=50, steps=125, callbacks=[losses])
     assert np.isfinite(losses.rows["loss"]).all()
-    (member,) = spiked.failures
+    (member,) = spiked.failed_members
     assert (member.member_id, member.failed_updates, member.last_step) == (FAILING, 1, 120)
     assert member.cause == "the loss is far above its running mean"
     # Before 100 losses it is not known what is usual.
-    assert trained(ensemble(policy), [50], value=50, steps=55).failures == []
+    assert trained(ensemble(policy), [50], value=50, steps=55).failed_members == []
 
 
 def mean_loss(params, batch):
@@ -214,7 +214,7 @@ def linear(optimizer, policy="continue", *, loss=mean_loss, params=None, **optio
         num_members=2,
         layout=de.Layout.make(2, devices=jax.devices()[:1]),
         execution="loop",
-        failures=policy,
+        failure_policy=policy,
         **options,
     )
 
@@ -318,22 +318,16 @@ def test_a_run_ends_when_all_members_have_failed_and_keeps_what_they_have_learnt
 
 
 def test_without_a_policy_the_last_finite_state_of_all_members_is_kept(tmp_path):
-    made = ensemble(None)
     good = {"inputs": np.ones((4, 6), np.float32), "labels": np.zeros(4, np.int32)}
     good["inputs"][:, 4] = 0
     bad = good | {"inputs": np.full((4, 6), np.nan, np.float32)}
-    result = de.fit(
-        made,
-        lambda: iter([good] * 4 + [bad] * 46),
-        steps=50,
-        steps_per_call=1,
-        progress=False,
-        checkpoints=de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1),
-    )
+    saved = de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1)
+    batches = [*[good] * 4, *[bad] * 46]
+    result = fit(ensemble(None), batches, steps=50, steps_per_call=1, checkpoints=saved)
     # The NaN of step 5 is read after step 6. The state after step 4 is the last finite one.
     assert (result.step, result.all_failed) == (6, True)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
-    assert [member.first_step for member in result.failures] == [5] * MEMBERS
+    assert [member.first_step for member in result.failed_members] == [5] * MEMBERS
 
 
 @pytest.mark.parametrize("policy", ["freeze", "continue"])
@@ -343,15 +337,10 @@ def test_a_state_without_a_finite_member_does_not_replace_the_last_good_one(poli
             return info.state._replace(params={"w": info.state.params["w"] * np.inf})
         return None
 
-    result = de.fit(
-        linear(optax.sgd(0.1), policy),
-        [{"x": np.ones((1, 2), np.float32)}] * 9,
-        steps=9,
-        steps_per_call=1,
-        checkpoints=de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1),
-        callbacks=[overflow],
-        progress=False,
-    )
+    made, batches = linear(optax.sgd(0.1), policy), [{"x": np.ones((1, 2), np.float32)}] * 9
+    saved = de.Checkpoints(tmp_path, every_steps=1, every_secs=None, keep=1)
+    options = {"steps_per_call": 1, "checkpoints": saved, "callbacks": [overflow]}
+    result = fit(made, batches, steps=9, **options)
     assert result.all_failed
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
 
@@ -361,14 +350,14 @@ def test_without_a_policy_the_state_and_the_program_are_those_of_plain_training(
     assert made.init({"inputs": np.zeros((4, 6), np.float32)}).failures == ()
     result = trained(made, [5])
     assert not np.isfinite(result.state.params["w"][FAILING]).any()
-    (member,) = result.failures
+    (member,) = result.failed_members
     assert (member.member_id, member.first_step, member.last_step) == (FAILING, 5, 10)
 
 
 def test_without_a_policy_a_resumed_run_knows_the_failures_before_it(tmp_path):
     saved = de.Checkpoints(tmp_path)
     trained(ensemble(None), [3], checkpoints=saved, callbacks=[StopAt(4)])
-    (member,) = trained(ensemble(None), steps=6, checkpoints=saved).failures
+    (member,) = trained(ensemble(None), steps=6, checkpoints=saved).failed_members
     assert member == FailedMember(FAILING, CAUSES[1], 4, first_step=3, last_step=6)
 
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import networks
-from dist_ens.data import ArraySplit, Source, Spec
+from dist_ens.data import ArraySplit, Source, Spec, permuted
 from dist_ens.data.feed import Placement, TrainingSet, call_batches, feed
 from dist_ens.data.feed.on_devices import ShardedFeed
 from dist_ens.ensemble import Batches, Drawn, Ensemble, MemberBatches
@@ -21,7 +21,7 @@ from dist_ens.members import as_member
 from dist_ens.methods import bootstrap
 from dist_ens.plan import collectives
 from dist_ens.sampling import Order
-from dist_ens.training import OrderedSplit, fit
+from dist_ens.training import fit
 
 SAME = partial(jax.tree.map, np.testing.assert_array_equal)
 NEAR = partial(jax.tree.map, partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6))
@@ -226,12 +226,12 @@ def deals(monkeypatch):
 def test_members_with_other_ids_see_their_own_examples(monkeypatch, is_streamed):
     if is_streamed:
         monkeypatch.setattr(Layout, "free_bytes", lambda layout: 0)
-    data = OrderedSplit(source().train, Order(COUNT, networks.BATCH, per_member=True), 3)
+    options = {"order": permuted(), "batch_size": networks.BATCH, "steps_per_call": 2}
     parts = networks.mlp()[0], networks.SGD, categorical(networks.CLASSES)
 
     def state_of(**members):
-        ensemble = Ensemble(*parts, execution="loop", **members)
-        return fit(ensemble, data, steps=4, steps_per_call=2, progress=False).state
+        ensemble = Ensemble(*parts, execution="loop", seed=3, **members)
+        return fit(ensemble, source(), steps=4, progress=False, **options).state
 
     few = state_of(num_members=2, member_ids=[5, 2])
     whole = state_of(num_members=6).select([5, 2])

@@ -123,7 +123,7 @@ IN_PYTHON = {
         "methods",
     ),
     "an execution misspelt": (lambda: made(execution="vmpa"), "Did you mean 'vmap'"),
-    "a failure policy misspelt": (lambda: made(failures="skp"), "skp"),
+    "a failure policy misspelt": (lambda: made(failure_policy="skp"), "skp"),
     "a layout of other members": (
         lambda: made(layout=de.Layout.make(4)),
         "num_members",

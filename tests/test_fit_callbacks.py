@@ -25,19 +25,17 @@ def saved_in(folder):
     return de.Checkpoints(folder, every_secs=None)
 
 
-def scores_of(name, value, metrics=()):
-    return Scores([{name: value}], [{"member_id": 0, name: value}], metrics=tuple(metrics))
-
-
 # Early stopping
 
 
-def stopped_at(stopping, name, values, metrics=()):
+def stopped_at(name, values, metrics=(), **options):
     """The number of evaluations after which a run ends; None if it does not."""
+    stopping = EarlyStopping(name, **{"patience": 1} | options)
     directions = {name: direction_of(name, metrics)}
     stopping.begin(RunInfo(None, [0], 0, 8, 8, directions, eval_every=1))
     for number, value in enumerate(values, start=1):
-        if stopping.evaluated(number, scores_of(name, value, metrics)) is STOP:
+        scores = Scores([{name: value}], [{"member_id": 0, name: value}], metrics=tuple(metrics))
+        if stopping.evaluated(number, scores) is STOP:
             return number
     return None
 
@@ -45,17 +43,14 @@ def stopped_at(stopping, name, values, metrics=()):
 def test_early_stopping_knows_which_direction_of_a_metric_is_better():
     own = [Metric("hit", lambda prediction, labels: labels, direction="higher")]
     rising = [0.1, 0.2, 0.3, 0.4]
-    assert stopped_at(EarlyStopping("hit", patience=1), "hit", rising, own) is None
-    assert stopped_at(EarlyStopping("hit", patience=1), "hit", rising[::-1], own) == 2
-    assert stopped_at(EarlyStopping("accuracy", patience=1), "accuracy", rising) is None
-    assert stopped_at(EarlyStopping("nll", patience=1), "nll", rising) == 2
-    assert stopped_at(EarlyStopping("loss", patience=1), "loss", rising) == 2
+    assert stopped_at("hit", rising, own) is stopped_at("accuracy", rising) is None
+    assert stopped_at("hit", rising[::-1], own) == 2
+    assert stopped_at("nll", rising) == stopped_at("loss", rising) == 2
     for name in ("coverage", "entropy", "force_error"):
         with pytest.raises(UserError, match=f"^EarlyStopping waits for '{name}', of which neither"):
-            stopped_at(EarlyStopping(name, patience=1), name, rising)
-        given = EarlyStopping(name, patience=1, direction="higher")
-        assert stopped_at(given, name, rising) is None
-    assert stopped_at(EarlyStopping("nll", patience=3), "nll", [np.nan] * 5) == 3
+            stopped_at(name, rising)
+        assert stopped_at(name, rising, direction="higher") is None
+    assert stopped_at("nll", [np.nan] * 5, patience=3) == 3
 
 
 def test_early_stopping_of_an_auxiliary_scalar_takes_the_direction_that_is_given():
@@ -204,8 +199,8 @@ def test_the_state_of_one_callback_is_not_given_to_another(tmp_path):
     resume(tmp_path, [Counts(1)], steps=2)
     callbacks = [CountsToo(), Counts()]
     message = (
-        f"{tmp_path} holds a run with states of the callbacks Counts, and this run has CountsToo, "
-        "Counts. Give the same callbacks in the same order, or set resume='anyway'"
+        f"{tmp_path} holds states of the callbacks Counts, and this run has CountsToo, Counts. "
+        "Give the same callbacks in the same order, or set resume='anyway'"
     )
     with pytest.raises(UserError, match=f"^{re.escape(message)}"):
         resume(tmp_path, callbacks)

@@ -11,11 +11,12 @@ import pytest
 
 import dist_ens as de
 from dist_ens.callbacks import EarlyStopping, Report
-from dist_ens.data import ArraySplit, Source, Spec
+from dist_ens.data import Source, Spec, TreeSplit
 from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.ground.errors import RunError, UserError
 from dist_ens.metrics import Metric
 from dist_ens.sampling import Order
+from dist_ens.training.data import OrderedSplit
 from test_bad_input import CLASSES, DATA, classifier, fit, layout_of, loss_fn, with_loss
 from test_bad_input import no_update as no_update
 
@@ -54,18 +55,48 @@ def test_labels_and_weights_that_cannot_be_learnt_from_are_refused(parts, messag
         fit(classifier(), DATA | parts)
 
 
-@pytest.mark.parametrize("key", ["widths", "heights", "sample_ids", "inputs_2", 3])
-def test_other_keys_of_the_data_are_allowed(key):
-    ensemble, data = classifier(), DATA | {key: np.ones(EXAMPLES)}
-    if key != 3:  # JAX sorts the keys of a dict, so they have one type.
-        fit(ensemble, data, steps=1, eval_data=data)
-    check_keys(ensemble.objective, data)
-    check_keys(ensemble.objective, [*DATA, "label"])
+ORDERED = OrderedSplit(TreeSplit(DATA), de.data.shared().order(EXAMPLES, 4), 0)
 
 
 @pytest.mark.usefixtures("no_update")
-@pytest.mark.parametrize("standardize", [False, True])
-@pytest.mark.parametrize(("value", "name"), [(np.nan, "NaN"), (-np.inf, "infinity")])
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (ORDERED, {}, "The data is an OrderedSplit. Give a dict"),
+        (ORDERED, {"batch_size": 8}, "batch_size=8 needs examples with positions"),
+        ([DATA], {"order": de.data.permuted()}, "order=OrderRule("),
+        ([DATA], {"validation": 0.5}, "validation=0.5 needs examples"),
+        ([DATA], {"eval_every": "epoch"}, "eval_every='epoch' needs examples"),
+    ],
+)
+def test_what_needs_examples_with_positions_is_refused_without_them(data, options, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        fit(classifier(), data, **options)
+
+
+def test_an_auxiliary_value_does_not_take_the_place_of_a_metric_of_the_library():
+    def named(name, value):
+        def loss(params, model_state, batch, key):
+            loss, (model_state, _) = loss_fn(params, model_state, batch, key)
+            return loss, (model_state, {name: value(loss)})
+
+        return fit(with_loss(loss), steps=1)
+
+    assert named("loss", lambda loss: loss).step == 1  # The same value is no other.
+    for name in ("loss", "is_frozen"):
+        with pytest.raises(UserError, match=f"^The loss returned an auxiliary value '{name}'"):
+            named(name, lambda loss: 2 * loss)
+
+
+def test_other_keys_of_the_data_are_allowed():
+    for key in ("widths", "heights", "sample_ids", "inputs_2", 3, "label"):
+        check_keys(classifier().objective, [*DATA, key])
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize(
+    ("value", "name", "standardize"), [(np.nan, "NaN", False), (-np.inf, "infinity", True)]
+)
 def test_labels_that_are_not_finite_are_refused_with_their_row(value, name, standardize):
     ensemble = regression(standardize=standardize)
     targets = np.arange(EXAMPLES, dtype=np.float32)
@@ -133,28 +164,23 @@ def test_labels_of_a_split_that_is_not_in_memory_are_checked_when_they_are_read(
 
     source = Source(Spec((4,), "float32", (), CLASSES), Files(), Files())
     wrong = None
-    first = fit(classifier(), source, steps=steps, batch_size=4)
-    assert first.step == steps
+    assert fit(classifier(), source, steps=steps, batch_size=4).step == steps
     order = Order(EXAMPLES, 4)
     wrong = order.indices(order.cursor(0, range(1)), np.arange(4))[0, 2]  # of the first batch
     with pytest.raises(UserError, match=r"^The labels of the training data lie in \[-1, [012]\]"):
         fit(classifier(), source, steps=steps, batch_size=4)
 
 
-@pytest.mark.parametrize("offset", [-1, CLASSES])
-def test_labels_that_are_no_classes_are_not_scored(offset):
+def test_labels_that_are_no_classes_are_not_scored():
     ensemble = classifier()
     state = ensemble.init(DATA)
-    with pytest.raises(
-        UserError, match=r"^The labels lie in \[.*, and the objective has 3 classes"
-    ):
-        de.evaluate(ensemble, state, DATA | {"labels": CLASS_LABELS + offset})
+    for wrong in (CLASS_LABELS - 1, CLASS_LABELS + CLASSES):
+        with pytest.raises(UserError, match=r"^The labels lie in \[.*, and the objective has 3 cl"):
+            de.evaluate(ensemble, state, DATA | {"labels": wrong})
     # An example of weight 0 may have any label.
-    weights = np.ones(EXAMPLES)
-    weights[0] = 0
-    labels = CLASS_LABELS.copy()
+    weights, labels = np.arange(EXAMPLES) > 0.0, CLASS_LABELS.copy()
     labels[0] = -1
-    de.evaluate(ensemble, state, DATA | {"labels": labels, "weights": weights})
+    de.evaluate(ensemble, state, DATA | {"labels": labels, "weights": weights.astype(float)})
 
 
 # Evaluation data and metrics
@@ -174,7 +200,7 @@ def test_labels_that_are_no_classes_are_not_scored(offset):
         ),
         (
             {"eval_data": DATA, "eval_every": 4, "callbacks": [EarlyStopping("f1")]},
-            "EarlyStopping waits for 'f1', and the scores are accuracy, nll, ",
+            "EarlyStopping waits for 'f1', and the scores during training are accuracy, nll, ",
         ),
         ({"callbacks": [Report("absent")]}, "Report shows the scores of the evaluation data, and"),
     ],
@@ -204,17 +230,8 @@ def test_the_scores_of_an_evaluation_are_known_before_training():
 
 def test_data_in_columns_and_members_in_waves_can_be_checked():
     layout = de.Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
-    ensemble = de.Ensemble(
-        classifier().member,
-        optax.sgd(0.1),
-        de.losses.categorical(CLASSES),
-        num_members=4,
-        layout=layout,
-        execution="vmap",
-        waves=2,
-    )
-    metric = Metric("hit", hit)
-    scores = fit(ensemble, steps=1, eval_data=DATA, metrics=[metric]).scores.ensemble
+    ensemble = classifier().replace(num_members=4, layout=layout, waves=2)
+    scores = fit(ensemble, steps=1, eval_data=DATA, metrics=[Metric("hit", hit)]).scores.ensemble
     assert scores["hit"] == scores["accuracy"]
 
 
@@ -316,21 +333,6 @@ def test_networks_that_were_trained_elsewhere_predict_and_train_with_standardise
     assert jax.tree.structure(again.model_state) == jax.tree.structure(trained.state.model_state)
 
 
-# Groups of examples
-
-
-def source_of_groups(num_groups):
-    spec = Spec((4,), "float32", (), CLASSES, num_groups=num_groups)
-    split = ArraySplit(DATA["inputs"], DATA["labels"])
-    return Source(spec, split, split)
-
-
-def test_as_many_groups_of_examples_as_the_ensemble_has_are_trained_and_scored():
-    ensemble, source = classifier(num_groups=2), source_of_groups(2)
-    scores = fit(ensemble, source, batch_size=4, steps=2, eval_data=source).scores
-    assert len(scores.groups) == 2
-
-
 @pytest.mark.parametrize("inputs", [1.0, 1e30])  # The square of 1e30 is infinite in float32.
 def test_members_that_diverged_are_named_at_the_end(inputs):
     ensemble = regression(standardize=False)
@@ -339,3 +341,9 @@ def test_members_that_diverged_are_named_at_the_end(inputs):
     fit(ensemble, data, steps=2, say=told.append)
     expected = f"{ensemble.num_members} members of {ensemble.num_members} diverged, with the ids"
     assert any(sentence.startswith(expected) for sentence in told) == (inputs > 1)
+
+
+def test_a_member_keeps_to_its_group_in_an_order_that_is_not_shuffled():
+    order = de.data.shared(shuffle=False).order(6, 4, num_groups=2)
+    found = order.indices(order.cursor(0, range(2)), np.arange(4), np.int32([1]))
+    assert found.tolist() == [[6, 7, 8, 9], [10, 11, 6, 7]]  # Group 1 has the examples 6 to 11.

@@ -95,8 +95,7 @@ def with_labels(labels, at=3, **others):
     return batches
 
 
-@pytest.mark.parametrize(("at", "steps_per_call"), [(0, 1), (3, 4)])
-@pytest.mark.parametrize("label", [-1, CLASSES])
+@pytest.mark.parametrize(("label", "at", "steps_per_call"), [(-1, 0, 1), (CLASSES, 3, 4)])
 def test_labels_of_an_iterable_that_are_no_classes_are_refused(label, at, steps_per_call):
     labels = DATA["labels"].copy()
     labels[5] = label

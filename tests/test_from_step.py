@@ -220,7 +220,7 @@ def failing(value, *, has_loss=False):
         step=step,
         num_members=8,
         execution="vmap",
-        failures=policy,
+        failure_policy=policy,
         layout=layout_of("4x1", 8),
     )
 
@@ -246,7 +246,7 @@ def test_a_step_fails_where_its_loss_or_its_new_state_is_not_finite(policy, has_
     of_failed = {"continue": 6 if has_loss else np.inf, "skip": 5, "freeze": 1, "drop": 1}
     expected = np.where(fails, of_failed[policy], 6)
     np.testing.assert_array_equal(result.state.params["w"], expected)
-    causes = {member.member_id: member.cause for member in result.failures}
+    causes = {member.member_id: member.cause for member in result.failed_members}
     cause = "the loss is not finite" if has_loss else "the new state is not finite"
     if policy == "continue" and not has_loss:
         assert causes == {}

@@ -157,7 +157,7 @@ def small_update(network, execution, rows, columns):
     member, inputs, label_shape = network()
     layout = Layout.make(4, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
     ensemble = networks.ensemble_of(
-        member, networks.SGD, layout, execution=execution, failures="skip"
+        member, networks.SGD, layout, execution=execution, failure_policy="skip"
     )
     batches = layout.put(networks.batches_for(inputs, label_shape, 2), BATCHES)
     return ensemble, ensemble.with_record(networks.born_on(layout, network)), batches

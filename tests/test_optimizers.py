@@ -53,6 +53,28 @@ def walk(config, gradients, start=1.0):
             [1.0] * 5,
             [0.6, 0.258579, 0.058579, 0.0, 0.0],
         ),
+        # The first step of Lion has the gradient's sign: 1 - 0.1 = 0.9
+        ({"name": "lion", "learning_rate": 0.1}, [2.0], [0.9]),
+        # Decoupled: without a gradient 1 - 0.1 * 0.5 * 1 = 0.95
+        ({"name": "lion", "learning_rate": 0.1, "weight_decay": 0.5}, [0.0], [0.95]),
+        # With b1 = 0 the step is the sign of the gradient alone: 0.9, then 1.0
+        (
+            {"name": "lion", "learning_rate": 0.1, "options": {"b1": 0.0, "b2": 0.5}},
+            [2.0, -1.0],
+            [0.9, 1.0],
+        ),
+        # Nesterov: velocities 2 and 3.8, steps 0.9 * 2 + 2 = 3.8 and 0.9 * 3.8 + 2 = 5.42
+        (
+            {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9, "options": {"nesterov": True}},
+            [2.0, 2.0],
+            [0.62, 0.078],
+        ),
+        # Signs at rates 0.4 and 0.2: 0.6, then 0.4
+        (
+            {"name": "sign_sgd", "learning_rate": 0.4, "schedule": "linear", "schedule_steps": 2},
+            [5.0, 3.0],
+            [0.6, 0.4],
+        ),
     ],
 )
 def test_an_optimizer_moves_a_parameter_as_by_hand(config, gradients, expected):
@@ -96,37 +118,6 @@ def test_sgd_adam_and_adamw_take_the_same_steps_as_before():
                 for optimizer, state in zip((ours, theirs), states, strict=True)
             )
             assert_equal((updates, states[0]), (expected, states[1]))
-
-
-@pytest.mark.parametrize(
-    ("config", "gradients", "expected"),
-    [
-        # The first step of Lion has the gradient's sign: 1 - 0.1 = 0.9
-        ({"name": "lion", "learning_rate": 0.1}, [2.0], [0.9]),
-        # Decoupled: without a gradient 1 - 0.1 * 0.5 * 1 = 0.95
-        ({"name": "lion", "learning_rate": 0.1, "weight_decay": 0.5}, [0.0], [0.95]),
-        # With b1 = 0 the step is the sign of the gradient alone: 0.9, then 1.0
-        (
-            {"name": "lion", "learning_rate": 0.1, "options": {"b1": 0.0, "b2": 0.5}},
-            [2.0, -1.0],
-            [0.9, 1.0],
-        ),
-        # Nesterov: velocities 2 and 3.8, steps 0.9 * 2 + 2 = 3.8 and 0.9 * 3.8 + 2 = 5.42
-        (
-            {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9, "options": {"nesterov": True}},
-            [2.0, 2.0],
-            [0.62, 0.078],
-        ),
-        # Signs at rates 0.4 and 0.2: 0.6, then 0.4
-        (
-            {"name": "sign_sgd", "learning_rate": 0.4, "schedule": "linear", "schedule_steps": 2},
-            [5.0, 3.0],
-            [0.6, 0.4],
-        ),
-    ],
-)
-def test_another_optimizer_takes_its_own_arguments(config, gradients, expected):
-    assert walk(config, gradients) == pytest.approx(expected, abs=2e-6)
 
 
 def test_every_optimizer_of_optax_that_descends_is_built():

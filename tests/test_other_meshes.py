@@ -118,7 +118,7 @@ def test_a_member_of_a_run_on_a_data_axis_is_replayed_alone_on_one_device(rows, 
 
 
 def with_policy(policy, mesh):
-    return ensemble_on(mesh, failing.MEMBERS, methods=(failing.failing,), failures=policy)
+    return ensemble_on(mesh, failing.MEMBERS, methods=(failing.failing,), failure_policy=policy)
 
 
 @pytest.mark.parametrize("policy", ["skip", "freeze", "drop"])
@@ -134,7 +134,7 @@ def test_a_policy_for_failures_does_the_same_on_every_mesh(policy, tmp_path):
     meshes = [(1, 1), (2, 2), (1, 4)]
     (first, last), *others = map(ended, meshes)
     for mesh, (other_first, other_last) in zip(meshes[1:], others, strict=True):
-        assert other_first.failures == first.failures != ()
+        assert other_first.failed_members == first.failed_members != ()
         assert_same(other_first.state, first.state)
         # Seven members do not divide over two rows, so the dropped member stays there, frozen.
         leaves = policy == "drop" and mesh[0] == 1

@@ -3,8 +3,6 @@
 Each makes its networks, environment and data from the key, and runs all updates in `lax.scan`.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -167,27 +165,6 @@ def dqn(key):
     return {"net": net, "target": target, "losses": losses, "buffer": buffer}
 
 
-def q_learning(key):
-    """A walk on a line of five places, the last of which pays."""
-
-    def step(carry, key):
-        table, place = carry
-        of_coin, of_action = jax.random.split(key)
-        action = jnp.where(
-            jax.random.uniform(of_coin) < 0.6,
-            jax.random.randint(of_action, (), 0, 2),
-            table[place].argmax(),
-        )
-        new = jnp.clip(place + 2 * action - 1, 0, 4)
-        reward = (new == 4).astype(jnp.float32)
-        error = reward + 0.9 * (1 - reward) * table[new].max() - table[place, action]
-        return (table.at[place, action].add(0.5 * error), jnp.where(new == 4, 2, new)), reward
-
-    carry = jnp.zeros((5, 2)), jnp.int32(2)
-    (table, _), rewards = jax.lax.scan(step, carry, jax.random.split(key, 100))
-    return {"table": table, "rewards": rewards}
-
-
 def evolution_strategy(key):
     def score(x):
         return -jnp.square(x - jnp.arange(6.0)).sum() + jnp.cos(3 * x).sum()
@@ -203,69 +180,4 @@ def evolution_strategy(key):
     return {"mean": mean, "best": best}
 
 
-def gan(key):
-    key, of_generator, of_critic = jax.random.split(key, 3)
-    generator, critic = mlp_init(of_generator, 2, HIDDEN, 1), mlp_init(of_critic, 1, HIDDEN, 1)
-    optimizer = optax.sgd(0.1)
-
-    def critics_loss(critic, real, fake):
-        return (jax.nn.softplus(-mlp(critic, real)) + jax.nn.softplus(mlp(critic, fake))).mean()
-
-    def generators_loss(generator, critic, noise):
-        return jax.nn.softplus(-mlp(critic, mlp(generator, noise))).mean()
-
-    def step(carry, key):
-        generator, critic, state = carry
-        of_real, of_noise = jax.random.split(key)
-        real = 2 + 0.5 * jax.random.normal(of_real, (16, 1))
-        noise = jax.random.normal(of_noise, (16, 2))
-        fake = mlp(generator, noise)
-        critic, state, value = updated(optimizer, critics_loss, critic, state, real, fake)
-        grads = jax.grad(generators_loss)(generator, critic, noise)
-        generator = jax.tree.map(lambda p, g: p - 0.1 * g, generator, grads)
-        return (generator, critic, state), (value, fake.mean())
-
-    carry = generator, critic, optimizer.init(critic)
-    (generator, critic, _), metrics = jax.lax.scan(step, carry, jax.random.split(key, 8))
-    return {"generator": generator, "critic": critic, "metrics": metrics}
-
-
-def meta_learning(key):
-    """MAML on sines: the gradient goes through two steps of an inner loop."""
-    key, of_net = jax.random.split(key)
-    net, optimizer = mlp_init(of_net, 1, HIDDEN, 1), optax.sgd(0.05)
-
-    def error(net, x, y):
-        return jnp.square(mlp(net, x) - y).mean()
-
-    def after_inner_loop(net, key):
-        of_phase, of_x = jax.random.split(key)
-        x = jax.random.uniform(of_x, (2, 8, 1), minval=-3, maxval=3)
-        y = jnp.sin(x + jax.random.uniform(of_phase, maxval=3))
-
-        def inner(net, _):
-            grads = jax.grad(error)(net, x[0], y[0])
-            return jax.tree.map(lambda p, g: p - 0.05 * g, net, grads), None
-
-        return error(jax.lax.scan(inner, net, None, length=2)[0], x[1], y[1])
-
-    def loss(net, keys):
-        return jax.vmap(functools.partial(after_inner_loop, net))(keys).mean()
-
-    def step(carry, key):
-        *carry, value = updated(optimizer, loss, *carry, jax.random.split(key, 3))
-        return tuple(carry), value
-
-    carry = net, optimizer.init(net)
-    (net, _), losses = jax.lax.scan(step, carry, jax.random.split(key, 4))
-    return {"net": net, "losses": losses}
-
-
-TRAININGS = [
-    ppo,
-    dqn,
-    q_learning,
-    evolution_strategy,
-    gan,
-    meta_learning,
-]
+TRAININGS = [ppo, dqn, evolution_strategy]

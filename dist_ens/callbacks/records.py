@@ -33,11 +33,10 @@ def finite_scores(scores: Scores, member_score: str | None) -> dict[str, float]:
     """
     values = dict(scores.ensemble or scores.mean_member)
     if member_score is not None:
-        of_members = score_record("", {}, scores.members)
         values |= {
-            name.removeprefix("/"): value
-            for name, value in of_members.items()
-            if name.startswith(f"/{member_score}/")
+            f"{member_score}/member_{int(member['member_id']):02d}": member[member_score]
+            for member in scores.members
+            if member_score in member
         }
     return {name: float(value) for name, value in values.items() if np.isfinite(value)}
 

@@ -103,7 +103,8 @@ class OpenCheckpoints:
         only if it is the last. The writing thread calls `before` with the leaves. It returns more
         host files, or None, on all hosts, to write nothing.
         """
-        if step == self.saved_step:
+        if step == self.saved_step:  # The run may have been killed before it deleted older ones.
+            self._store.delete_oldest(kept_step)
             return
         self._wait_in_silence()
         if step == self._store.newest_step:

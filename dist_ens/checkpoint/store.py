@@ -121,8 +121,7 @@ class CheckpointStore:
                 with _WRITING, self._unwritable_is_reported(snapshot.step, failed):
                     write_checkpoint(self._folder, snapshot, token)
                     self.newest_step = snapshot.step
-                    if cluster.is_main():
-                        self._delete_oldest(token, snapshot.kept_step)
+                    self.delete_oldest(snapshot.kept_step)
             except UnwantedError:
                 writing.set_result(None)
             except BaseException as error:  # `wait` raises it.
@@ -156,6 +155,19 @@ class CheckpointStore:
         known = {each: self._scores_at(each) or {} for each in steps - {step}} | {step: scores}
         return bool(cluster.as_main_sees(step in self._keep.best_of(sorted(steps), known)))
 
+    def delete_oldest(self, kept_step: int | None) -> None:
+        """Marks the checkpoints for deletion, on process 0, that are not to be kept any more."""
+        if not cluster.is_main():
+            return
+        steps = self.steps()
+        scores = {step: self._scores_at(step) for step in steps} if self._keep.uses_scores else {}
+        known = {step: at for step, at in scores.items() if at is not None}
+        # A step whose scores cannot be read now may be the best one.
+        unknown = scores.keys() - known.keys()
+        for old in {*steps} - self._keep.of(steps, known) - unknown - {kept_step}:
+            with contextlib.suppress(OSError):  # The next save tries it again.
+                give_up_checkpoint(self._folder / str(old), f"{self._token}-{self._saves}")
+
     def last_saved(self) -> str:
         """Returns a sentence that says which step is the last that is saved."""
         step = None
@@ -182,17 +194,6 @@ class CheckpointStore:
                 exit_code=ExitCode.DAMAGED,
             ) from error
         return path
-
-    def _delete_oldest(self, token: str, kept_step: int | None) -> None:
-        """Marks the checkpoints for deletion that are not to be kept after a save with a token."""
-        steps = self.steps()
-        scores = {step: self._scores_at(step) for step in steps} if self._keep.uses_scores else {}
-        known = {step: at for step, at in scores.items() if at is not None}
-        # A step whose scores cannot be read now may be the best one.
-        unknown = scores.keys() - known.keys()
-        for old in {*steps} - self._keep.of(steps, known) - unknown - {kept_step}:
-            with contextlib.suppress(OSError):  # The next save tries it again.
-                give_up_checkpoint(self._folder / str(old), token)
 
     def _scores_at(self, step: int) -> Mapping[str, float] | None:
         """Returns the scores in a checkpoint by name; None if they cannot be read."""

@@ -1,7 +1,7 @@
 """Splits: examples with random access."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
@@ -170,6 +170,20 @@ class LabelScaledSplit:
         examples = self.split.take(indices)
         labels = (np.asarray(examples[self.key], np.float64) - self.mean) / self.std
         return {**examples, self.key: labels.astype(np.float32)}
+
+
+def parts_of(split: Split, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns the parts of all examples with some names, and takes no other parts of arrays."""
+    if isinstance(split, PartOfSplit):
+        whole = parts_of(split.whole, names)
+        return {name: leaf[split.positions] for name, leaf in whole.items()}
+    if isinstance(split, TreeSplit):
+        examples = split.tree
+    elif isinstance(split, ArraySplit):
+        examples = {"inputs": split.inputs, "labels": split.labels}
+    else:
+        examples = split.take(np.arange(len(split)))
+    return {name: np.asarray(examples[name]) for name in names if name in examples}
 
 
 def example_bytes_of(split: Split) -> int:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
 from dist_ens.ensemble.batches import rows_of
+from dist_ens.ensemble.failures import FAILED_UPDATES, IS_FROZEN
 from dist_ens.ground.errors import UserError, call_error, counted, first_line, kind_of, name_of
 from dist_ens.ground.numbers import require_one_of, whole_number
 from dist_ens.ground.state import described, leaf_type, leaf_types
@@ -119,6 +120,12 @@ def loss_outputs(
             pass
         case _:
             raise UserError(f"The loss returned {parts_text(results)}. A loss is {_SIGNATURE}.")
+    for name in ("loss", FAILED_UPDATES, IS_FROZEN):
+        if aux.get(name, loss) is not loss:
+            raise UserError(
+                f"The loss returned an auxiliary value {name!r}, and {name!r} is a metric of "
+                "dist_ens itself. Give the value another name."
+            )
     metrics = {**aux, "loss": loss}
     for name, value in metrics.items():
         parts = value if isinstance(value, Ratio) else (value,)

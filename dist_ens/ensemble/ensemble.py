@@ -100,8 +100,8 @@ class Ensemble(Variants):
             is its id modulo this number.
         dropout_samples: Number of predictions with dropout that are averaged for each member.
             Default: one prediction without dropout.
-        failures: Response to failed updates, a `FailurePolicy`, which may be given by the name of a
-            policy, such as "skip". Default: updates are not checked.
+        failure_policy: Response to failed updates, a `FailurePolicy`, or the name of a policy, such
+            as "skip". Default: updates are not checked.
         own_step: Step in place of a gradient of the loss and an update of the optimizer, which
             `from_step` sets. `loss` is then what scores the members, or None.
         batch_specs: Parts of a batch that hold no rows, and are therefore not divided over the
@@ -144,7 +144,7 @@ class Ensemble(Variants):
         compute_dtype: DTypeLike | None = None,
         num_groups: int = 1,
         dropout_samples: int | None = None,
-        failures: FailurePolicy | str | None = None,
+        failure_policy: FailurePolicy | str | None = None,
         own_step: OwnStep | None = None,
         batch_specs: Specs = "batch",
     ) -> None:
@@ -167,7 +167,7 @@ class Ensemble(Variants):
             )
         self.execution, self.methods = execution, checked_methods(methods)
         self.compute_dtype = checked_dtype(compute_dtype)
-        self.failures = FailurePolicy.of(failures)
+        self.failure_policy = FailurePolicy.of(failure_policy)
         check_batch_specs(batch_specs, self.microbatches)
         self.batch_specs = batch_specs
         if layout is None:
@@ -202,7 +202,7 @@ class Ensemble(Variants):
         execution: str = AUTO,
         member_ids: Sequence[int] | None = None,
         waves: int = 1,
-        failures: FailurePolicy | str | None = None,
+        failure_policy: FailurePolicy | str | None = None,
         batch_specs: Specs = "batch",
     ) -> "Ensemble":
         """Returns an ensemble whose members take a step of your own.
@@ -227,8 +227,8 @@ class Ensemble(Variants):
             eval_loss: Function of one member, `eval_loss(state, batch, key) -> (loss, metrics)`, by
                 which data is scored as by a loss function. Default: none.
             num_members: Number of members, as for `Ensemble`, which describes the other arguments.
-            failures: Policy. A step fails if its metric "loss" is not finite, or if a finite number
-                of the state becomes infinite or NaN.
+            failure_policy: Policy. A step fails if its metric "loss" is not finite, or if a finite
+                number of the state becomes infinite or NaN.
 
         >>> def init(key, batch):
         ...     return {"w": jax.random.normal(key, (3,)), "average": jax.numpy.zeros(3)}
@@ -253,7 +253,7 @@ class Ensemble(Variants):
             execution=execution,
             member_ids=member_ids,
             waves=waves,
-            failures=failures,
+            failure_policy=failure_policy,
             own_step=own_step,
             batch_specs=batch_specs,
         )

@@ -42,7 +42,7 @@ class GradientStep:
     optimizer: Optimizer
     objective: Objective | None
     microbatches: int = 1
-    failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
+    failure_policy: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
 
     @pinned_generator()
     def __call__(
@@ -58,11 +58,11 @@ class GradientStep:
         again = rest, (batch, index), key
         grads, model_state, metrics = self._gradients(state.params, again)
         loss = metrics["loss"]
-        if self.failures.is_checked:
+        if self.failure_policy.is_checked:
             extra = {"value": loss, "grad": grads, "key": of_step}
             calls = calls_loss(self.optimizer, grads, state.opt_state, state.params, **extra)
             state, metrics = taken_unless_failed(
-                self.failures,
+                self.failure_policy,
                 self._apply_update,
                 state,
                 metrics,

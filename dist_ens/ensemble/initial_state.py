@@ -158,7 +158,7 @@ def state_from(
     keys = jax.vmap(partial(member_key, ensemble.seed))(ids)
     with pinned_generator():
         opt_state = jax.vmap(partial(optimizer_state, optimizer))(stacked, keys)
-    is_checked = ensemble.failures.is_checked
+    is_checked = ensemble.failure_policy.is_checked
     state = State(
         step=jnp.zeros(ids.shape, jnp.int32),
         member_id=ids,

@@ -42,7 +42,7 @@ class OwnStep:
     init: Callable[[Key, Batch], PyTree]
     step: Callable[[PyTree, Batch, Key], tuple[PyTree, Metrics]]
     apply: Callable[[PyTree, Inputs], Outputs] | None = None
-    failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
+    failure_policy: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
 
     @property
     def member(self) -> Member:
@@ -68,11 +68,11 @@ class OwnStep:
         key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
         with explained_errors("step"):
             new, metrics = _results(self.step(state.params, batch, key), state.params)
-        if not self.failures.is_checked:
+        if not self.failure_policy.is_checked:
             state = state._replace(params=new)
         else:
             state, metrics = taken_unless_failed(
-                self.failures,
+                self.failure_policy,
                 lambda old, new: old._replace(params=new),
                 state,
                 metrics,

@@ -84,13 +84,13 @@ class Programs:
         """The step of one member on the whole batch, including the methods."""
         ensemble = self._ensemble
         if ensemble.own_step is not None:
-            return dataclasses.replace(ensemble.own_step, failures=ensemble.failures)
+            return dataclasses.replace(ensemble.own_step, failure_policy=ensemble.failure_policy)
         return GradientStep(
             reduce(lambda inner, method: method(inner), ensemble.methods, self.bare_loss),
             ensemble.optimizer,
             ensemble.objective,
             ensemble.microbatches,
-            ensemble.failures,
+            ensemble.failure_policy,
         )
 
     @cached_property
@@ -108,7 +108,7 @@ class Programs:
                 ensemble.network,
                 ensemble.optimizer,
                 shapes,
-                is_checked=ensemble.failures.is_checked,
+                is_checked=ensemble.failure_policy.is_checked,
             )
             self._initializers[key] = Initializer(make, ensemble.layout, ensemble.waves)
         return self._initializers[key]

@@ -25,7 +25,7 @@ class Variants:
     num_members: int
     execution: str
     waves: int
-    failures: FailurePolicy
+    failure_policy: FailurePolicy
     programs: Programs
 
     def replace(self, **changes: Any) -> "Ensemble":
@@ -67,7 +67,7 @@ class Variants:
 
     def with_record(self, state: State) -> State:
         """Returns a state with a record of failed updates only if this ensemble checks them."""
-        if not self.failures.is_checked:
+        if not self.failure_policy.is_checked:
             return state if state.failures == () else state._replace(failures=())
         if isinstance(state.failures, FailureRecord):
             return state

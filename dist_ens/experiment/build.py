@@ -152,7 +152,7 @@ def build_ensemble(
         layout=layout,
         execution=run.execution,
         waves=experiment.layout.waves,
-        failures=experiment.failures,
+        failure_policy=experiment.failures,
     )
     if parts.step is not None:
         return Ensemble.from_step(**parts.step, objective=objective, **shared)

@@ -184,7 +184,7 @@ def _summary(run: Run, result: FitResult, scores: Scores, workdir: pathlib.Path)
         **pace,
         "failures": {
             "policy": experiment.failures.policy,
-            "members": [member._asdict() for member in result.failures],
+            "members": [member._asdict() for member in result.failed_members],
         },
         "groups": len(scores.groups),
         "left_out_members": list(scores.left_out),

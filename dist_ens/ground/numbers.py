@@ -17,7 +17,7 @@ MOST_DROPOUT_SAMPLES = 2**16
 def require_one_of(field: str, value: str, known: Sequence[str]) -> None:
     """Raises a `UserError` unless a field's value is one of the known values."""
     if value not in known:
-        meant = did_you_mean(value, known)
+        meant = did_you_mean(str(value), known)
         raise UserError(f"{field}={value!r} is unknown.{meant} Choose one of {', '.join(known)}.")
 
 

@@ -66,7 +66,7 @@ class Evaluating(Service):
             self._run.interrupt()
             return None
         except Exception:  # The data, a metric or a callback may raise anything.
-            self._run.call_services("failed", info)
+            self._run.call_all("failed", info, own_only=True)
             raise
         self._is_owed = False
         return STOP if stops and not info.is_last else None

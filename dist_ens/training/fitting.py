@@ -47,10 +47,9 @@ def fit(
             - an iterable of batches, such as a Grain dataset, a PyTorch DataLoader, or a function
               that returns an iterator. On several hosts, it yields the examples of the mesh columns
               in which its host has a device (`layout.host_columns`). Hosts that share a column
-              must yield the same examples for it. With `Layout.make(num_members,
-              ensemble_axis=1)`, no two hosts share a column. With an ensemble axis as long as the
-              number of devices, all hosts share the only column. With a data axis of 1, a batch
-              may be any pytree of arrays; see `Ensemble.batch_specs` for a longer one;
+              must yield the same examples for it; with `Layout.make(num_members,
+              ensemble_axis=1)`, none do. With a data axis of 1, a batch may be any pytree of
+              arrays; see `Ensemble.batch_specs` for a longer one;
             - None, for a loss function that draws its own examples from its key. It is given None
               as its batch, and `init` is given None as its inputs.
         steps: Number of steps that the state will have seen at the end. It includes the steps of a

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from dist_ens.data import PartOfSplit, Source, Split, TreeSplit
+from dist_ens.data import PartOfSplit, Source, Split, TreeSplit, parts_of
 from dist_ens.data.source import num_held_out
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluation, Scores
@@ -17,7 +17,6 @@ from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Data, Shapes, Specs
 from dist_ens.losses import Objective
 from dist_ens.metrics import Metric
-from dist_ens.training.data import OrderedSplit, is_tree_of_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,39 +25,30 @@ class EvalData:
 
     Attributes:
         evaluate: Function of the ensemble, its state and whether the evaluation is the last one.
-        check: Function of the ensemble and the shapes of a training batch, which raises a
-            `UserError` if the split cannot be scored. It returns the direction of each score.
+        directions: Function of the ensemble and the shapes of a training batch, which returns the
+            direction of each score. It raises a `UserError` if the split cannot be scored.
     """
 
     name: str  # Name of the split in records, such as `test`.
     evaluate: Callable[[Ensemble, State, bool], tuple[Scores, Evaluation | None]]
-    check: Callable[[Ensemble, Shapes], Mapping[str, str | None]]
+    directions: Callable[[Ensemble, Shapes], Mapping[str, str | None]]
     split: Split | None = None
 
 
 def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | None]:
     """Returns the examples to train on, and the held-out ones, the same for every seed, or None."""
-    if share is None or isinstance(data, OrderedSplit):
-        return data, _held_out_of(data) if isinstance(data, Source) else None
-    if not isinstance(share, int | float) or not 0 < share < 1:
+    if share is not None and not (isinstance(share, int | float) and 0 < share < 1):
         raise UserError(f"validation is {share!r}. Give a share of the examples in (0, 1).")
     if isinstance(data, Source):
-        held = data.with_validation(share)
-        return held, _held_out_of(held)
-    if not is_tree_of_arrays(data):
-        raise UserError(
-            f"validation={share} holds examples out of arrays or a source, and the data is "
-            "neither. Give eval_data."
-        )
+        source = data if share is None else data.with_validation(share)
+        return source, None if source.valid is None else Examples(source.valid, source.spec)
+    if share is None:
+        return data, None
     whole = TreeSplit(data)
     order = np.random.RandomState(0).permutation(len(whole))
     count = num_held_out(share, len(whole))
     valid, train = (np.sort(part) for part in (order[:count], order[count:]))
     return whole.take(train), Examples(PartOfSplit(whole, valid))
-
-
-def _held_out_of(source: Source) -> Examples | None:
-    return None if source.valid is None else Examples(source.valid, source.spec)
 
 
 def eval_data_of(
@@ -80,25 +70,23 @@ def eval_data_of(
         at_end = {"intervals": is_last, "by_size": is_last}
         return score(ensemble, state, examples, metrics=metrics, batch_size=batch_size, **at_end)
 
-    def check(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
-        directions = score_directions(
-            ensemble, batch, examples, metrics=metrics, batch_size=batch_size
-        )
+    def directions(ensemble: Ensemble, batch: Batch) -> Mapping[str, str | None]:
+        found = score_directions(ensemble, batch, examples, metrics=metrics, batch_size=batch_size)
         if isinstance(examples.split, TreeSplit):
             check_inputs(ensemble.objective, examples.split.tree, "eval_data")
         if ensemble.objective is not None and examples.split.in_memory:
             _check_eval_labels(ensemble.objective, examples.split)
-        return directions
+        return found
 
-    return EvalData("valid" if given is None else "test", evaluate, check, examples.split)
+    return EvalData("valid" if given is None else "test", evaluate, directions, examples.split)
 
 
 def _check_eval_labels(objective: Objective, split: Split) -> None:
     """Raises a `UserError` if a label is no class or not finite, where its weight is not 0."""
-    examples = split.take(np.arange(len(split)))
-    labels, subject = np.asarray(examples[objective.LABELS]), "The labels of the evaluation data"
-    if objective.WEIGHTS in examples:
-        weights = np.asarray(examples[objective.WEIGHTS])
+    parts = parts_of(split, (objective.LABELS, objective.WEIGHTS))
+    labels, subject = parts[objective.LABELS], "The labels of the evaluation data"
+    if objective.WEIGHTS in parts:
+        weights = parts[objective.WEIGHTS]
         ones = [1] * (labels.ndim - weights.ndim)
         weights = weights.reshape(*weights.shape[: labels.ndim], *ones)
         labels = np.where(weights == 0, labels.dtype.type(0), labels)

@@ -15,7 +15,6 @@ from dist_ens.ground.randomness import KEY_RULE
 from dist_ens.ground.state import leaf_types
 from dist_ens.ground.types import Batch, PyTree
 from dist_ens.processes import cluster
-from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 
 # A fingerprint covers all examples in memory of up to the first number of bytes. It covers the
@@ -26,7 +25,7 @@ _MOST_READ, _SAMPLED, _SAMPLED_OF_FILES = 2**26, 1000, 100
 def record_of(ensemble: Ensemble, batch: Batch) -> StepRecord:
     """Returns the record of a run, without its data, given shapes and types of a global batch."""
     # The policy for failures may change on resume, so the record does not depend on it.
-    ensemble = ensemble.replace(failures=None)
+    ensemble = ensemble.replace(failure_policy=None)
     objective, has_own = ensemble.trained_objective, ensemble.own_step is not None
     return StepRecord(
         member=ensemble.member.name,
@@ -53,9 +52,9 @@ def with_data(
 ) -> StepRecord:
     """Returns a record with the facts of the training data, of which an iterable has none."""
     record = dataclasses.replace(record, class_names=tuple(names) or None)
-    if not isinstance(train, OrderedSplit):
-        return record
     split = train.split
+    if split is None or train.order is None:
+        return record
     digits = fingerprint_of(
         split,
         example_bytes_of(split),

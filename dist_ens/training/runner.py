@@ -122,15 +122,10 @@ class Runner:
         stoppers = [each for each in self.services if call_hook(each, hook, *args) is STOP]
         return self._is_stopped(stoppers)
 
-    def call_all(self, hook: str, *args: object) -> None:
-        """Calls a hook of all services."""
+    def call_all(self, hook: str, *args: object, own_only: bool = False) -> None:
+        """Calls a hook of all services, or only of those of the library."""
         for service in self.services:
-            call_hook(service, hook, *args)
-
-    def call_services(self, hook: str, *args: object) -> None:
-        """Calls a hook of the services of the library only."""
-        for service in self.services:
-            if isinstance(service, Service):
+            if isinstance(service, Service) or not own_only:
                 call_hook(service, hook, *args)
 
     def best_step(self) -> int | None:
@@ -212,16 +207,12 @@ def crossed(every_steps: int | Fraction | None, previous_step: int, step: int) -
 def _placed(callback: Callback, result: object, state: State, info: RunInfo) -> State:
     """Returns the state that a callback returned, on the layout, if it has the right structure."""
     name, layout = name_of_callback(callback), info.ensemble.layout
-    if not isinstance(result, State):
+    is_state = isinstance(result, State)
+    different = differing(leaf_types(state), leaf_types(result)) if is_state else []
+    if different or not isinstance(result, State):
+        what = f"a state in which {', '.join(different)} differ" if is_state else kind_of(result)
         raise UserError(
-            f"The callback {name} returned {kind_of(result)}. Return None, a State, or "
-            "dist_ens.callbacks.STOP."
-        )
-    different = differing(leaf_types(state), leaf_types(result))
-    if different:
-        raise UserError(
-            f"The callback {name} returned a state of another structure: {', '.join(different)} "
-            "differ. Return the state with other values only, such as "
-            "info.state._replace(params=new_params)."
+            f"The callback {name} returned {what}. Return None, dist_ens.callbacks.STOP, or a "
+            "State with other values only, such as info.state._replace(params=new_params)."
         )
     return layout.placed(result, MEMBERS, f"The state of callback {name}")

@@ -50,9 +50,9 @@ def restore_states(
     found = [name for name, _ in saved if not name.startswith(OWN)]
     if found and given != found and checkpoints.resume == "same":
         raise UserError(
-            f"{quoted(checkpoints.folder)} holds a run with states of the callbacks "
-            f"{', '.join(found)}, and this run has {', '.join(given) or 'none'}. Give the same "
-            "callbacks in the same order, or set resume='anyway' to begin others anew."
+            f"{quoted(checkpoints.folder)} holds states of the callbacks {', '.join(found)}, and "
+            f"this run has {', '.join(given) or 'none'}. Give the same callbacks in the same "
+            "order, or set resume='anyway' to begin others anew."
         )
     for service in with_state:
         names = [name for name, _ in saved]
