@@ -20,7 +20,7 @@ from dist_ens.experiment import (
     model_options,
     optimizer_options,
 )
-from dist_ens.experiment.config_file import ConfigFile, ExperimentFile, OwnParts
+from dist_ens.experiment.config_file import ConfigFile, OwnParts, stored_experiment
 from dist_ens.experiment.named import Options, method_options
 from dist_ens.experiment.reading import nearest_field
 from dist_ens.ground.errors import UserError
@@ -86,12 +86,12 @@ class ConfigFlags:
         }
         if self._given and not self._overridable:
             raise UserError(f"{prefix}{min(self._given)} cannot be changed in a finished run.")
-        described = self.file or stored
+        described = stored if self.file is None else self.file.experiment()
         if described is None:
             if self._given:
                 raise UserError(f"{prefix}{min(self._given)} needs a file. Add --config=FILE.")
             return rest
-        config = described.experiment().to_config_dict()
+        config = described.to_config_dict()
         file = self.file or _NO_FILE
         for name, cls, options_of, replaced_by in _WITH_OPTIONS:
             if not file.defines(replaced_by):
@@ -104,7 +104,7 @@ class ConfigFlags:
         self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
         return rest
 
-    def _without_files(self, argv: list[str]) -> tuple[list[str], ExperimentFile | None]:
+    def _without_files(self, argv: list[str]) -> tuple[list[str], Experiment | None]:
         """Returns a command line without the flags of files, and the experiment in JSON."""
         rest: list[str] = []
         stored = None
@@ -115,7 +115,7 @@ class ConfigFlags:
             if name == "--config":
                 self.file = ConfigFile(value if equals else next(arguments, ""))
             elif self._overridable and name.lstrip("-") == _EXPERIMENT and name.startswith("-"):
-                stored = ExperimentFile(value if equals else next(arguments, ""))
+                stored = stored_experiment(value if equals else next(arguments, ""))
             else:
                 rest.append(argument)
         if self.file is not None and stored is not None:

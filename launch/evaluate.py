@@ -65,7 +65,7 @@ _CONFORMAL = flags.DEFINE_enum(
     "whose probability is above a threshold; the smallest sets), aps (the most probable classes, "
     "until their sum reaches a threshold; larger sets for harder examples) or raps (aps with a "
     "penalty on large sets). For intervals of real targets: cqr (the quantiles of the loss "
-    "pinball, widened), cv+ (residuals of the folds that a member left out) or jackknife+ "
+    "quantiles, widened), cv+ (residuals of the folds that a member left out) or jackknife+ "
     "(out-of-bag residuals of bootstrap samples).",
 )
 _LEVEL = flags.DEFINE_float(

@@ -42,8 +42,7 @@ def main() -> int:
         _RUN[0],
         _MEMBER.value,
         until=_UNTIL.value,
-        open_source=_CONFIG.open_source,
-        own_parts=_CONFIG.own_parts,
+        config=_CONFIG.file,
     )
     PlainConsole().print(_sentence(found), soft_wrap=True)
     is_same = found.largest[1] <= _TOLERANCE.value  # False for NaN.

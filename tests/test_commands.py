@@ -337,7 +337,7 @@ def test_options_that_the_file_leaves_to_a_network_are_flags_too(tmp_path):
     assert summary["experiment"]["model"]["options"] == options
     page = (tmp_path / "report.html").read_text()
     assert f"hidden_sizes={tuple(options['hidden_sizes'])}" in page
-    assert "softmax_cross_entropy" in page
+    assert "categorical" in page
 
 
 def test_a_config_file_may_bring_a_network_of_its_own(tmp_path):

@@ -220,7 +220,7 @@ def test_added_members_are_those_of_a_larger_ensemble_and_the_first_keep_every_b
 def test_no_members_are_added_to_a_run_whose_keys_are_of_another_version(
     runs, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("dist_ens.experiment.checks.KEY_RULE", 3)
+    monkeypatch.setattr("dist_ens.experiment.record.KEY_RULE", 3)
     with pytest.raises(UserError, match="a run of another version of dist_ens"):
         extend(runs / "four", [4], tmp_path / "other")
 

@@ -285,7 +285,7 @@ SPEC = Spec((4,), "float32", (), 3)
 @pytest.mark.slow
 def test_every_pair_of_losses_and_methods_trains():
     for name, adversarial_, mixup_ in itertools.product(
-        ("softmax_cross_entropy", "sigmoid_cross_entropy"), (0.0, 0.01), (0.0, 0.5)
+        ("categorical", "one_vs_rest"), (0.0, 0.01), (0.0, 0.5)
     ):
         values = {
             "steps": 1,

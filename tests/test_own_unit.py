@@ -27,7 +27,6 @@ from dist_ens.experiment import (
 )
 from dist_ens.experiment.assess import assess
 from dist_ens.experiment.assessment import EvaluationRequest
-from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
 from dist_ens.layout import Layout
@@ -165,14 +164,14 @@ def test_a_run_on_targets_far_from_zero_differs_by_the_offset_alone(tmp_path):
             steps_per_call=20,
             execution="vmap",
             data=source,
-            loss=LossConfig(name="gaussian_nll"),
+            loss=LossConfig(name="gaussian"),
             model=ModelConfig(name="mlp", options={"hidden_sizes": (8,)}),
             optimizer=OptimizerConfig(learning_rate=0.05),
             checkpoint=CheckpointConfig(every_steps=1000),
         )
         train(config, folder)
         run, ensemble, state, *_ = open_finished(folder)
-        evaluator, opened = evaluator_of_run(run, ensemble), open_source(source)
+        evaluator, opened = run.evaluator(ensemble), open_source(source)
         for questions in (
             EvaluationRequest(calibration="variance", conformal="cqr", out_of_bag=True),
             EvaluationRequest(conformal="cv+"),

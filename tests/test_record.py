@@ -5,6 +5,7 @@ import functools
 import operator
 import pathlib
 import shutil
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -56,7 +57,8 @@ def trained(workdir, steps, member=None, data=None):
 
 
 def opened(workdir, member):
-    return open_finished(workdir, lambda spec: OwnParts(member=member))
+    config = SimpleNamespace(own_parts=lambda spec: OwnParts(member=member))
+    return open_finished(workdir, config=config)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,7 @@ def test_a_finished_run_is_not_opened_with_another_network(finished, tmp_path):
     for workdir, member in ((finished, waved()), (tmp_path, plain())):
         with pytest.raises(UserError, match="The parts that were given are not those of the run"):
             opened(workdir, member)
-    with pytest.raises(UserError, match="were given in Python, and none are given here"):
+    with pytest.raises(UserError, match=r"\(plain.*\) were given in Python\. Give a config file"):
         open_finished(finished)
 
 

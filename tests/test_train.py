@@ -518,7 +518,7 @@ def test_a_record_of_another_version_is_told_in_a_sentence(tmp_path):
     folder = tmp_path / "checkpoints" / "24"
     manifest = Manifest.read(folder)
     values = json.loads(json.dumps(manifest.run))
-    values["experiment"]["loss"] = "softmax_cross_entropy"  # as it once was
+    values["experiment"]["loss"] = "categorical"  # as it once was
     changed = dataclasses.replace(manifest, run=values)
     (folder / "manifest.json").write_bytes(changed.to_bytes())
     with pytest.raises(RunError, match="cannot be read: loss is .* a section.* with that version"):

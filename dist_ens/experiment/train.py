@@ -9,15 +9,15 @@ from rich.console import Console
 from dist_ens import report
 from dist_ens.callbacks import JsonLines, ProgressBar, RunInfo
 from dist_ens.checkpoint import FOLDER, Checkpoints
-from dist_ens.checkpoint.run_digests import write_run_file
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.execution.decision_cache import CHOICES
 from dist_ens.experiment.build import Built, build
-from dist_ens.experiment.config_file import EXPERIMENT, NOTHING, OwnParts
-from dist_ens.experiment.experiment import Experiment
+from dist_ens.experiment.config_file import EXPERIMENT, NOTHING, OwnParts, store_experiment
+from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
+from dist_ens.experiment.schema import Experiment
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError, code_of_write, counted
 from dist_ens.ground.file_writing import require_regular_files
@@ -29,7 +29,7 @@ from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
 from dist_ens.metrics.table import print_table
 from dist_ens.processes import cluster
-from dist_ens.report.files import REPORT_FILES, to_json
+from dist_ens.report.files import REPORT_FILES
 from dist_ens.report.metrics_file import METRICS
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult
@@ -56,6 +56,7 @@ class Trained:
     all_failed: bool
 
 
+@words_of_a_config()
 def train(
     experiment: Experiment,
     workdir: str | pathlib.Path,
@@ -137,16 +138,17 @@ class _StoredExperiment:
     """A callback that stores the experiment in the folder of the run, for `--experiment=FILE`."""
 
     def __init__(self, experiment: Experiment, workdir: pathlib.Path) -> None:
-        self._experiment, self._path = experiment, workdir / EXPERIMENT
+        self._experiment, self._workdir = experiment, workdir
 
     def begin(self, run: RunInfo) -> None:
         """Writes the file."""
         if not cluster.is_main():
             return
         try:
-            write_run_file(self._path, to_json(self._experiment.to_dict(), indent=2) + "\n")
+            store_experiment(self._workdir, self._experiment)
         except OSError as error:
-            told = f"{quoted(self._path)} could not be written: {error.strerror}."
+            path = quoted(self._workdir / EXPERIMENT)
+            told = f"{path} could not be written: {error.strerror}."
             raise RunError(told, exit_code=code_of_write(error)) from error
 
 

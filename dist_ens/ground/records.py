@@ -45,7 +45,7 @@ def as_tuple(value: object) -> object:
     return tuple(as_tuple(v) for v in value) if isinstance(value, list | tuple) else value
 
 
-def checked_type(field: str, value: object, hint: Any, remedy: str | None = None) -> Any:
+def checked_type(field: str, value: object, hint: Any, remedy: str) -> Any:
     """Returns a value as the annotated type: a class, `X | None`, a tuple or a mapping of one type.
 
     It converts only an int to a float, and a list or one number to a tuple.
@@ -61,11 +61,10 @@ def checked_type(field: str, value: object, hint: Any, remedy: str | None = None
     names = " or ".join(
         "None" if k is types.NoneType else getattr(k, "__name__", str(k)) for k in allowed
     )
-    remedy = remedy or f"Correct it in the config file, or give --config.{field}=VALUE."
     raise UserError(f"{field} must be {names}: got {value_and_kind(value)}. {remedy}")
 
 
-def _as_kind(origin: type, kind: type, value: object, field: str, remedy: str | None) -> object:
+def _as_kind(origin: type, kind: type, value: object, field: str, remedy: str) -> object:
     """Returns a value as one type without alternatives; `_UNFIT` if it is of another type."""
     if isinstance(value, bool):
         return value if origin is bool else _UNFIT

@@ -131,7 +131,7 @@ def check_member(
     if output_shape is not None and getattr(outputs, "shape", None) != tuple(output_shape):
         raise UserError(
             f"The network's outputs have the wrong shape: {described(outputs)} instead of "
-            f"{list(output_shape)}. Change the network's last layer, or data.num_classes."
+            f"{list(output_shape)}. Change the network's last layer, or num_classes."
         )
     return params, model_state
 
