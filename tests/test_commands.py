@@ -83,12 +83,9 @@ def test_training_ends_with_what_a_newcomer_wants_to_know(run):
     assert "ensemble of 8" in output
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-def test_evaluate_scores_a_run_on_the_devices_at_hand(run, tmp_path, devices):
+def test_evaluate_scores_a_run_on_the_devices_at_hand(run, tmp_path):
     workdir, _ = run
-    ended = dist_ens(
-        "evaluate", f"--workdir={workdir}", f"--json={tmp_path / 'e.json'}", devices=devices
-    )
+    ended = dist_ens("evaluate", f"--workdir={workdir}", f"--json={tmp_path / 'e.json'}", devices=8)
     assert ended.returncode == 0, ended.stderr
     scores = json.loads((tmp_path / "e.json").read_text())
     summary = json.loads((workdir / "summary.json").read_text())
@@ -105,8 +102,7 @@ def test_another_pooling_is_scored_and_leaves_the_page(run):
     assert (workdir / "report.html").read_bytes() == page
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-def test_predict_writes_probabilities_of_examples_as_the_source_yields_them(run, tmp_path, devices):
+def test_predict_writes_probabilities_of_examples_as_the_source_yields_them(run, tmp_path):
     workdir, _ = run
     digits = load_digits()
     np.save(tmp_path / "x.npy", digits.images[:101])  # float64, converted
@@ -116,7 +112,7 @@ def test_predict_writes_probabilities_of_examples_as_the_source_yields_them(run,
         f"--workdir={workdir}",
         f"--input={tmp_path / 'x.npy'}",
         f"--output={output}",
-        devices=devices,
+        devices=8,
     )
     assert ended.returncode == 0, ended.stderr
     with np.load(output) as written:
@@ -222,13 +218,6 @@ def test_a_platform_that_is_not_here_is_told(run):
     assert ended.returncode == 2, ended.stderr
     assert "JAX cannot start its devices with JAX_PLATFORMS='abacus', " in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_steps_and_epochs_on_the_command_line_replace_each_other(tmp_path):
-    # digits.py says steps; 0.5 epochs of 1437 examples are 5.6 batches of 128, which 6 steps see.
-    ended = dist_ens("train", *SMALL, f"--workdir={tmp_path}", "--config.epochs=0.5")
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 6
 
 
 def test_members_that_diverge_are_named_and_reported(tmp_path):
@@ -384,14 +373,9 @@ def test_a_full_disk_is_told_and_nothing_saved_is_lost(tmp_path):
 def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
     workdir, small = f"--workdir={run[0]}", SMALL[0]
     np.save(tmp_path / "wrong.npy", np.zeros((3, 28, 28)))
-    (tmp_path / "raises.py").write_text("def get_config():\n    return 1 / 0\n")
-    train = ["train", f"--workdir={tmp_path / 'run'}"]
     predict = ["predict", workdir, "--output=p.npz"]
     cases = [
-        ([*train, f"--config={tmp_path / 'raises.py'}"], "ZeroDivisionError: division by zero (l"),
-        ([*train, small, "--lr=1"], "write --config.optimizer.learning_rate=VALUE."),
         (["evaluate", workdir, small, "--config.seed=1"], "--config.seed cannot be changed in a"),
-        (["report", "s3://bucket/run"], "an address and not a local path"),
         (
             [*predict, f"--input={tmp_path / 'wrong.npy'}"],
             "has the shape [3, 28, 28], and the members take [examples, 8, 8]",
@@ -403,13 +387,9 @@ def test_wrong_input_is_a_sentence_and_exit_code_2(run, tmp_path):
         assert ended.returncode == 2, (arguments, ended.stderr)
         assert sentence in ended.stderr, ended.stderr
         assert "Traceback" not in ended.stderr
-    assert not (tmp_path / "run").exists()
 
 
-def test_help_says_what_a_command_does_with_its_flags_and_every_method():
-    printed = " ".join(dist_ens("train", "--help").stdout.split())
-    assert "dist-ens train --" in printed
-    assert "--config.FIELD=VALUE overrides" in printed
+def test_help_says_what_every_method_does():
     printed = " ".join(dist_ens("evaluate", "--help").stdout.split())
     for method in (*CALIBRATIONS, *CONFORMAL):
         assert f" {method} (" in printed, method

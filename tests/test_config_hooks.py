@@ -149,6 +149,11 @@ def test_another_optimizer_on_the_command_line_drops_the_arguments_in_the_file(t
     assert config.experiment().optimizer.options == {"b2": 0.5}
 
 
+def test_steps_and_epochs_on_the_command_line_replace_each_other(tmp_path):
+    experiment = flags_with(tmp_path, "", "--config.epochs=0.5").experiment()
+    assert (experiment.steps, experiment.epochs) == (None, 0.5)
+
+
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [

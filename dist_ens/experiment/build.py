@@ -94,8 +94,8 @@ def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
     objective = parts.objective or make_objective(run.experiment.loss, run.spec.num_classes)
     if objective.standardize:
         raise UserError(
-            f"make_objective returned {objective.name} with standardize=True, and a run from a "
-            "config standardises no labels. Leave it out, and give a source that standardises them."
+            f"make_objective returned {objective.name} with standardize=True. Leave it out, and "
+            "give a source that standardises its labels."
         )
     distribution = objective.distribution.with_pooling(run.experiment.evaluation.pooling)
     if distribution is objective.distribution:

@@ -141,6 +141,6 @@ def checked_options(
                 f"{', '.join(known) or 'none'}."
             )
         default, kind = known[option]
-        hint = tuple[Any, ...] if kind is tuple else kind
+        hint = tuple[object, ...] if kind is tuple else kind
         checked[option] = checked_field(path, value, hint | None if default is None else hint)
     return checked

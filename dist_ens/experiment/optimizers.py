@@ -124,18 +124,14 @@ def _fields(
             raise UserError(f"{config.name} takes no schedule: use optimizer.schedule=constant.")
         arguments["learning_rate"] = _schedule(config.learning_rate, config)
     elif config.learning_rate not in (None, OptimizerConfig.learning_rate):
-        raise UserError(
-            f"{config.name} has no argument learning_rate, and its value is {config.learning_rate}."
-        )
+        raise UserError(f"{config.name} takes no optimizer.learning_rate: leave it out.")
     for name in ("momentum", "weight_decay"):
         value = getattr(config, name)
         if name in parameters:
             arguments[name] = value or (None if parameters[name].default is None else 0.0)
         elif value and (config.name, name) != ("sgd", "weight_decay"):
             instead = ": use adamw" if name == "weight_decay" else ""
-            raise UserError(
-                f"{config.name} has no argument {name}, and optimizer.{name}={value}{instead}."
-            )
+            raise UserError(f"{config.name} takes no optimizer.{name}={value}{instead}.")
     return arguments
 
 

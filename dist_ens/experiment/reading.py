@@ -108,7 +108,7 @@ def from_mapping(cls: type[_T], values: Mapping[str, Json], prefix: str = "") ->
     return cls(**arguments)
 
 
-def checked_field(path: str, value: object, hint: Any) -> Any:
+def checked_field(path: str, value: object, hint: object) -> Any:
     """Returns the value of a field as its annotated type; see `checked_type`."""
     remedy = f"Correct it in the config file, or give --config.{path}=VALUE."
     return checked_type(path, value, hint, remedy)

@@ -162,18 +162,17 @@ class Run:
 
     def require_trained_on(self, source: Source) -> None:
         """Raises a `UserError` unless a source is the one that the run was trained on."""
-        here = dataclasses.replace(
-            self,
-            spec=source.spec,
-            num_train_examples=source.num_train_examples,
-            splits=source.fingerprint,
-        )
-        if different := here._differences(self):
+        if different := self._on(source)._differences(self):
             raise UserError(
                 f"The data from {self.experiment.data.source} is not what the run was trained on: "
                 f"{listed(different)}. Put the data set back. If make_source of a config file "
                 "made it, give that file as config."
             )
+
+    def _on(self, source: Source) -> "Run":
+        """Returns this run with the facts of another source."""
+        count, splits = source.num_train_examples, source.fingerprint
+        return dataclasses.replace(self, spec=source.spec, num_train_examples=count, splits=splits)
 
     def check_resumes(self, saved: Mapping[str, Json], folder: str | os.PathLike[str]) -> None:
         """Raises a `UserError` unless this experiment and its data may resume a saved run."""

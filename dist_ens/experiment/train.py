@@ -76,8 +76,7 @@ def train(
         ensemble=built.ensemble,
         **built.arguments,
         callbacks=[
-            _Announcement(built, console),
-            *([] if run.has_own_parts else [_StoredExperiment(experiment, workdir)]),
+            _Beginning(built, console, workdir),
             ProgressBar(console),
             JsonLines(workdir / METRICS),
             *parts.callbacks,
@@ -113,17 +112,18 @@ def train(
     )
 
 
-class _Announcement:
-    """A callback that describes the run on the terminal when it begins."""
+class _Beginning:
+    """A callback that describes the run on the terminal, and stores its experiment."""
 
-    def __init__(self, built: Built, console: Console) -> None:
-        self._built, self._console = built, console
+    def __init__(self, built: Built, console: Console, workdir: pathlib.Path) -> None:
+        self._built, self._console, self._workdir = built, console, workdir
 
     def begin(self, run: RunInfo) -> None:
-        """Prints a sentence, and the notes on the data."""
+        """Prints a sentence, and writes the file."""
         ensemble, layout, source = run.ensemble, run.ensemble.layout, self._built.source
+        experiment = self._built.run.experiment
         resumes = f", resuming from step {run.first_step:,}" if run.first_step else ""
-        batch_size = self._built.run.experiment.data.global_batch_size
+        batch_size = experiment.data.global_batch_size
         in_waves = f", in {ensemble.waves} waves" if ensemble.waves > 1 else ""
         self._console.print(
             f"Training {counted(ensemble.num_members, 'member')} for "
@@ -132,20 +132,10 @@ class _Announcement:
             f"{layout}{in_waves}{resumes}.",
             soft_wrap=True,
         )
-
-
-class _StoredExperiment:
-    """A callback that stores the experiment in the folder of the run, for `--experiment=FILE`."""
-
-    def __init__(self, experiment: Experiment, workdir: pathlib.Path) -> None:
-        self._experiment, self._workdir = experiment, workdir
-
-    def begin(self, run: RunInfo) -> None:
-        """Writes the file."""
-        if not cluster.is_main():
+        if self._built.run.has_own_parts or not cluster.is_main():
             return
         try:
-            store_experiment(self._workdir, self._experiment)
+            store_experiment(self._workdir, experiment)
         except OSError as error:
             path = quoted(self._workdir / EXPERIMENT)
             told = f"{path} could not be written: {error.strerror}."
