@@ -29,6 +29,18 @@ LIMIT_SECS = 180
 ENVIRONMENT = COMMAND_ENVIRONMENT | {"XLA_FLAGS": fast_xla.flags(1), "JAX_PLATFORMS": "cpu"}
 
 
+def run_process(*words, **environ):
+    """What became of a process, started as a user starts it."""
+    return subprocess.run(
+        [*map(str, words)],
+        cwd=ROOT,
+        env=ENVIRONMENT | environ,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
+
+
 def start_training(workdir, log, *arguments):
     with log.open("w") as file:
         return subprocess.Popen(
@@ -57,17 +69,8 @@ def leaves(workdir):
 def run(tmp_path_factory):
     """A finished run of the first command of README, in small; compiled as a user's is."""
     workdir = tmp_path_factory.mktemp("command") / "run"
-    ended = subprocess.run(
-        [
-            pathlib.Path(sys.executable).parent / "dist-ens",
-            *("train", *SMALL, f"--workdir={workdir}", "--config.steps=100"),
-        ],
-        cwd=ROOT,
-        env=ENVIRONMENT | {"XLA_FLAGS": ""},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECS,
-    )
+    words = ["train", *SMALL, f"--workdir={workdir}", "--config.steps=100"]
+    ended = run_process(pathlib.Path(sys.executable).parent / "dist-ens", *words, XLA_FLAGS="")
     assert ended.returncode == 0, ended.stderr
     return workdir, ended.stdout
 
@@ -207,14 +210,8 @@ def test_an_interruption_of_the_imports_leaves_nothing_to_read(tmp_path, command
 
 
 def test_a_platform_that_is_not_here_is_told(run):
-    ended = subprocess.run(
-        [sys.executable, "-m", "launch.evaluate", f"--workdir={run[0]}"],
-        cwd=ROOT,
-        env=ENVIRONMENT | {"JAX_PLATFORMS": "abacus"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECS,
-    )
+    words = [sys.executable, "-m", "launch.evaluate", f"--workdir={run[0]}"]
+    ended = run_process(*words, JAX_PLATFORMS="abacus")
     assert ended.returncode == 2, ended.stderr
     assert "JAX cannot start its devices with JAX_PLATFORMS='abacus', " in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -345,23 +342,10 @@ def test_a_config_file_may_bring_a_network_of_its_own(tmp_path):
 def test_a_full_disk_is_told_and_nothing_saved_is_lost(tmp_path):
     workdir = tmp_path / "run"
     assert start_training(workdir, tmp_path / "log", "--config.steps=10").wait(LIMIT_SECS) == 0
-    ended = subprocess.run(
-        [
-            *(
-                "bash",
-                "-c",
-                'ulimit -f 100; exec "$@"',
-                "bash",
-            ),  # files of 100 KiB: a save has more
-            *(sys.executable, "-m", "launch.train", *SMALL),
-            *(f"--workdir={workdir}", "--config.steps=20"),
-        ],
-        cwd=ROOT,
-        env=ENVIRONMENT | {"JAX_COMPILATION_CACHE_DIR": ""},  # nothing else that would be cut
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECS,
-    )
+    in_little_room = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash"]  # A save has over 100 KiB.
+    words = ["-m", "launch.train", *SMALL, f"--workdir={workdir}", "--config.steps=20"]
+    # Nothing else is written that would be cut.
+    ended = run_process(*in_little_room, sys.executable, *words, JAX_COMPILATION_CACHE_DIR="")
     assert ended.returncode == 1, ended.stderr
     told = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     sentence = "file too large. The last saved step is 10. Raise the limit on the size of a file"

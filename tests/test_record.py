@@ -26,6 +26,7 @@ from saving import reader, rewrite, steps_in
 from test_train import experiment
 
 X = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
+BYTES = X.astype(np.uint8)
 Y = np.arange(200) % 4
 
 
@@ -88,10 +89,7 @@ def test_a_run_with_parts_from_python_is_opened_with_them_and_goes_on(copied):
         ({"member": scaled(np.ones(6))}, "network of the parts is 'plain.*' there and 'scaled"),
         ({"member": None}, "network of the parts is 'plain.*' there and None here"),
         ({"source": source(x=X[:150], y=Y[:150])}, "training examples is 200 there and 150 here"),
-        (
-            {"source": source(X.astype(np.uint8))},
-            "the data is 'float32.*' there and 'uint8.*' here",
-        ),
+        ({"source": source(BYTES, test=(BYTES, Y))}, "'float32.*' there and 'uint8.*' here"),
         ({"source": source(x=X + 5)}, "the hash of the train examples is"),
         ({"source": source(y=3 - Y)}, "the hash of the train examples is"),
         ({"source": source(test=(X, 3 - Y))}, "the hash of the test examples is"),

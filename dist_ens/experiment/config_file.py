@@ -133,7 +133,8 @@ class ConfigFile:
         if not self.defines("get_config"):
             raise UserError(f"{self.path} has no get_config(). Add one that returns a ConfigDict.")
         config = self._call("get_config")
-        return Experiment.from_dict(self._run(lambda: ConfigDict(config).to_dict()))
+        has_fields = isinstance(config, ConfigDict | dict)
+        return Experiment.from_dict(ConfigDict(config).to_dict() if has_fields else config)
 
     def own_parts(self, spec: Spec) -> OwnParts:
         """Returns all parts that the file makes itself, except the data set."""
@@ -154,7 +155,8 @@ class ConfigFile:
             return None
         source = self._call(_SOURCE, data_config)
         check_source(source, any_parts=self.defines("make_loss") or self.defines("make_step"))
-        return source if source.valid else source.with_validation(data_config.validation)
+        has_own = source.valid is not None
+        return source if has_own else source.with_validation(data_config.validation)
 
     def open_source(self, data_config: DataConfig) -> Source:
         """Returns the file's own data set; the one that `data.source` names if it has none."""
