@@ -18,7 +18,7 @@ from dist_ens.experiment import (
     model_options,
     optimizer_options,
 )
-from dist_ens.experiment.config_file import ConfigFile, ExperimentFile
+from dist_ens.experiment.config_file import ConfigFile, stored_experiment
 from dist_ens.experiment.named import Options, method_options
 from dist_ens.experiment.reading import nearest_field
 from dist_ens.ground.errors import UserError
@@ -86,11 +86,12 @@ class ConfigFlags:
         }
         if self._given and not self._overridable:
             raise UserError(f"{prefix}{min(self._given)} cannot be changed in a finished run.")
-        if stored is None and self.file.path is None:
+        described = stored if self.file.path is None else self.file.experiment()
+        if described is None:
             if self._given:
                 raise UserError(f"{prefix}{min(self._given)} needs a file. Add --config=FILE.")
             return rest
-        config = (stored or self.file).experiment().to_config_dict()
+        config = described.to_config_dict()
         for name, cls, options_of, replaced_by in _WITH_OPTIONS:
             if not self.file.defines(replaced_by):
                 self._defaults += _complete(config[name], name, cls, options_of, rest)
@@ -102,7 +103,7 @@ class ConfigFlags:
         self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
         return rest
 
-    def _without_files(self, argv: list[str]) -> tuple[list[str], ExperimentFile | None]:
+    def _without_files(self, argv: list[str]) -> tuple[list[str], Experiment | None]:
         """Returns a command line without the flags of files, and the experiment in JSON."""
         rest: list[str] = []
         stored = None
@@ -113,7 +114,7 @@ class ConfigFlags:
             if name == "--config":
                 self.file = ConfigFile(value if equals else next(arguments, ""))
             elif self._overridable and name.lstrip("-") == _EXPERIMENT and name.startswith("-"):
-                stored = ExperimentFile(value if equals else next(arguments, ""))
+                stored = stored_experiment(value if equals else next(arguments, ""))
             else:
                 rest.append(argument)
         if self.file.path and stored is not None:

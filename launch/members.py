@@ -122,9 +122,7 @@ def _extend(workdir: pathlib.Path) -> int:
     ids, to = _ids(), cli.required(_TO, "runs/new")
     if ids is None:
         raise UserError("--ids is missing. Give ids, such as --ids=3,5 or --ids=8-15.")
-    members = extend(
-        workdir, ids, to, own_parts=_CONFIG.file.own_parts, open_source=_CONFIG.file.open_source
-    )
+    members = extend(workdir, ids, to, _CONFIG.file)
     return ExitCode.PREEMPTED if members is None else _reported(members, to)
 
 

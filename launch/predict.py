@@ -8,7 +8,7 @@ The first form predicts the examples in a file. It writes these arrays:
 
   probs                   of classes: probabilities [examples, classes]
   mean, variance          of real targets: [examples], in the targets' own unit
-  quantiles               of the loss pinball: [examples, levels]
+  quantiles               of the loss quantiles: [examples, levels]
   member_probs, ...       each of these by member: [members, examples, ...]
   member_id               ids of the members: [members]
   class_names             names of the classes, if they have any: [classes]

@@ -32,8 +32,7 @@ def main() -> int:
         _RUN.paths[0],
         _MEMBER.value,
         until=_UNTIL.value,
-        open_source=_CONFIG.file.open_source,
-        own_parts=_CONFIG.file.own_parts,
+        config=_CONFIG.file,
     )
     PlainConsole().print(_sentence(found), soft_wrap=True)
     is_same = found.largest[1] <= _TOLERANCE.value  # False for NaN.

@@ -13,7 +13,6 @@ from dist_ens.experiment import leaves
 from dist_ens.experiment.answers import keep
 from dist_ens.experiment.assess import assess
 from dist_ens.experiment.assessment import EvaluationRequest
-from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import Trained, train
 from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import ExitCode
@@ -75,7 +74,7 @@ def main() -> int:
 
 def _leave_report(trained: Trained, scores: Scores, source: Source, workdir: pathlib.Path) -> None:
     """Writes the report, and prints the scores and the next command."""
-    evaluator = evaluator_of_run(trained.run, trained.ensemble, parts=trained.parts)
+    evaluator = trained.run.evaluator(trained.ensemble, metrics=trained.parts.metrics)
     found = assess(
         trained.run, evaluator, trained.state, source, EvaluationRequest(), trained.evaluation
     )

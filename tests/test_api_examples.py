@@ -5,7 +5,6 @@ import itertools
 import pathlib
 
 import equinox as eqx
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,18 +17,6 @@ from dist_ens.experiment.train import train
 from dist_ens.sampling import Order
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
-NAMES = (
-    "arrays_to_uncertainty",
-    "own_loss",
-    "own_loop",
-    "regression",
-    "finished_run",
-    "force_field",
-    "q_ensemble",
-    "gan",
-    "masked_lm",
-    "equinox_state",
-)
 SGD = optax.sgd(0.1, momentum=0.9)
 NUM_MEMBERS, STEPS, BATCH_SIZE = 2, 3, 16
 
@@ -48,9 +35,10 @@ def load(name):
     return module
 
 
-@pytest.fixture(params=[1, 4], ids=["1x1", "2x2"])
-def layout(request):
-    return de.Layout.make(NUM_MEMBERS, devices=jax.devices()[: request.param])
+@pytest.fixture
+def layout():
+    """Two rows of the mesh for the members, and two columns for the data."""
+    return de.Layout.make(NUM_MEMBERS, devices=jax.devices()[:4])
 
 
 # --- their scores ---
@@ -135,14 +123,6 @@ def test_an_equinox_network_keeps_its_state():
     assert all(np.abs(leaf[0] - leaf[1]).max() > 1e-3 for leaf in moved)
 
 
-# --- their length ---
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_example_has_at_most_60_lines(name):
-    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 60
-
-
 def test_a_prediction_with_uncertainty_takes_ten_lines():
     text = (EXAMPLES / "arrays_to_uncertainty.py").read_text()
     begin, end = text.index("\nimport "), text.index("p = ensemble.predict")
@@ -210,22 +190,6 @@ def assert_same(found, expected):
 
 def cross_entropy(logits, labels):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-
-
-def test_arrays_to_uncertainty_is_a_loop_over_members(layout):
-    mlp = nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(10)])
-    rng = np.random.default_rng(0)
-    data = {"inputs": rng.normal(size=(50, 64)).astype("f"), "labels": rng.integers(10, size=50)}
-    result = fitted(mlp, de.losses.categorical(10), data, layout, batch_size=BATCH_SIZE)
-
-    def loss(params, model_state, batch, key):
-        return cross_entropy(mlp.apply(params, batch["inputs"]), batch["labels"]).mean(), ()
-
-    def init(key, batch):
-        return mlp.init(key, batch["inputs"]), ()
-
-    params, _ = by_hand(init, loss, batches_of(data))
-    assert_same(result.state.params, params["params"])
 
 
 def test_own_loss_is_a_loop_over_members(layout):

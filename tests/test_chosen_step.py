@@ -11,7 +11,6 @@ import dist_ens as de
 from commands import dist_ens
 from dist_ens.checkpoint import read_members, store
 from dist_ens.checkpoint.reading import SavedStep
-from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.networks import export_members
 from dist_ens.ground.errors import ReplacedError, UserError
@@ -29,7 +28,7 @@ def workdir(tmp_path_factory):
 
 def probs_at(workdir, step, inputs):
     finished = open_finished(workdir, step=step)
-    return evaluator_of_run(finished.run, finished.ensemble).predict(finished.state, inputs)
+    return finished.run.evaluator(finished.ensemble).predict(finished.state, inputs)
 
 
 @pytest.mark.parametrize(("flags", "step"), [(["--step=3"], 3), ([], 6)])

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +11,7 @@ from absl import flags
 
 from dist_ens.data import OrderRule, Spec, shared, source_of_arrays
 from dist_ens.experiment import DataConfig, Experiment, OwnParts
-from dist_ens.experiment.build import build, build_ensemble
+from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.config_file import EXPERIMENT, ConfigFile
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
@@ -99,8 +98,8 @@ def test_a_file_makes_every_part_of_a_run(tmp_path):
     }
     config = flags_with(tmp_path, PARTS)
     assert config.file.open_source(DataConfig(global_batch_size=9)).spec == SPEC
-    source = file.source(DataConfig(global_batch_size=9))
-    assert (len(source.train), source.spec.input_shape) == (7, (4,))
+    source = file.source(DataConfig(global_batch_size=9, validation=0.3))
+    assert (len(source.train), len(source.valid), source.spec.input_shape) == (5, 2, (4,))
 
 
 def test_a_file_without_functions_makes_no_part(tmp_path):
@@ -119,7 +118,7 @@ def test_a_file_without_functions_makes_no_part(tmp_path):
         ("def make_member(spec): pass", "model.name=mlp", "make_member"),
         ("def make_optimizer(spec): pass", "optimizer.learning_rate=0.5", "make_optimizer"),
         ("def make_objective(spec): pass", "loss.beta=0.5", "make_objective"),
-        ("def make_loss(spec): pass", "loss.name=mse", "make_loss"),
+        ("def make_loss(spec): pass", "loss.name=squared_error", "make_loss"),
         ("def make_step(spec): pass", "optimizer.learning_rate=0.5", "make_step"),
         ("def make_source(data_config): pass", "data.source=digits", "make_source"),
     ],
@@ -148,6 +147,11 @@ def test_the_arguments_of_the_named_optimizer_are_flags(tmp_path):
 def test_another_optimizer_on_the_command_line_drops_the_arguments_in_the_file(tmp_path):
     config = flags_with(tmp_path, "", "--config.optimizer.name=adam", "--config.optimizer.b2=0.5")
     assert config.experiment().optimizer.options == {"b2": 0.5}
+
+
+def test_steps_and_epochs_on_the_command_line_replace_each_other(tmp_path):
+    experiment = flags_with(tmp_path, "", "--config.epochs=0.5").experiment()
+    assert (experiment.steps, experiment.epochs) == (None, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +249,6 @@ CLASSES = source_of_arrays((X, np.arange(8) % 3), (X, np.arange(8) % 3))
 TWO_GROUPS = dataclasses.replace(CLASSES, spec=dataclasses.replace(SPEC, num_groups=2))
 STEP = OwnParts(step={"init": dict, "step": dict, "eval_loss": dict})
 STANDARDIZED = OwnParts(objective=gaussian(standardize=True))
-METRIC = SimpleNamespace(name="top3")
 
 
 @pytest.mark.parametrize(
@@ -253,20 +256,22 @@ METRIC = SimpleNamespace(name="top3")
     [
         (TABLE, STANDARDIZED, {}, "make_objective returned gaussian with standardize=True"),
         (TABLE, OwnParts(), {"std": (2.0,)}, "whose inputs are standardised already."),
-        (CLASSES, OwnParts(), {"validation": 0.5}, "has no validation split."),
-        (CLASSES, OwnParts(loss=sum, metrics=[METRIC]), {}, "The metric 'top3' scores"),
-        (CLASSES, dataclasses.replace(STEP, metrics=[METRIC]), {}, "The metric 'top3' scores"),
+        (CLASSES, OwnParts(), {"num_folds": 9, "examples": "kfold"}, "data.num_folds=9 does not"),
+        (CLASSES, OwnParts(), {"global_batch_size": 12}, "data.global_batch_size=12 is not"),
+        (CLASSES, OwnParts(loss=sum), {}, "needs a network. Define make_member(spec) too."),
         (CLASSES, STEP, {"examples": "bootstrap"}, "data.examples='bootstrap' has no effect"),
         (CLASSES, dataclasses.replace(STEP, methods=[sum]), {}, "make_methods has no effect"),
-        (TWO_GROUPS, OwnParts(), {"shuffle": False}, "num_folds needs per_member, which needs"),
+        (TWO_GROUPS, OwnParts(), {"shuffle": False}, "OrderRule(data.shuffle=False, per_member"),
     ],
 )
-def test_a_part_that_does_not_fit_the_run_is_refused(source, parts, data, sentence):
-    loss = {"name": "softmax_cross_entropy" if source.spec.num_classes else "gaussian_nll"}
+def test_a_part_that_does_not_fit_the_run_is_refused(source, parts, data, sentence, tmp_path):
+    loss = {"name": "categorical" if source.spec.num_classes else "gaussian"}
     data = {"global_batch_size": 4} | data
-    experiment = Experiment.from_dict({"steps": 1, "loss": loss, "data": data})
+    values = {"num_members": 2, "steps": 1, "loss": loss, "data": data}
+    experiment = Experiment.from_dict(values)
     with pytest.raises(UserError, match=re.escape(sentence)):
-        _ = build(experiment, parts=parts, source=source).arguments
+        train(experiment, tmp_path / "run", parts=parts, source=source)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

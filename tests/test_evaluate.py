@@ -58,7 +58,7 @@ def test_the_scores_are_those_of_the_averaged_probabilities_of_every_example(
 def test_an_experiments_loss_and_scaling_are_what_its_ensemble_has():
     values = {
         "steps": 1,
-        "loss": {"name": "class_mean_cross_entropy"},
+        "loss": {"name": "class_mean_categorical"},
         "data": {"mean": (1.0,), "std": (2.0,)},
     }
     run = Run(Experiment.from_dict(values), Spec((4,), "float32", (), 3), 10)

@@ -249,7 +249,7 @@ ON_THE_COMMAND_LINE = {
     "a text in place of a number": (train("--workdir=RUN", "--config.steps=many"), "many"),
     "no members": (train("--workdir=RUN", "--config.num_members=0"), "num_members"),
     "a model misspelt": (train("--workdir=RUN", "--config.model.name=mpl"), "'mlp'"),
-    "a loss misspelt": (train("--workdir=RUN", "--config.loss.name=mes"), "mse"),
+    "a loss misspelt": (train("--workdir=RUN", "--config.loss.name=gausian"), "gaussian"),
     "an order misspelt": (
         train("--workdir=RUN", "--config.data.examples=premuted"),
         "permuted",
@@ -263,8 +263,8 @@ ON_THE_COMMAND_LINE = {
         "learning_rate",
     ),
     "a loss of targets for classes": (
-        train("--workdir=RUN", "--config.loss.name=mse"),
-        "softmax_cross_entropy",
+        train("--workdir=RUN", "--config.loss.name=squared_error"),
+        "categorical",
     ),
     "data that are absent": (
         train("--workdir=RUN", "--config.data.source=npz:absent.npz"),

@@ -229,7 +229,7 @@ def experiment(data, **changes):
         steps=60,
         steps_per_call=20,
         execution="vmap",
-        loss=LossConfig(name="gaussian_nll"),
+        loss=LossConfig(name="gaussian"),
         data=dataclasses.replace(data, global_batch_size=8),
         model=ModelConfig(name="mlp", options={"hidden_sizes": (16,), "init": "fan_in_uniform"}),
         optimizer=OptimizerConfig(learning_rate=0.05),

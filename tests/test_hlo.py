@@ -53,7 +53,7 @@ def compiled_update(config, num_members, rows, columns, batch_size, place=Placem
         batch_size,
         place,
         order=dataclasses.replace(run.order, global_batch_size=batch_size),
-        per_member=run.per_member,
+        per_member=run.order_rule.per_member,
     )
     traced = ensemble.traced_update(state, batches)
     by_rule = candidates(layout, traced, experiment.steps_per_call)[0]

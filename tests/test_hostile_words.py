@@ -52,7 +52,7 @@ RIGHT = {
     "data.std": [[16.0], [1]],
     "model.name": ["mlp", "mlp_bn_dropout"],
     "model.hidden_sizes": [[4], [3, 2], []],
-    "loss.name": ["softmax_cross_entropy", "sigmoid_cross_entropy"],
+    "loss.name": ["categorical", "one_vs_rest"],
     "loss.label_smoothing": [0.0, 0.1],
     "loss.mixup": [0.0, 0.2],
     "loss.adversarial": [0.0, 0.01],

@@ -43,8 +43,8 @@ def test_the_ensemble_axis_is_the_largest_that_divides_both(num_members, devices
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Layout.make(10, ensemble_axis=4), "got ensemble axis 4 for 8 devices and num_mem"),
-        (lambda: Layout.make(16, ensemble_axis=16), "Use an ensemble axis of 1 or 2 or 4 or 8"),
+        (lambda: Layout.make(10, ensemble_axis=4), "got ensemble_axis=4 for 8 devices and num_mem"),
+        (lambda: Layout.make(16, ensemble_axis=16), "Use ensemble_axis=1 or 2 or 4 or 8"),
         (
             lambda: Layout.make(4).check_batch_size("size", 7),
             "size=7 and a data axis of 2.*Use a multiple",

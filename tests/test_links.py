@@ -13,7 +13,6 @@ from dist_ens.execution.decision_cache import keep_execution
 from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.assess import assess
 from dist_ens.experiment.assessment import EvaluationRequest
-from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import SaveError, UserError
 from dist_ens.ground.file_writing import opened_in_place, replace_file, replaced_file
@@ -68,7 +67,7 @@ def test_the_names_above_are_those_that_a_run_writes(tmp_path):
     trained = train(Experiment.from_dict(experiment), tmp_path)
     keep_execution("a program", "vmap", tmp_path)
     source = open_source(trained.run.experiment.data)
-    evaluator = evaluator_of_run(trained.run, trained.ensemble)
+    evaluator = trained.run.evaluator(trained.ensemble)
     found = assess(trained.run, evaluator, trained.state, source, EvaluationRequest())
     write_report(tmp_path, found.to_dict(), found.curves, found.pictures)
     written = {path.name for path in tmp_path.iterdir()}

@@ -217,14 +217,6 @@ def test_added_members_are_those_of_a_larger_ensemble_and_the_first_keep_every_b
         extend(runs / "four", [3, 4], tmp_path / "again")
 
 
-def test_no_members_are_added_to_a_run_whose_keys_are_of_another_version(
-    runs, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("dist_ens.experiment.checks.KEY_RULE", 3)
-    with pytest.raises(UserError, match="a run of another version of dist_ens"):
-        extend(runs / "four", [4], tmp_path / "other")
-
-
 def test_members_of_a_run_made_in_python_are_copied_and_resumed(tmp_path):
     def run(folder, steps, **fields):
         ensemble = de.Ensemble(LINEAR, optax.sgd(0.1), de.losses.categorical(2), **fields)
@@ -247,7 +239,7 @@ def test_members_of_a_run_made_in_python_are_copied_and_resumed(tmp_path):
 def test_an_exported_network_has_names_that_a_person_knows_and_is_imported_again(runs, tmp_path):
     paths = export_members(runs / "four", tmp_path / "nets", member_ids=[1, 3])
     assert [path.name for path in paths] == ["member_01.safetensors", "member_03.safetensors"]
-    with pytest.raises(UserError, match="nets is not empty"):
+    with pytest.raises(UserError, match="nets is not empty, or no folder"):
         export_members(runs / "other", tmp_path / "nets")
     arrays = safetensors.numpy.load_file(paths[1])
     whole = read_members(runs / "four")
@@ -309,7 +301,7 @@ def test_networks_of_numpy_and_orbax_are_imported(runs, tmp_path):
         found = leaves[f"params.{name}"]
         np.testing.assert_array_equal(found, np.stack([array, array]))
     three = experiment(num_members=3, member_ids=(4, 5, 6))
-    with pytest.raises(UserError, match="member_ids has 3 ids for 2 networks to import"):
+    with pytest.raises(UserError, match="params has 2 members, and the ensemble has 3"):
         import_members(given, three, tmp_path / "other")
 
 
@@ -370,7 +362,7 @@ def test_a_parameter_and_other_state_of_one_name_are_not_imported_as_one(tmp_pat
         parts_from({"mean": np.zeros(2, np.float32)}, like, tmp_path / "a.npz")
 
 
-def test_the_command_line_copies_lists_and_refuses(runs, tmp_path):
+def test_the_command_line_copies_and_lists(runs, tmp_path):
     four, three = str(runs / "four"), tmp_path / "three"
     copied = dist_ens("members", four, "copy", "--ids=0-1,3", f"--to={three}")
     assert copied.returncode == 0, copied.stderr
@@ -378,9 +370,6 @@ def test_the_command_line_copies_lists_and_refuses(runs, tmp_path):
     listed = dist_ens("members", str(three), "list")
     assert listed.returncode == 0, listed.stderr
     assert f"3 members at step {STEPS}" in listed.stdout
-    refused = dist_ens("members", four, "copy", "--ids=9", f"--to={tmp_path / 'none'}")
-    assert refused.returncode == 2
-    assert "has 0-3. Give ids that are there." in refused.stderr
 
 
 def test_the_words_of_the_command_line_are_folders_an_action_and_networks():

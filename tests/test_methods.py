@@ -270,7 +270,7 @@ def test_a_part_that_is_held_out_leaves_the_ranges_and_places_of_the_others():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["softmax_cross_entropy", "sigmoid_cross_entropy"])
+@pytest.mark.parametrize("name", ["categorical", "one_vs_rest"])
 @pytest.mark.parametrize(("adversarial", "mixup"), [(0.0, 0.5), (0.01, 0.0), (0.01, 0.5)])
 def test_every_pair_of_losses_and_methods_trains(name, adversarial, mixup):
     loss = {"name": name, "adversarial": adversarial, "mixup": mixup, "label_smoothing": 0.1}

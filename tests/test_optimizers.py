@@ -157,11 +157,11 @@ def test_the_options_are_the_arguments_that_a_config_can_give():
         ({"name": "cosine_decay_schedule"}, "it does not return a gradient transformation."),
         ({"name": "lookahead"}, "it needs fast_optimizer, sync_period, slow_step_size, which"),
         ({"name": "scale_by_adam"}, "without taking a step against them. Did you mean 'adam'?"),
-        ({"name": "adam", "options": {"bb1": 1}}, "Did you mean 'b1'? Its arguments are: b1"),
+        ({"name": "adam", "options": {"bb1": 1}}, "Did you mean 'b1'? Its options are: b1"),
         ({"name": "adam", "options": {"b1": "x"}}, "optimizer.b1 must be float: got 'x', a str."),
         ({"name": "adam", "weight_decay": 0.1}, "optimizer.weight_decay=0.1: use adamw."),
         ({"name": "adam", "clip_norm": 0.0}, "optimizer.clip_norm must be positive"),
-        ({"name": "polyak_sgd", "learning_rate": 0.1}, "has no argument learning_rate, and"),
+        ({"name": "polyak_sgd", "learning_rate": 0.1}, "takes no optimizer.learning_rate"),
     ],
 )
 def test_what_optax_does_not_take_is_told_in_a_sentence(config, sentence):

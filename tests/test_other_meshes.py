@@ -6,6 +6,7 @@ differ between meshes if a step saw a part of the batch.
 
 import contextlib
 import functools
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -16,7 +17,7 @@ import pytest
 
 import dist_ens as de
 import failing
-from dist_ens.experiment import Experiment, OwnParts
+from dist_ens.experiment import Experiment, OwnParts, open_source
 from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import RunError
@@ -112,7 +113,8 @@ def test_a_member_of_a_run_on_a_data_axis_is_replayed_alone_on_one_device(rows, 
         "layout": {"ensemble_axis": rows},
     }
     train(Experiment.from_dict(values), tmp_path / "run", parts=parts)
-    found = replay(tmp_path / "run", 7, own_parts=lambda spec: parts, progress=False)
+    config = SimpleNamespace(own_parts=lambda spec: parts, open_source=open_source)
+    found = replay(tmp_path / "run", 7, config=config, progress=False)
     assert found.differences  # They are other programs, so it is no copy.
     assert found.largest[1] < 1e-5
 

@@ -52,10 +52,10 @@ def experiment(source, loss):
 @pytest.mark.parametrize(
     ("loss", "shape"),
     [
-        ("gaussian_nll", (EXAMPLES,)),
-        ("beta_nll", (EXAMPLES, 1)),
-        ("mse", (EXAMPLES, 1)),
-        ("pinball", (EXAMPLES,)),
+        ("gaussian", (EXAMPLES,)),
+        ("beta_gaussian", (EXAMPLES, 1)),
+        ("squared_error", (EXAMPLES, 1)),
+        ("quantiles", (EXAMPLES,)),
     ],
 )
 def test_real_targets_of_a_file_are_trained_on_and_scored_in_their_own_unit(tmp_path, loss, shape):
@@ -105,7 +105,7 @@ def test_pictures_with_real_targets_keep_their_values(tmp_path):
     assert (source.spec.input_shape, source.spec.standardization.has_inputs) == ((3, 3), False)
     together = np.concatenate([source.train.inputs, source.test.inputs])
     np.testing.assert_array_equal(np.sort(together.ravel()), np.sort(pictures.ravel()))
-    train(experiment(config.source, "gaussian_nll"), tmp_path / "run")
+    train(experiment(config.source, "gaussian"), tmp_path / "run")
     assert (np.abs(np.asarray(de.load(tmp_path / "run").predict(pictures).mean) - 1250) < 500).all()
 
 
@@ -143,7 +143,7 @@ def test_names_of_classes_in_a_file_are_kept_and_shown(tmp_path):
     (tmp_path / "c.py").write_text(
         "from ml_collections import ConfigDict\n"
         "def get_config():\n"
-        f"    return ConfigDict({experiment(config.source, 'softmax_cross_entropy').to_dict()!r})\n"
+        f"    return ConfigDict({experiment(config.source, 'categorical').to_dict()!r})\n"
     )
     np.save(tmp_path / "x.npy", X[:4])
     ended = dist_ens("train", f"--config={tmp_path / 'c.py'}", f"--workdir={tmp_path / 'run'}")

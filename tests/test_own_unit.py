@@ -23,7 +23,6 @@ from dist_ens.evaluation.out_of_bag import held_out_scores
 from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.assess import assess
 from dist_ens.experiment.assessment import EvaluationRequest
-from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
 from dist_ens.layout import Layout
@@ -151,13 +150,13 @@ def test_a_run_on_targets_far_from_zero_differs_by_the_offset_alone(tmp_path):
         source = {"source": f"uci:{tmp_path / f'{offset:g}.npz'}", "global_batch_size": 16}
         source |= {"validation": 0.25, "examples": "kfold", "num_folds": 2}
         values = {"num_members": 4, "steps": 40, "steps_per_call": 20, "execution": "vmap"}
-        values |= {"data": source, "loss": {"name": "gaussian_nll"}}
+        values |= {"data": source, "loss": {"name": "gaussian"}}
         values |= {"model": {"name": "mlp", "hidden_sizes": (8,)}}
         values |= {"optimizer": {"learning_rate": 0.05}, "checkpoint": {"every_steps": 1000}}
         config = Experiment.from_dict(values)
         train(config, folder)
         run, ensemble, state, *_ = open_finished(folder)
-        evaluator, opened = evaluator_of_run(run, ensemble), open_source(config.data)
+        evaluator, opened = run.evaluator(ensemble), open_source(config.data)
         for questions in (
             EvaluationRequest(calibration="variance", conformal="cqr", out_of_bag=True),
             EvaluationRequest(conformal="cv+"),

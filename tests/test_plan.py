@@ -66,7 +66,9 @@ def small_planner(devices=4, shape=(8, 8), *, streamed=False, **changes):
     call_examples = experiment.data.global_batch_size * experiment.steps_per_call
     training_set = TrainingSet(run.order, EXAMPLE, call_examples)
     kept, them = None if streamed else training_set, jax.devices()[:devices]
-    return Planner(experiment, spec, kept, run.per_member, partial(build_ensemble, run), them)
+    return Planner(
+        experiment, spec, kept, run.order_rule.per_member, partial(build_ensemble, run), them
+    )
 
 
 def of_data(mesh):

@@ -5,6 +5,7 @@ import functools
 import operator
 import pathlib
 import shutil
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -25,11 +26,12 @@ from saving import reader, rewrite, steps_in
 from test_train import experiment
 
 X = np.random.default_rng(0).normal(size=(200, 6)).astype(np.float32)
+BYTES = X.astype(np.uint8)
 Y = np.arange(200) % 4
 
 
-def linear(apply):
-    return from_functions(lambda key: {"w": jax.random.normal(key, (6, 4))}, apply)
+def linear(apply, name="w"):
+    return from_functions(lambda key: {name: jax.random.normal(key, (6, 4))}, apply)
 
 
 def plain():
@@ -40,9 +42,9 @@ def waved():
     return linear(lambda params, x: 10 * jnp.sin(x) @ params["w"])
 
 
-def scaled(factors):
+def scaled(factors, name="w"):
     """A network that captures an array."""
-    return linear(lambda params, x: (x * factors[None]) @ params["w"])
+    return linear(lambda params, x: (x * factors[None]) @ params[name], name)
 
 
 def source(x=X, y=Y, test=(X, Y)):
@@ -56,7 +58,8 @@ def trained(workdir, steps, member=None, data=None):
 
 
 def opened(workdir, member):
-    return open_finished(workdir, lambda spec: OwnParts(member=member))
+    config = SimpleNamespace(own_parts=lambda spec: OwnParts(member=member))
+    return open_finished(workdir, config=config)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,8 @@ def test_a_run_with_parts_from_python_is_opened_with_them_and_goes_on(copied):
         ({"member": waved()}, "network of the parts is 'plain.*' there and 'waved"),
         ({"member": scaled(np.ones(6))}, "network of the parts is 'plain.*' there and 'scaled"),
         ({"member": None}, "network of the parts is 'plain.*' there and None here"),
+        ({"source": source(x=X[:150], y=Y[:150])}, "training examples is 200 there and 150 here"),
+        ({"source": source(BYTES, test=(BYTES, Y))}, "'float32.*' there and 'uint8.*' here"),
         ({"source": source(x=X + 5)}, "the hash of the train examples is"),
         ({"source": source(y=3 - Y)}, "the hash of the train examples is"),
         ({"source": source(test=(X, 3 - Y))}, "the hash of the test examples is"),
@@ -103,6 +108,8 @@ def test_arrays_that_a_network_captures_belong_to_its_step(tmp_path):
     trained(tmp_path, 8, once)
     with pytest.raises(UserError, match="the training step computes something else"):
         trained(tmp_path, 16, twice)
+    with pytest.raises(RunError, match="The network or the optimizer has changed"):
+        trained(tmp_path, 16, scaled(np.ones(6, np.float32), "kernel"))
     with pytest.raises(UserError, match="The parts that were given are not those of the run in"):
         opened(tmp_path, twice)
     opened(tmp_path, scaled(np.ones(6, np.float32)))
@@ -113,7 +120,7 @@ def test_a_finished_run_is_not_opened_with_another_network(finished, tmp_path):
     for workdir, member in ((finished, waved()), (tmp_path, plain())):
         with pytest.raises(UserError, match="The parts that were given are not those of the run"):
             opened(workdir, member)
-    with pytest.raises(UserError, match="were given in Python, and none are given here"):
+    with pytest.raises(UserError, match=r"\(plain.*\) were given in Python\. Give a config file"):
         open_finished(finished)
 
 

@@ -63,7 +63,7 @@ def test_another_member_is_another_network(workdir, monkeypatch):
 
 
 def test_a_run_whose_random_numbers_another_version_drew_is_refused(workdir, monkeypatch):
-    monkeypatch.setattr("dist_ens.experiment.checks.KEY_RULE", 3)
+    monkeypatch.setattr("dist_ens.experiment.record.KEY_RULE", 3)
     with pytest.raises(UserError, match="a run of another version of dist_ens"):
         replay(workdir, 2, progress=False)
 

@@ -33,7 +33,6 @@ from dist_ens.experiment.assessment import (
     Assessment,
     EvaluationRequest,
 )
-from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import BrokenMembersError, UserError
@@ -322,7 +321,7 @@ def assessed(workdir, pooling=None, **questions):
     run, ensemble, state, *_ = open_finished(workdir)
     source = open_source(run.experiment.data)
     return assess(
-        run, evaluator_of_run(run, ensemble, pooling), state, source, EvaluationRequest(**questions)
+        run, run.evaluator(ensemble, pooling), state, source, EvaluationRequest(**questions)
     )
 
 
@@ -414,10 +413,10 @@ def test_out_of_bag_predictions_are_of_members_that_never_saw_the_example(tmp_pa
 @pytest.mark.parametrize(
     ("method", "loss", "data"),
     [
-        ("cqr", "pinball", {"validation": 0.3}),
-        ("cqr", "gaussian_nll", {"validation": 0.3}),
-        ("cv+", "mse", {"examples": "kfold", "num_folds": 4}),
-        ("jackknife+", "gaussian_nll", {"examples": "bootstrap"}),
+        ("cqr", "quantiles", {"validation": 0.3}),
+        ("cqr", "gaussian", {"validation": 0.3}),
+        ("cv+", "squared_error", {"examples": "kfold", "num_folds": 4}),
+        ("jackknife+", "gaussian", {"examples": "bootstrap"}),
     ],
 )
 def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss, data):
@@ -427,7 +426,7 @@ def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss
         experiment(data, loss=LossConfig(name=loss), num_members=members, steps=200),
         tmp_path / "run",
     )
-    calibration = "variance" if (method, loss) == ("cqr", "gaussian_nll") else None
+    calibration = "variance" if (method, loss) == ("cqr", "gaussian") else None
     told = assessed(
         tmp_path / "run", conformal=method, level=0.8, calibration=calibration
     ).to_dict()
@@ -479,7 +478,7 @@ def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
     run, ensemble, state, *_ = open_finished(finished)
     source = open_source(run.experiment.data)
     state = broken(ensemble, state, [1])
-    evaluator = evaluator_of_run(run, ensemble)
+    evaluator = run.evaluator(ensemble)
     with_all = assess(run, evaluator, state, source, EvaluationRequest())
     assert with_all.broken == [1]
     assert with_all.curves == {}
@@ -511,7 +510,7 @@ def test_nothing_is_calibrated_by_a_member_without_numbers(tmp_path):
     train(experiment(data, steps=20, num_members=3), tmp_path)
     run, ensemble, state, *_ = open_finished(tmp_path)
     state = broken(ensemble, state, [1])
-    source, evaluator = open_source(data), evaluator_of_run(run, ensemble)
+    source, evaluator = open_source(data), run.evaluator(ensemble)
     for method in ("temperature", "isotonic"):
         with pytest.raises(BrokenMembersError, match=r"Members \[1\] predict NaN"):
             assess(run, evaluator, state, source, EvaluationRequest(calibration=method))
@@ -545,7 +544,7 @@ def test_a_broken_member_is_left_out_of_what_it_left_out_too(tmp_path):
     run, ensemble, state, *_ = open_finished(tmp_path)
     state = broken(ensemble, state, [1])
     questions = EvaluationRequest(out_of_bag=True, leave_out_broken=True)
-    source, evaluator = open_source(data), evaluator_of_run(run, ensemble)
+    source, evaluator = open_source(data), run.evaluator(ensemble)
     told = assess(run, evaluator, state, source, questions).to_dict()["out_of_bag"]
     assert np.isfinite(told["scores"]["nll"])
     assert told["not_scored"] == 0  # member 3 left out what member 1 did

@@ -65,7 +65,7 @@ def of_groups(folder):
 
     source = f"uci:{folder / 'table.npz'}"
     data = DataConfig(source=source, examples="splits", global_batch_size=8)
-    return dataclasses.replace(experiment(4), data=data, loss=LossConfig(name="gaussian_nll"))
+    return dataclasses.replace(experiment(4), data=data, loss=LossConfig(name="gaussian"))
 
 
 @dataclasses.dataclass(frozen=True)

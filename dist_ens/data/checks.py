@@ -26,8 +26,8 @@ def count_classes(where: str, labels: np.ndarray) -> int:
     if present[0] < 0 or len(present) != count or count == 1:
         raise UserError(
             f"{where} has {len(present)} different labels from {present[0]} to {present[-1]}, not "
-            "all of 0, 1, 2, … of two or more classes. Correct them, or set num_classes, in a "
-            "config data.num_classes. Save real targets as floats."
+            "all of 0, 1, 2, … of two or more classes. Correct them, or set num_classes. Save "
+            "real targets as floats."
         )
     return count
 
@@ -39,8 +39,7 @@ def check_labels(where: str, labels: np.ndarray, num_classes: int) -> None:
         index = first_index(bad)
         raise UserError(
             f"{where} has the label {labels[index]} at index {index}, outside [0, {num_classes}); "
-            f"{np.count_nonzero(bad):,} in all. Correct the labels, or set num_classes, in a "
-            "config data.num_classes."
+            f"{np.count_nonzero(bad):,} in all. Correct the labels, or set num_classes."
         )
 
 

@@ -63,8 +63,8 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
         if importlib.util.find_spec("tensorflow") is None:
             raise UserError(
                 f"tfds:{name} is not prepared in {builder.data_dir}, which needs TensorFlow. "
-                "Install it, pip install 'dist-ens[tfds-prepare]', or set --config.data.data_dir "
-                "to a folder where the data set is prepared."
+                "Install it, pip install 'dist-ens[tfds-prepare]', or set data_dir to a folder "
+                "where the data set is prepared."
             )
         builder.download_and_prepare(file_format="array_record")
     where = f"tfds:{name} in {builder.data_dir}"
@@ -92,14 +92,14 @@ def _builder(name: str, data_dir: str | None) -> _OfTfds:
     import tensorflow_datasets as tfds
 
     if data_dir is not None and "://" not in data_dir:  # A bucket has an address, not a path.
-        data_dir = str(given_path(data_dir, "--config.data.data_dir"))
+        data_dir = str(given_path(data_dir, "data_dir"))
     try:
         return tfds.builder(name, data_dir=data_dir, try_gcs=False)
     # TFDS raises the other errors for a version or a variant that it does not have.
     except (tfds.core.DatasetNotFoundError, AssertionError, OSError, ValueError) as error:
         raise UserError(
             f"TFDS cannot open {shortened(f'tfds:{name}')} with data_dir={data_dir}: "
-            f"{first_line(error)[:_LONGEST_REASON]} Correct the name, or --config.data.data_dir."
+            f"{first_line(error)[:_LONGEST_REASON]} Correct the name, or data_dir."
         ) from error
 
 

@@ -37,32 +37,27 @@ def kept_calibration(
     """Returns the newest calibration that a run keeps for the step that predicts."""
     from dist_ens.evaluation.calibration import Calibration  # It imports scipy.optimize, slowly.
 
-    calibration = Calibration(predictor=predictor)
-    if calibrated:
-        calibration = _kept(workdir, predictor, "calibration", distribution.calibrations)
-    if level is not None:
-        rule = _kept(workdir, predictor, "conformal", distribution.conformal).conformal
-        calibration = dataclasses.replace(calibration, conformal=rule, level=level)
-    return calibration
+    step = predictor.step
+    entry = read_answers(workdir).get(str(step), {"state": None, "answers": {}})
+    answers = entry["answers"] if entry["state"] == state_digest(workdir, step) else {}
 
-
-def _kept(
-    workdir: pathlib.Path, predictor: "Predictor", kind: str, methods: Sequence[str]
-) -> "Calibration":
-    """Returns the newest calibration of a kind that a run keeps for the step that predicts."""
-    from dist_ens.evaluation.calibration import Calibration
-
-    kept, step = read_answers(workdir), predictor.step
-    entry = kept.get(str(step), {"state": None, "answers": {}})
-    is_same = entry["state"] == state_digest(workdir, step)
-    found = [a for q, a in entry["answers"].items() if is_same and q.startswith(f"{kind}=")]
-    if found:
+    def newest(kind: str, methods: Sequence[str]) -> Calibration:
+        found = [answer for question, answer in answers.items() if question.startswith(f"{kind}=")]
+        if not found:
+            method = next(iter(methods), "METHOD")
+            evaluate = command_line("dist-ens", "evaluate", workdir=workdir, **{kind: method})
+            raise UserError(
+                f"The run in {quoted(workdir)} has no {_KINDS[kind]} of step {step:,}, whose "
+                f"members predict here. Fit one first: {evaluate}."
+            )
         calibration = Calibration.from_dict(found[-1]["calibration"])
         calibration.require_of(predictor)
         return calibration
-    method = next(iter(methods), "METHOD")
-    evaluate = command_line("dist-ens", "evaluate", workdir=workdir, **{kind: method})
-    raise UserError(
-        f"The run in {quoted(workdir)} has no {_KINDS[kind]} of step {step:,}, whose members "
-        f"predict here. Fit one first: {evaluate}."
-    )
+
+    calibration = Calibration(predictor=predictor)
+    if calibrated:
+        calibration = newest("calibration", distribution.calibrations)
+    if level is not None:
+        rule = newest("conformal", distribution.conformal).conformal
+        calibration = dataclasses.replace(calibration, conformal=rule, level=level)
+    return calibration

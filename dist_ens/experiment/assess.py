@@ -14,7 +14,6 @@ from dist_ens.evaluation.ood import Unlabelled, detection, histograms
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag, held_out_scores
 from dist_ens.evaluation.scoring import without_failed
 from dist_ens.experiment.assessment import Assessment, EvaluationRequest
-from dist_ens.experiment.checks import require_trained_on
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.sources import open_test
 from dist_ens.ground.commands import quoted
@@ -36,7 +35,7 @@ def assess(
     evaluation: Evaluation | None = None,
 ) -> Assessment:
     """Scores a run on its test split, and computes the results of the options."""
-    require_trained_on(run, source)
+    run.require_trained_on(source)
     evaluator = without_failed(evaluator, state)
     found, broken = without_broken(
         evaluator,

@@ -15,6 +15,7 @@ from dist_ens.ensemble.programs import step_of_one
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.spec import AUTO
 from dist_ens.execution.timing import Way, step_ms_of_turns
+from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.state import State
@@ -200,6 +201,7 @@ def with_examples_that_fit(source: Source, layout: Layout) -> Source:
     return dataclasses.replace(source, train=ArraySplit(first["inputs"], first["labels"]))
 
 
+@words_of_a_config()
 def layouts_to_time(run: Run) -> list[Layout]:
     """Returns layouts for 1, 2, 4, … members that fit the mesh, and for those of the experiment."""
     most, rows = run.num_members, run.experiment.layout.ensemble_axis

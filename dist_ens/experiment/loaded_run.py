@@ -16,9 +16,7 @@ from dist_ens.evaluation import Evaluator, Scores, evaluate
 from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
 from dist_ens.evaluation.scoring import BATCH_SIZE, without_failed
 from dist_ens.experiment.answers import kept_calibration
-from dist_ens.experiment.build import evaluator_of_run
-from dist_ens.experiment.checks import require_trained_on
-from dist_ens.experiment.config_file import NOTHING, ConfigFile, OwnParts
+from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.record import Run
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
@@ -27,8 +25,6 @@ from dist_ens.ground.types import Data, Inputs
 from dist_ens.layout import to_host
 from dist_ens.losses import Objective, Prediction
 from dist_ens.metrics import Metric
-
-NO_FILE = ConfigFile()
 
 
 class LoadedRun(NamedTuple):
@@ -170,14 +166,14 @@ class LoadedRun(NamedTuple):
 
     def evaluator(self, pooling: str | None = None) -> Evaluator:
         """Returns the evaluator of a run from a config, without the members that failed."""
-        evaluator = evaluator_of_run(self.config_run, self.ensemble, pooling, self.parts)
+        evaluator = self.config_run.evaluator(self.ensemble, pooling, self.parts.metrics)
         return without_failed(evaluator, self.state)
 
     def open_source(self) -> Source:
         """Returns the data on which a run from a config was trained."""
         run = self.config_run
         source = self.config.open_source(run.experiment.data)
-        require_trained_on(run, source)
+        run.require_trained_on(source)
         return source
 
 

@@ -7,32 +7,21 @@ of a config are the further arguments of the function.
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from dist_ens import losses, methods, models
-from dist_ens.experiment.reading import nearest_field
-from dist_ens.experiment.schema import LossConfig, ModelConfig
-from dist_ens.ground.errors import UserError, did_you_mean, first_line
-from dist_ens.ground.records import checked_type
+from dist_ens.experiment.reading import checked_field, nearest_field
+from dist_ens.experiment.schema import LossConfig, ModelConfig, OptimizerConfig
+from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.numbers import require_one_of
 from dist_ens.losses import Objective
 from dist_ens.members import Member
 from dist_ens.methods import Method
 
-# Names of losses in a config, where a function of the name computes the loss of each example. The
-# function beside it makes the objective.
-_OBJECTIVES = {
-    "softmax_cross_entropy": "categorical",
-    "class_mean_cross_entropy": "class_mean_categorical",
-    "sigmoid_cross_entropy": "one_vs_rest",
-    "gaussian_nll": "gaussian",
-    "beta_nll": "beta_gaussian",
-    "mse": "squared_error",
-    "pinball": "quantiles",
-}
 _CLASSES, _RANGES = "num_classes", "input_ranges"  # Arguments that the data gives.
 Options = dict[str, tuple[object, type]]
 
@@ -49,7 +38,7 @@ def _made_by(module: ModuleType, returned: object) -> dict[str, Callable[..., An
 
 
 _MODELS = _made_by(models, Member)
-_LOSSES = _made_by(losses, Objective)
+LOSSES = _made_by(losses, Objective)
 # `bootstrap` takes no number: `data.examples` names it.
 _METHODS = {
     name: function
@@ -76,11 +65,7 @@ def _type_of(hint: Any) -> type:
 
 def model_options(name: str) -> Options:
     """Returns the default and the type of each option of a network; tuple for a sequence."""
-    if name not in _MODELS:
-        raise UserError(
-            f"model.name={name!r} is not a network of dist_ens.models.{did_you_mean(name, _MODELS)}"
-            f" Choose one of {', '.join(_MODELS)}, or write make_member(spec) in the config file."
-        )
+    require_one_of("model.name", name, [*_MODELS])
     return _options(_MODELS[name], ("input_shape", "num_outputs"))
 
 
@@ -98,25 +83,19 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: i
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))  # (64 + 1) * 8 + (8 + 1) * 10
     610
     """
-    _require_options("model", config.name, config.options, model_options(config.name))
+    options = checked_options("model", config, model_options(config.name))
     try:
-        return _MODELS[config.name](input_shape, num_outputs, **config.options)
+        return _MODELS[config.name](input_shape, num_outputs, **options)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{config.name} refuses the options {dict(config.options)}: {first_line(error)}"
+            f"{config.name} refuses the options {options}: {first_line(error)}"
         ) from error
-
-
-def loss_names() -> tuple[str, ...]:
-    """Returns the names of the losses, each once."""
-    others = [name for name in _LOSSES if name not in _OBJECTIVES.values()]
-    return (*_OBJECTIVES, *others)
 
 
 def loss_options(name: str) -> Options:
     """Returns the default and the type of each option of a loss, and of each method."""
-    of_loss = _options(_objective(name), (_CLASSES, "standardize"))
-    return of_loss | method_options()
+    require_one_of("loss.name", name, [*LOSSES])
+    return _options(LOSSES[name], (_CLASSES, "standardize")) | method_options()
 
 
 def method_options() -> Options:
@@ -124,31 +103,19 @@ def method_options() -> Options:
     return dict.fromkeys(_METHODS, (0.0, float))
 
 
-def _objective(name: str) -> Callable[..., Objective]:
-    """Returns the function that makes the objective of a loss, by the name of a config."""
-    function = _LOSSES.get(_OBJECTIVES.get(name, name))
-    if function is None:
-        raise UserError(
-            f"loss.name={name!r} is unknown.{did_you_mean(name, loss_names())} Choose one of "
-            f"{', '.join(loss_names())}, or write make_objective(spec) in the config file."
-        )
-    return function
-
-
 def make_objective(config: LossConfig, num_classes: int | None) -> Objective:
     """Returns the objective of the loss that a config names."""
-    known = loss_options(config.name)
-    _require_options("loss", config.name, config.options, known)
-    function = _objective(config.name)
+    options = checked_options("loss", config, loss_options(config.name))
+    function = LOSSES[config.name]
     is_of_classes = _CLASSES in inspect.signature(function).parameters
-    labels, fitting = ("classes", "softmax_cross_entropy")
-    if num_classes is None:
-        labels, fitting = ("real targets", "gaussian_nll")
     if is_of_classes != (num_classes is not None):
+        labels, fitting = (
+            ("real targets", "gaussian") if num_classes is None else ("classes", "categorical")
+        )
         raise UserError(
             f"loss.name={config.name!r} does not fit labels that are {labels}. Try {fitting}."
         )
-    options = {name: value for name, value in config.options.items() if name not in _METHODS}
+    options = {name: value for name, value in options.items() if name not in _METHODS}
     return function(*([num_classes] if is_of_classes else []), **options)
 
 
@@ -162,13 +129,20 @@ def make_methods(config: LossConfig, input_ranges: Callable[[], np.ndarray]) -> 
     return made
 
 
-def _require_options(section: str, name: str, given: Mapping[str, object], known: Options) -> None:
-    """Raises a `UserError` unless a function has all options of a section, of these types."""
-    for option, value in given.items():
+def checked_options(
+    section: str, config: ModelConfig | LossConfig | OptimizerConfig, known: Options
+) -> dict[str, Any]:
+    """Returns the options of a section, each an argument of its function and of that type."""
+    checked = {}
+    for option, value in config.options.items():
+        path = f"{section}.{option}"
         if option not in known:
+            meant = nearest_field(option, [*known, *vars(config)])
             raise UserError(
-                f"{section}.{option} is not an option of {name}."
-                f"{nearest_field(option, known)} Its options are: {', '.join(known) or 'none'}."
+                f"{path} is not an option of {config.name}.{meant} Its options are: "
+                f"{', '.join(known) or 'none'}."
             )
-        if known[option][1] is float:
-            checked_type(f"{section}.{option}", value, float)
+        default, kind = known[option]
+        hint = tuple[object, ...] if kind is tuple else kind
+        checked[option] = checked_field(path, value, hint | None if default is None else hint)
+    return checked

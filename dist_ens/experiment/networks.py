@@ -8,17 +8,22 @@ from functools import partial
 import jax
 import numpy as np
 
-from dist_ens.checkpoint import Lineage, SavedMembers, moving_on, positions_of, saved_step
+from dist_ens.checkpoint import (
+    Lineage,
+    SavedMembers,
+    moving_on,
+    positions_of,
+    require_new_folder,
+    saved_step,
+)
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Event
 from dist_ens.data import Source
 from dist_ens.experiment.build import build
 from dist_ens.experiment.config_file import NOTHING, OwnParts
-from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.members import require_folder, write_run
 from dist_ens.experiment.network_files import network_paths, parts_from, read_network, write_network
-from dist_ens.ground.commands import quoted
-from dist_ens.ground.errors import UserError, counted
+from dist_ens.experiment.schema import Experiment
 
 
 def export_members(
@@ -33,8 +38,7 @@ def export_members(
     The names in a file are those of the network, such as `Dense_0.kernel`. The parameters are those
     with which the member is evaluated, such as the averages of a schedule-free optimizer.
     """
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(f"{quoted(to)} is not empty. Give another folder.")
+    require_new_folder(to, [])
     return moving_on(step, lambda: _exported(workdir, to, member_ids, step))
 
 
@@ -104,9 +108,6 @@ def import_members(
     paths = network_paths(networks)
     if experiment.member_ids is None:
         experiment = experiment.with_members(range(len(paths)))
-    elif len(experiment.member_ids) != len(paths):
-        ids, networks_of = len(experiment.member_ids), counted(len(paths), "network")
-        raise UserError(f"member_ids has {counted(ids, 'id')} for {networks_of} to import.")
     layout = dataclasses.replace(experiment.layout, ensemble_axis=None, waves=1)
     experiment = dataclasses.replace(experiment, layout=layout)
     built = build(experiment, parts=parts, member_file=member_file, source=source)

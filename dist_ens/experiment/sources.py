@@ -15,6 +15,7 @@ from dist_ens import data
 from dist_ens.data import Source, Spec, Split
 from dist_ens.data.idx import open_idx_test
 from dist_ens.data.source import num_held_out
+from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.schema import DataConfig
 from dist_ens.ground.errors import UserError, did_you_mean
 from dist_ens.ground.paths import shortened
@@ -64,6 +65,7 @@ def comes_in_memory(config: DataConfig) -> bool:
     return _parse(config.source)[0] != "tfds"
 
 
+@words_of_a_config()
 def _call(verb: str, config: DataConfig) -> Any:
     """Calls the function of a kind of source with its arguments from a config."""
     kind, place = _parse(config.source)

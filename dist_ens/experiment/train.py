@@ -9,15 +9,15 @@ from rich.console import Console
 from dist_ens import report
 from dist_ens.callbacks import JsonLines, ProgressBar, RunInfo
 from dist_ens.checkpoint import FOLDER, Checkpoints
-from dist_ens.checkpoint.run_digests import write_run_file
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.execution.decision_cache import CHOICES
 from dist_ens.experiment.build import Built, build
-from dist_ens.experiment.config_file import EXPERIMENT, NOTHING, OwnParts
-from dist_ens.experiment.experiment import Experiment
+from dist_ens.experiment.config_file import EXPERIMENT, NOTHING, OwnParts, store_experiment
+from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
+from dist_ens.experiment.schema import Experiment
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError, code_of_write, counted
 from dist_ens.ground.file_writing import require_regular_files
@@ -29,7 +29,7 @@ from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
 from dist_ens.metrics.table import print_table
 from dist_ens.processes import cluster
-from dist_ens.report.files import REPORT_FILES, to_json
+from dist_ens.report.files import REPORT_FILES
 from dist_ens.report.metrics_file import METRICS
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult
@@ -56,6 +56,7 @@ class Trained:
     all_failed: bool
 
 
+@words_of_a_config()
 def train(
     experiment: Experiment,
     workdir: str | pathlib.Path,
@@ -75,8 +76,7 @@ def train(
         ensemble=built.ensemble,
         **built.arguments,
         callbacks=[
-            _Announcement(built, console),
-            *([] if run.has_own_parts else [_StoredExperiment(experiment, workdir)]),
+            _Beginning(built, console, workdir),
             ProgressBar(console),
             JsonLines(workdir / METRICS),
             *parts.callbacks,
@@ -112,17 +112,18 @@ def train(
     )
 
 
-class _Announcement:
-    """A callback that describes the run on the terminal when it begins."""
+class _Beginning:
+    """A callback that describes the run on the terminal, and stores its experiment."""
 
-    def __init__(self, built: Built, console: Console) -> None:
-        self._built, self._console = built, console
+    def __init__(self, built: Built, console: Console, workdir: pathlib.Path) -> None:
+        self._built, self._console, self._workdir = built, console, workdir
 
     def begin(self, run: RunInfo) -> None:
-        """Prints a sentence, and the notes on the data."""
+        """Prints a sentence, and writes the file."""
         ensemble, layout, source = run.ensemble, run.ensemble.layout, self._built.source
+        experiment = self._built.run.experiment
         resumes = f", resuming from step {run.first_step:,}" if run.first_step else ""
-        batch_size = self._built.run.experiment.data.global_batch_size
+        batch_size = experiment.data.global_batch_size
         in_waves = f", in {ensemble.waves} waves" if ensemble.waves > 1 else ""
         self._console.print(
             f"Training {counted(ensemble.num_members, 'member')} for "
@@ -131,22 +132,13 @@ class _Announcement:
             f"{layout}{in_waves}{resumes}.",
             soft_wrap=True,
         )
-
-
-class _StoredExperiment:
-    """A callback that stores the experiment in the folder of the run, for `--experiment=FILE`."""
-
-    def __init__(self, experiment: Experiment, workdir: pathlib.Path) -> None:
-        self._experiment, self._path = experiment, workdir / EXPERIMENT
-
-    def begin(self, run: RunInfo) -> None:
-        """Writes the file."""
-        if not cluster.is_main():
+        if self._built.run.has_own_parts or not cluster.is_main():
             return
         try:
-            write_run_file(self._path, to_json(self._experiment.to_dict(), indent=2) + "\n")
+            store_experiment(self._workdir, experiment)
         except OSError as error:
-            told = f"{quoted(self._path)} could not be written: {error.strerror}."
+            path = quoted(self._workdir / EXPERIMENT)
+            told = f"{path} could not be written: {error.strerror}."
             raise RunError(told, exit_code=code_of_write(error)) from error
 
 

@@ -37,7 +37,7 @@ def as_tuple(value: object) -> object:
     return tuple(as_tuple(v) for v in value) if isinstance(value, list | tuple) else value
 
 
-def checked_type(field: str, value: object, hint: Any) -> Any:
+def checked_type(field: str, value: object, hint: Any, remedy: str) -> Any:
     """Returns a value as the annotated type: a class, `X | None`, a tuple or a mapping of one type.
 
     It converts only an int to a float, and a list or one number to a tuple.
@@ -47,29 +47,28 @@ def checked_type(field: str, value: object, hint: Any) -> Any:
     value = as_tuple(value)
     allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for kind in allowed:
-        converted = _as_kind(typing.get_origin(kind) or kind, kind, value, field)
+        converted = _as_kind(typing.get_origin(kind) or kind, kind, value, field, remedy)
         if converted is not _UNFIT:
             return converted
     names = " or ".join(
         "None" if k is types.NoneType else getattr(k, "__name__", str(k)) for k in allowed
     )
-    raise UserError(
-        f"{field} must be {names}: got {repr(value)[:200]}, {kind_of(value)}. Correct it in the "
-        f"config file, or give --config.{field}=VALUE."
-    )
+    raise UserError(f"{field} must be {names}: got {repr(value)[:200]}, {kind_of(value)}. {remedy}")
 
 
-def _as_kind(origin: type, kind: type, value: object, field: str) -> object:
+def _as_kind(origin: type, kind: type, value: object, field: str, remedy: str) -> object:
     """Returns a value as one type without alternatives; `_UNFIT` if it is of another type."""
     if isinstance(value, bool):
         return value if origin is bool else _UNFIT
     if origin is tuple and isinstance(value, tuple | int | float):
         # As on the command line, one number needs no comma.
         parts, of_each = value if isinstance(value, tuple) else (value,), typing.get_args(kind)[0]
-        return tuple(checked_type(f"{field}[{i}]", v, of_each) for i, v in enumerate(parts))
+        return tuple(checked_type(f"{field}[{i}]", v, of_each, remedy) for i, v in enumerate(parts))
     if origin is Mapping and isinstance(value, Mapping):
         of_each = typing.get_args(kind)[1]
-        return {str(k): checked_type(f"{field}[{k!r}]", v, of_each) for k, v in value.items()}
+        return {
+            str(k): checked_type(f"{field}[{k!r}]", v, of_each, remedy) for k, v in value.items()
+        }
     if origin is float and isinstance(value, int) and abs(value) < sys.float_info.max:
         return float(value)
     return value if isinstance(value, origin) else _UNFIT

@@ -173,7 +173,7 @@ class Distribution(Protocol):
         if name not in self.poolings:
             raise UserError(
                 f"pooling={name!r} does not fit {type(self).__name__} predictions, which are "
-                f"pooled by one of {', '.join(self.poolings)}. Try evaluation.pooling=probs."
+                f"pooled by one of {', '.join(self.poolings)}. Try pooling='probs'."
             )
         if name == self.pooling:
             return self

@@ -59,12 +59,12 @@ class Order:
         if self.num_folds and not 2 <= self.num_folds <= self.num_examples:
             raise UserError(
                 f"num_folds={self.num_folds} does not lie between 2 and the "
-                f"{self.num_examples:,} training examples."
+                f"{self.num_examples:,} training examples. Try num_folds=5."
             )
         if self.global_batch_size > self.epoch_length:
             raise UserError(
-                f"global_batch_size={self.global_batch_size:,} is larger than an epoch of "
-                f"{self.epoch_length:,} training examples. Lower the batch size."
+                f"batch_size={self.global_batch_size:,} is larger than an epoch of "
+                f"{self.epoch_length:,} training examples. Lower it."
             )
 
     @property

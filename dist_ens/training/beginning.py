@@ -150,7 +150,7 @@ def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
         raise UserError(
             f"The checkpoint of step {opened.saved_step} has the members {ids_text(left)} and not "
             f"{ids_text(sorted({*ids} - {*left}))}. If the policy 'drop' left them out, set "
-            "--config.failures.policy=drop (failure_policy='drop' in Python) to resume the others."
+            "failure_policy='drop' to go on with the others."
         )
     return _of_members(ensemble, left, _layout_of_fewer(ensemble.layout, len(left)))
 
