@@ -191,7 +191,7 @@ def test_members_of_a_loss_function_predict_in_the_type_in_which_they_are_traine
     seen = []
 
     def apply(params, x):
-        seen.append((params["w"].dtype, x.dtype))
+        seen.append((str(params["w"].dtype), str(x.dtype)))
         return x @ params["w"]
 
     def loss(params, model_state, batch, key):
@@ -203,7 +203,7 @@ def test_members_of_a_loss_function_predict_in_the_type_in_which_they_are_traine
     state, _ = ensemble.update(ensemble.init(batch), batch)
     prediction = ensemble.predict(state, X)
     de.evaluate(ensemble, state, batch)
-    assert {*seen} == {(jnp.bfloat16, jnp.bfloat16)}
+    assert {*seen} == {("bfloat16", "bfloat16")}
     assert prediction.mean.dtype == jnp.float32
     weights = np.asarray(state.params["w"].astype(jnp.bfloat16), np.float32)
     by_hand = np.einsum("nf,mfc->mnc", X.astype(jnp.bfloat16).astype(np.float32), weights)

@@ -12,7 +12,7 @@ import pytest
 import batch_programs
 import dist_ens as de
 from batch_programs import BATCH, FEATURES, FEW, NAMES, PROGRAMS, RATE, SEED, STEPS, Trained
-from dist_ens.ground.randomness import INIT, UPDATE
+from dist_ens.ground.randomness import INIT, key_of_step
 from test_cluster import finish, free_port, start
 
 BATCHES = batch_programs.batches()
@@ -90,8 +90,8 @@ def train_by_hand(member_id, names=NAMES):
     params, model_state = jax.jit(init)(jax.random.fold_in(key, INIT), zeros)
     metrics = []
     for number, batch in enumerate(BATCHES):
-        of_step = jax.random.fold_in(jax.random.fold_in(key, UPDATE), number)
-        params, model_state, found = step_by_hand(names)(params, model_state, batch, of_step)
+        of_step = step_by_hand(names)
+        params, model_state, found = of_step(params, model_state, batch, key_of_step(key, number))
         metrics.append(found)
     stacked = jax.tree.map(lambda *values: jnp.stack(values), *metrics)
     return jax.device_get(Trained(params, model_state, stacked))

@@ -50,7 +50,7 @@ class Programs:
 
     Attributes:
         variants: Ensembles of the same members on another layout or with another execution.
-        elsewhere: Ensembles of some of the members, or on the layouts of given states.
+        elsewhere: Ensembles of some of the members.
         evaluation: Programs that score the ensemble, which the room of evaluation keeps here.
     """
 
