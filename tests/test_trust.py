@@ -396,7 +396,7 @@ def test_out_of_bag_predictions_are_of_members_that_never_saw_the_example(tmp_pa
     for changes in ({"examples": "kfold", "num_folds": 4}, {"examples": "bootstrap"}):
         workdir = tmp_path / changes["examples"]
         ours = dataclasses.replace(data, **changes)
-        train(experiment(ours, steps=300), workdir)
+        train(experiment(ours, steps=100, optimizer=OptimizerConfig(learning_rate=0.05)), workdir)
         told = assessed(workdir, out_of_bag=True).to_dict()
         assert told["test"]["accuracy"] > 0.9  # which are the training examples
         held_out = told["out_of_bag"]

@@ -51,7 +51,8 @@ def lift(
             a tree prefix of these. With a data axis of 1, a batch may be any pytree of arrays.
         out_specs: Specs of the results: "members" or "member_batch", or a tree prefix of these.
         execution: Execution of the members of a device, such as "vmap", "unroll", "map",
-            "chunk:4", "loop" or "unroll+canonical+masks". "auto" is chosen by a rule.
+            "chunk:4", "loop" or "unroll+canonical+masks". "auto" takes the first candidate for the
+            operations of `fn`.
         donate_argnums: Positions of donated arguments, whose memory the results may reuse. They
             must not be used again.
 
