@@ -61,7 +61,7 @@ def in_rounds(monkeypatch, sleep, *rounds, secs_of_each=1.0):
         sleep(secs_of_each * len(ways))
         return [secs[name] for name in names]
 
-    monkeypatch.setattr(autotune.timing, "step_secs_of_short_turns", next_round)
+    monkeypatch.setattr(autotune.timing, "step_secs_of_turns", next_round)
     return told
 
 

@@ -55,36 +55,34 @@ def loss_fn(params, model_state, batch, key):
     return cross_entropy(params, batch["inputs"], batch["y"])[0], (model_state, {})
 
 
-def ensemble():
-    fields = {"num_members": 2, "layout": LAYOUT, "execution": "vmap"}
-    return de.Ensemble(make, optax.sgd(0.1), loss_fn, **fields)
-
-
+ENSEMBLE = de.Ensemble(
+    make, optax.sgd(0.1), loss_fn, num_members=2, layout=LAYOUT, execution="vmap"
+)
 DATA = {"inputs": SEQUENCES, "y": LABELS}
 
 
 def test_a_program_of_equinox_is_trained_predicted_saved_and_loaded(tmp_path):
     saved = de.Checkpoints(tmp_path)
-    fitted = de.fit(ensemble(), DATA, steps=2, batch_size=8, checkpoints=saved, progress=False)
-    found = ensemble().predict(fitted.state, SEQUENCES).members
+    fitted = de.fit(ENSEMBLE, DATA, steps=2, batch_size=8, checkpoints=saved, progress=False)
+    found = ENSEMBLE.predict(fitted.state, SEQUENCES).members
     for params, outputs in zip(de.unstack_members(fitted.state.params), found, strict=True):
         trained = eqx.combine(params, make(jax.random.key(0)))
         np.testing.assert_allclose(outputs, jax.vmap(trained)(SEQUENCES), rtol=1e-5, atol=1e-6)
-    loaded = de.load(tmp_path, ensemble=ensemble())
+    loaded = de.load(tmp_path, ensemble=ENSEMBLE)
     np.testing.assert_array_equal(loaded.predict(SEQUENCES).members, found)
 
 
 def test_a_step_of_a_module_with_other_fields_is_that_of_filter_grad():
-    made = ensemble()
-    state = made.init(DATA)
+    state = ENSEMBLE.init(DATA)
     before = de.unstack_members(state.params)
-    state, metrics = made.update(state, DATA)
-    for number, params in enumerate(before):
+    state, metrics = ENSEMBLE.update(state, DATA)
+    for number, (params, after) in enumerate(
+        zip(before, de.unstack_members(state.params), strict=True)
+    ):
         model = eqx.combine(params, make(jax.random.key(0)))
         value, grads = cross_entropy(model, SEQUENCES, LABELS)
         np.testing.assert_allclose(metrics["loss"][number], value, rtol=1e-5)
         expected = jax.tree.map(lambda p, g: p - 0.1 * g, params, eqx.filter(grads, eqx.is_array))
-        after = de.unstack_members(state.params)[number]
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), after, expected
         )

@@ -1,5 +1,7 @@
 """Every execution makes the same members."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -63,34 +65,27 @@ def assert_same(a, b):
             np.testing.assert_allclose(x, y, **TOLERANCE)
 
 
-EXECUTIONS = [name for name in MEMBER_EXECUTIONS if name != "chunk"] + [
-    "chunk:1",
-    "chunk:2",
-    "chunk:3",
-]
+EXECUTIONS = sorted(
+    [*MEMBER_EXECUTIONS.keys() - {"vmap", "chunk"}, "chunk:1", "chunk:2", "chunk:3"]
+)
 CONVOLUTIONS = [name for name, each in LOWERINGS.items() if each.primitive is CONVOLUTION]
 
 
-@pytest.fixture(scope="module", params=[networks.mlp, pooling], ids=lambda n: n.__name__)
-def reference(request):
-    return request.param, trained(request.param, "vmap")
+@functools.cache
+def reference(network):
+    return trained(network, "vmap")
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-def test_every_execution_makes_the_same_members(reference, execution):
-    network, expected = reference
-    assert_same(trained(network, execution), expected)
+@pytest.mark.parametrize("network", [networks.mlp, pooling], ids=lambda n: n.__name__)
+def test_every_execution_makes_the_same_members(network, execution):
+    assert_same(trained(network, execution), reference(network))
 
 
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("way", ["vmap", "unroll", "loop"])
 def test_the_steps_of_a_call_are_the_same_however_they_are_run(way, steps):
-    assert_same(trained(networks.mlp, f"{way}+{steps}"), trained(networks.mlp, "vmap"))
-
-
-@pytest.fixture(scope="module")
-def unlowered():
-    return trained(pooling, "unroll")
+    assert_same(trained(networks.mlp, f"{way}+{steps}"), reference(networks.mlp))
 
 
 @pytest.mark.parametrize(
@@ -103,14 +98,14 @@ def unlowered():
         "loop+masks",
     ],
 )
-def test_every_lowering_makes_the_same_members(unlowered, execution):
-    assert_same(trained(pooling, execution), unlowered)
+def test_every_lowering_makes_the_same_members(execution):
+    assert_same(trained(pooling, execution), reference(pooling))
 
 
 @pytest.mark.parametrize("way", ["vmap", "map", "loop"])
 @pytest.mark.parametrize("product", ["aligned", "flat"])
 def test_every_form_of_a_product_makes_the_same_members(way, product):
-    assert_same(trained(narrow, f"{way}+{product}"), trained(narrow, "vmap"))
+    assert_same(trained(narrow, f"{way}+{product}"), reference(narrow))
 
 
 def test_a_lowered_update_holds_no_slow_operation():

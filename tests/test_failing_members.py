@@ -28,7 +28,7 @@ from dist_ens.ensemble.failures import (
     no_failures,
 )
 from dist_ens.ground.errors import ExitCode, RunError, UserError
-from dist_ens.layout import Waves
+from dist_ens.layout import copied_off_devices
 from dist_ens.training.failure_response import finite_members
 from failing import (
     FAILING,
@@ -107,7 +107,7 @@ def test_members_with_a_number_that_is_not_finite_are_found_in_every_wave(count)
     w = np.ones((4, 3), np.float32)
     w[[0, 2], [1, 2]] = np.nan, np.inf
     put = layout.put({"w": w, "steps": np.zeros(4, np.int32)}, "members")
-    tree = put if count == 1 else Waves(layout, count).off_devices(put)
+    tree = put if count == 1 else copied_off_devices(put)
     assert finite_members(tree, made).tolist() == [False, True, False, True]
     assert finite_members({}, made).all()
 

@@ -15,14 +15,13 @@ from flax import nnx
 import batch_programs
 import dist_ens as de
 from batch_programs import BATCH, FEATURES, RATE, SEED
-from dist_ens.ground.randomness import INIT, UPDATE
+from dist_ens.ground.randomness import INIT, key_of_step
 from test_global_batch import MESHES, assert_close, layout_of
 
 BATCHES = batch_programs.batches()
 
 
-# A network of each library, as `as_member` takes it, without a name of an axis; and its forward
-# passes in training and in evaluation, by hand. Dropout precedes the statistics.
+# A network of each library, without a name of an axis. Dropout precedes the statistics.
 
 
 class Linen(nn.Module):
@@ -69,93 +68,21 @@ class OfEquinox(eqx.Module):
         return self.last(jnp.tanh(x)), state
 
 
-def linen_by_hand(key, x):
-    variables = Linen().init(key, x, train=False)
-    params, statistics = variables["params"], {"batch_stats": variables["batch_stats"]}
-
-    def train(params, statistics, x, key):
-        return Linen().apply(
-            {"params": params, **statistics},
-            x,
-            train=True,
-            rngs={"dropout": jax.random.fold_in(key, 0)},
-            mutable=["batch_stats"],
-        )
-
-    def evaluate(params, statistics, x):
-        return Linen().apply({"params": params, **statistics}, x, train=False)
-
-    return params, statistics, train, evaluate
-
-
-def nnx_by_hand(key, x):
-    graph, params, statistics = nnx.split(OfNnx(nnx.Rngs(key)), nnx.Param, ...)
-
-    def call(params, statistics, x, train):
-        module = nnx.merge(graph, params, statistics, copy=True)
-        module.train() if train else module.eval()
-        outputs = module(x)
-        return outputs, nnx.split(module, nnx.Param, ...)[2]
-
-    def train(params, statistics, x, key):
-        return call(params, statistics, x, True)
-
-    return params, statistics, train, lambda *args: call(*args, False)[0]
-
-
-def haiku_by_hand(key, x):
-    def train(params, statistics, x, key):
-        return of_haiku.apply(params, statistics, key, x, True)
-
-    def evaluate(params, statistics, x):
-        return of_haiku.apply(params, statistics, None, x, False)[0]
-
-    return *of_haiku.init(key, x, True), train, evaluate
-
-
-def equinox_by_hand(key, x):
-    module, state = eqx.nn.make_with_state(OfEquinox)(key)
-    params, static = eqx.partition(module, eqx.is_inexact_array)
-
-    def call(module, state, x, keys):
-        state = jax.tree.map(lambda leaf: leaf, state)
-        return jax.vmap(
-            lambda x, state, key: module(x, state, key=key),
-            (0, None, 0),
-            (0, None),
-            axis_name="batch",
-        )(x, state, keys)
-
-    def train(params, state, x, key):
-        return call(eqx.combine(params, static), state, x, jax.random.split(key, len(x)))
-
-    def evaluate(params, state, x):
-        return call(eqx.nn.inference_mode(eqx.combine(params, static)), state, x, None)[0]
-
-    return params, state, train, evaluate
-
-
-LIBRARIES = {
-    "linen": (Linen(), linen_by_hand),
-    "nnx": (lambda rngs: OfNnx(rngs), nnx_by_hand),
-    "Haiku": (of_haiku, haiku_by_hand),
-    "equinox": (lambda key: OfEquinox(key), equinox_by_hand),
-}
+LIBRARIES = {"linen": Linen(), "nnx": OfNnx, "Haiku": of_haiku, "equinox": OfEquinox}
 
 
 @functools.cache
 def network_by_hand(library):
     """Returns losses, parameters and outputs of member 1, trained alone on one device."""
-    key = jax.random.fold_in(jax.random.key(SEED), 1)
-    zeros = jnp.zeros((BATCH, FEATURES))
-    params, statistics, train, evaluate = LIBRARIES[library][1](
-        jax.random.fold_in(key, INIT), zeros
+    member, key = de.as_member(LIBRARIES[library]), jax.random.fold_in(jax.random.key(SEED), 1)
+    params, statistics = jax.jit(member.init)(
+        jax.random.fold_in(key, INIT), jnp.zeros((BATCH, FEATURES))
     )
 
     @jax.jit
     def step(params, statistics, batch, key):
         def loss(params):
-            outputs, new = train(params, statistics, batch["inputs"], key)
+            outputs, new = member.apply(params, statistics, batch["inputs"], key, True)
             return jnp.square(batch["target"] - outputs[:, 0]).mean(), new
 
         (value, statistics), grads = jax.value_and_grad(loss, has_aux=True)(params)
@@ -163,10 +90,9 @@ def network_by_hand(library):
 
     losses = []
     for number, batch in enumerate(BATCHES):
-        of_step = jax.random.fold_in(jax.random.fold_in(key, UPDATE), number)
-        params, statistics, value = step(params, statistics, batch, of_step)
+        params, statistics, value = step(params, statistics, batch, key_of_step(key, number))
         losses.append(value)
-    outputs = jax.jit(evaluate)(params, statistics, BATCHES[0]["inputs"])
+    outputs, _ = jax.jit(member.evaluate)(params, statistics, BATCHES[0]["inputs"], key)
     return jax.device_get((jnp.stack(losses), params, outputs))
 
 
@@ -175,7 +101,7 @@ def network_by_hand(library):
 def test_a_network_of_every_library_has_the_statistics_of_the_whole_batch(library, mesh):
     losses, params, outputs = network_by_hand(library)
     ensemble = de.Ensemble(
-        LIBRARIES[library][0],
+        LIBRARIES[library],
         optax.sgd(RATE),
         de.losses.squared_error(),
         num_members=2,

@@ -93,13 +93,20 @@ CASES = [
 ]
 
 
+def marks_of(config, mesh):
+    if config.stem not in SLOW:
+        return []
+    is_long = mesh == (4, 2, Placement.STREAMED)
+    return [pytest.mark.slow, *([pytest.mark.long] if is_long else [])]
+
+
 @pytest.mark.parametrize(
     ("config", "mesh"),
     [
         pytest.param(
             config,
             mesh,
-            marks=[pytest.mark.slow] if config.stem in SLOW else [],
+            marks=marks_of(config, mesh),
             id=f"{config.stem}-{rows}-{columns}-{place.name}",
         )
         for config, mesh in CASES

@@ -95,19 +95,17 @@ def test_a_donated_argument_is_used_up_and_others_are_not(execution):
 
 
 @pytest.mark.parametrize(
-    ("change", "dtype"),
-    [(lambda w: w[:2], np.float32), (lambda w: w.astype(jnp.bfloat16), jnp.bfloat16)],
-    ids=["shape", "type"],
+    "change", [lambda w: w[:2], lambda w: w.astype(jnp.bfloat16)], ids=["shape", "type"]
 )
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-def test_a_result_of_another_shape_or_type_does_not_take_the_place_of_the_argument(change, dtype):
+def test_a_result_of_another_shape_or_type_does_not_take_the_place_of_the_argument(change):
     w = np.arange(24, dtype=np.float32).reshape(8, 3)
     lifted = de.lift(
         change, layout=layout_of(2, 1), in_specs=("members",), execution="loop", donate_argnums=0
     )
-    result = lifted(w)
-    assert result.dtype == dtype
-    assert result.tolist() == [change(jnp.asarray(row)).tolist() for row in w]
+    result, expected = lifted(w), [change(jnp.asarray(row)) for row in w]
+    assert result.dtype == expected[0].dtype
+    assert result.tolist() == [row.tolist() for row in expected]
 
 
 def test_a_spec_is_a_name_or_a_tree_of_names():
@@ -136,7 +134,6 @@ def test_a_spec_is_a_name_or_a_tree_of_names():
         ({"in_specs": ("member", "batch", "shared")}, "'member' is not a spec. Use one of 'memb"),
         ({"out_specs": "batch"}, "of a result has no members axis"),
         ({"in_specs": "members"}, "Give a tuple with one spec for each"),
-        ({"execution": "auto"}, "execution is 'auto', which only fit resolves, by timing"),
         ({"execution": "vmap+scanned"}, "says how to run several steps.*Leave 'scanned' out"),
         ({"execution": "vmpa"}, "The execution 'vmpa' is unknown. Did you mean 'vmap'"),
     ],

@@ -77,7 +77,9 @@ def by_rule(fn, name):
     return jax.jit(rewritten(fn, {lowerings.CONVOLUTION: CONVOLUTIONS[name]}))
 
 
-@pytest.mark.parametrize("seed", range(140))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=[pytest.mark.long] if n % 2 else []) for n in range(140)]
+)
 def test_a_convolution_and_its_gradients_are_the_same(seed):
     # With many channels, the canonical layout has other forms.
     more_channels, rules = (0, CONVOLUTIONS) if seed < 100 else (14, ["canonical"])

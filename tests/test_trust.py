@@ -269,9 +269,7 @@ def test_a_member_without_numbers_is_named_and_left_out_only_if_asked():
     ensemble, state, weights, inputs = network(3, 4)
     labels = RANDOM.integers(0, 3, 30).astype(np.int32)
     split = ArraySplit(inputs, labels)
-    broken = np.asarray(state.params["w"]).copy()
-    broken[2, 0, 0] = np.nan
-    state = state._replace(params={"w": ensemble.layout.put(broken, "members")})
+    state = broken(ensemble, state, [2])
     evaluation = Evaluator(ensemble, 8).evaluate(state, split, by_size=True)
     assert evaluation.broken_members == [2]
     scores = evaluation.scores(intervals=True)
@@ -397,7 +395,7 @@ def test_out_of_bag_predictions_are_of_members_that_never_saw_the_example(tmp_pa
     for changes in ({"examples": "kfold", "num_folds": 4}, {"examples": "bootstrap"}):
         workdir = tmp_path / changes["examples"]
         ours = dataclasses.replace(data, **changes)
-        train(experiment(ours, steps=300), workdir)
+        train(experiment(ours, steps=100, optimizer=OptimizerConfig(learning_rate=0.05)), workdir)
         told = assessed(workdir, out_of_bag=True).to_dict()
         assert told["test"]["accuracy"] > 0.9  # which are the training examples
         held_out = told["out_of_bag"]
@@ -442,10 +440,14 @@ def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
+    """A run of four members, and its evaluator, source and state, in which member 1 is broken."""
     workdir = tmp_path_factory.mktemp("run")
-    data = DataConfig(source="digits", std=(16.0,), global_batch_size=64)
-    train(experiment(data, steps=20, num_members=3), workdir)
-    return workdir
+    folds = {"validation": 0.2, "examples": "kfold", "num_folds": 2}
+    data = DataConfig(source="digits", std=(16.0,), global_batch_size=64, **folds)
+    train(experiment(data, steps=20, num_members=4), workdir)
+    run, ensemble, state, *_ = open_finished(workdir)
+    evaluator, source = run.evaluator(ensemble), open_source(data)
+    return run, evaluator, source, broken(ensemble, state, [1]), broken(ensemble, state, range(4))
 
 
 def test_dropout_samples_are_averaged_and_differ(tmp_path):
@@ -475,10 +477,7 @@ def test_dropout_samples_are_averaged_and_differ(tmp_path):
 
 
 def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
-    run, ensemble, state, *_ = open_finished(finished)
-    source = open_source(run.experiment.data)
-    state = broken(ensemble, state, [1])
-    evaluator = run.evaluator(ensemble)
+    run, evaluator, source, state, all_broken = finished
     with_all = assess(run, evaluator, state, source, EvaluationRequest())
     assert with_all.broken == [1]
     assert with_all.curves == {}
@@ -486,9 +485,11 @@ def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
     for question in ({"ood": "digits"}, {"shift": True}):
         with pytest.raises(UserError, match=r"Members \[1\] predict NaN.* Pass --leave_out_broken"):
             assess(run, evaluator, state, source, EvaluationRequest(**question))
-    asked = EvaluationRequest(ood="digits", leave_out_broken=True)
+    asked = EvaluationRequest(ood="digits", out_of_bag=True, leave_out_broken=True)
     without = assess(run, evaluator, state, source, asked)
     told = without.to_dict()
+    assert np.isfinite(told["out_of_bag"]["scores"]["nll"])
+    assert told["out_of_bag"]["not_scored"] == 0  # member 3 left out what member 1 did
     assert told["broken_members"] == told["left_out_members"] == [1]
     others = [m["nll"] for m in without.scores.members if m["member_id"] != 1]
     assert without.scores.mean_member["nll"] == pytest.approx(np.mean(others))
@@ -499,23 +500,20 @@ def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
     assert "reliability" in without.curves
     assert 1 not in without.curves["member_id"]
     assert len(without.curves["disagreement"]) == len(others)
-    state = broken(ensemble, state, range(3))
-    (sentence,) = assess(run, evaluator, state, source, EvaluationRequest()).sentences()
+    (sentence,) = assess(run, evaluator, all_broken, source, EvaluationRequest()).sentences()
     assert "that is all of them" in sentence
     assert "--leave_out_broken" not in sentence
 
 
-def test_nothing_is_calibrated_by_a_member_without_numbers(tmp_path):
-    data = DataConfig(source="digits", std=(16.0,), validation=0.2, global_batch_size=64)
-    train(experiment(data, steps=20, num_members=3), tmp_path)
-    run, ensemble, state, *_ = open_finished(tmp_path)
-    state = broken(ensemble, state, [1])
-    source, evaluator = open_source(data), run.evaluator(ensemble)
-    for method in ("temperature", "isotonic"):
+def test_nothing_is_calibrated_by_a_member_without_numbers(finished):
+    run, evaluator, source, state, _ = finished
+    for question in (
+        {"calibration": "temperature"},
+        {"calibration": "isotonic"},
+        {"conformal": "aps"},
+    ):
         with pytest.raises(BrokenMembersError, match=r"Members \[1\] predict NaN"):
-            assess(run, evaluator, state, source, EvaluationRequest(calibration=method))
-    with pytest.raises(BrokenMembersError, match=r"Members \[1\] predict NaN"):
-        assess(run, evaluator, state, source, EvaluationRequest(conformal="aps"))
+            assess(run, evaluator, state, source, EvaluationRequest(**question))
     asked = EvaluationRequest(calibration="temperature", conformal="aps", leave_out_broken=True)
     told = assess(run, evaluator, state, source, asked).to_dict()
     assert told["calibrated"]["test"]["nll"] < told["test"]["nll"]
@@ -534,20 +532,6 @@ def test_a_member_that_is_broken_by_other_examples_alone_is_named():
     with pytest.raises(BrokenMembersError) as raised:
         detection(inside, outside)
     assert raised.value.member_ids == (2,)
-
-
-def test_a_broken_member_is_left_out_of_what_it_left_out_too(tmp_path):
-    data = DataConfig(
-        source="digits", std=(16.0,), global_batch_size=64, examples="kfold", num_folds=2
-    )
-    train(experiment(data, steps=20, num_members=4), tmp_path)
-    run, ensemble, state, *_ = open_finished(tmp_path)
-    state = broken(ensemble, state, [1])
-    questions = EvaluationRequest(out_of_bag=True, leave_out_broken=True)
-    source, evaluator = open_source(data), run.evaluator(ensemble)
-    told = assess(run, evaluator, state, source, questions).to_dict()["out_of_bag"]
-    assert np.isfinite(told["scores"]["nll"])
-    assert told["not_scored"] == 0  # member 3 left out what member 1 did
 
 
 @pytest.mark.slow

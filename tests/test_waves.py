@@ -18,7 +18,7 @@ from dist_ens.ensemble.waves import update_in_waves
 from dist_ens.evaluation import Evaluator
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
-from dist_ens.layout import BATCHES, Layout, Waves
+from dist_ens.layout import BATCHES, Layout, Waves, copied_off_devices
 from test_feed import calls_of
 from test_train import compilations, experiment
 
@@ -89,7 +89,7 @@ def test_the_given_state_is_used_up_and_what_was_put_aside_is_not_written_to():
 def test_one_wave_at_a_time_is_on_the_devices():
     layout = Layout.make(8, ensemble_axis=2, devices=jax.devices()[:2])
     waves = Waves(layout, 4)
-    state = waves.off_devices({"w": layout.put(np.zeros((8, 4096), np.float32), "members")})
+    state = copied_off_devices({"w": layout.put(np.zeros((8, 4096), np.float32), "members")})
     live = []
 
     def update(state, batches):
@@ -122,11 +122,14 @@ def small(**changes):
 
 
 def test_a_run_in_waves_is_the_run_without(tmp_path, caplog):
+    def same_state(run):
+        assert_same(*(jax.device_get(each.state) for each in (run, together)))
+
     together = train(small(), tmp_path / "together")
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         waves = train(small(layout={"waves": 2}), tmp_path / "waves")
     assert len(compilations(caplog.records)) == 1
-    assert_same(jax.device_get(waves.state), jax.device_get(together.state))
+    same_state(waves)
     summaries = [
         json.loads((tmp_path / name / "summary.json").read_text()) for name in ("waves", "together")
     ]
@@ -140,11 +143,10 @@ def test_a_run_in_waves_is_the_run_without(tmp_path, caplog):
         np.testing.assert_array_equal,
         *(jax.device_get(run.state.params) for run in (parts, waves)),
     )
-    other = train(small(), tmp_path / "other")
-    assert_same(jax.device_get(other.state), jax.device_get(together.state))
+    same_state(train(small(), tmp_path / "other"))
     finished = open_finished(tmp_path / "waves")
     assert finished.ensemble.waves == 2
-    assert_same(jax.device_get(finished.state), jax.device_get(together.state))
+    same_state(finished)
 
 
 def linear(waves, loss=None):

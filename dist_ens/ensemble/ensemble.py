@@ -85,8 +85,8 @@ class Ensemble(Variants):
             that divides both the members and the devices; of CPU cores, as many as divide the
             members.
         execution: Execution of the members of a device, such as `vmap` or `unroll+masks`. With
-            `auto`, `fit` times the candidates, `update` takes the first of them, and `predict` and
-            `update_steps` take `vmap`.
+            `auto`, `fit` times the candidates, and every program outside of `fit` takes the first
+            candidate for its own operations.
         methods: Transformations of the loss. The first one is applied first.
         member_ids: Ids of the members, different whole numbers from 0 on. Default: 0, 1, 2, …
         waves: Number of waves in which a device updates its members. The members of one wave are on
@@ -152,8 +152,7 @@ class Ensemble(Variants):
         check_optimizer(optimizer)
         if own_step is None or loss is not None:
             check_loss(loss)
-        if execution != AUTO:
-            Execution.parse(execution)
+        Execution.parse(execution)
         self.member = as_member(member)
         self.optimizer, self.loss, self.own_step = optimizer, loss, own_step
         self.num_members = whole_number("num_members", num_members, least=1)

@@ -225,11 +225,6 @@ def _with_loss(record: FailureRecord, loss: jax.Array, takes: jax.Array) -> Fail
     )
 
 
-def step_of(recorded: np.integer | jax.Array) -> int:
-    """Returns the step that a record holds. The arrays count modulo 2^32, in signed numbers."""
-    return int(recorded) % 2**32
-
-
 def frozen_positions(state: State) -> list[int]:
     """Returns the positions of the members that take no more updates; every host calls it."""
     if not isinstance(state.failures, FailureRecord):
@@ -254,7 +249,7 @@ def member_of(record: FailureRecord, position: int, member_id: int) -> FailedMem
         member_id,
         CAUSES[record.cause[position]],
         int(record.num_failures[position]),
-        step_of(record.first_step[position]),
-        step_of(record.last_step[position]),
+        int(record.first_step[position]),
+        int(record.last_step[position]),
         bool(record.is_frozen[position]),
     )

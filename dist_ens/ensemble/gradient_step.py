@@ -13,7 +13,7 @@ from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import GRADIENT, are_finite, taken_unless_failed
 from dist_ens.ensemble.microbatches import Loss, gradients_in_parts
 from dist_ens.ensemble.optimizer import calls_loss, loss_functions, update_of
-from dist_ens.ground.randomness import OPTIMIZER, UPDATE, pinned_generator
+from dist_ens.ground.randomness import OPTIMIZER, key_of_step, pinned_generator
 from dist_ens.ground.state import State, without_weak_types
 from dist_ens.ground.types import (
     Batch,
@@ -52,8 +52,8 @@ class GradientStep:
 
         `index` holds the examples' positions in the training split, int32[batch], if known.
         """
-        key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
-        of_step = jax.random.fold_in(jax.random.fold_in(state.key, OPTIMIZER), state.step)
+        key = key_of_step(state.key, state.step)
+        of_step = key_of_step(state.key, state.step, OPTIMIZER)
         rest = state._replace(params=(), opt_state=(), failures=())
         again = rest, (batch, index), key
         grads, model_state, metrics = self._gradients(state.params, again)

@@ -14,14 +14,11 @@ from dist_ens.ensemble.optimizer import optimizer_state
 from dist_ens.ground.errors import UserError, counted, kind_of
 from dist_ens.ground.host_keys import dtype_in_jax
 from dist_ens.ground.randomness import INIT, member_key, pinned_generator
-from dist_ens.ground.state import (
-    State,
-    stack_members,
-    without_weak_types,
-)
+from dist_ens.ground.state import State, stack_members, without_weak_types
 from dist_ens.ground.types import (
     Batch,
     Inputs,
+    Key,
     Leaf,
     ModelState,
     Optimizer,
@@ -29,7 +26,8 @@ from dist_ens.ground.types import (
     PyTree,
     Shapes,
 )
-from dist_ens.layout import MEMBERS, Layout, Waves
+from dist_ens.layout import MEMBERS, Layout, Waves, copied_off_devices
+from dist_ens.layout.placing import resting_sharding
 from dist_ens.losses import Objective
 from dist_ens.members import Member, with_compute_dtype
 from dist_ens.members.label_scale import with_label_scale
@@ -41,14 +39,12 @@ if TYPE_CHECKING:
 
 def network_for(member: Member, objective: Objective | None, dtype: str | None) -> Member:
     """Returns the member that is trained: with its compute type, and the scale of its labels."""
-    if objective is None:
-        return member
     network = with_compute_dtype(member, dtype or "float32")
-    return with_label_scale(network) if objective.standardize else network
+    return with_label_scale(network) if objective and objective.standardize else network
 
 
 def state_of_one(
-    member: Member, optimizer: Optimizer, shapes: Shapes, *, is_checked: bool = False
+    member: Member, optimizer: Optimizer, shapes: Shapes, *, is_checked: bool
 ) -> Callable[..., State]:
     """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
 
@@ -62,20 +58,32 @@ def state_of_one(
         what = f"The network ({member.name}) could not be initialised on"
         with explained_network(what, shapes, f"It is given {INPUTS_RULE}."):
             params, model_state = member.init(jax.random.fold_in(key, INIT), inputs)
-        params = without_weak_types(params)
-        return without_weak_types(
-            State(
-                step=jnp.zeros((), jnp.int32),
-                member_id=member_id,
-                key=key,
-                params=params,
-                model_state=model_state,
-                opt_state=optimizer_state(optimizer, params, key),
-                failures=no_failures() if is_checked else (),
-            )
-        )
+        return _at_step_0(optimizer, is_checked, member_id, key, params, model_state)
 
     return make
+
+
+def _at_step_0(
+    optimizer: Optimizer,
+    is_checked: bool,
+    member_id: jax.Array,
+    key: Key,
+    params: Params,
+    model_state: ModelState,
+) -> State:
+    """Returns the state of one member with some parameters and model state."""
+    params = without_weak_types(params)
+    return without_weak_types(
+        State(
+            step=jnp.zeros((), jnp.int32),
+            member_id=member_id,
+            key=key,
+            params=params,
+            model_state=model_state,
+            opt_state=optimizer_state(optimizer, params, key),
+            failures=no_failures() if is_checked else (),
+        )
+    )
 
 
 class Initializer:
@@ -119,7 +127,7 @@ class Initializer:
         )
         if count == 1:
             return next(states)
-        return self._waves.join([self._waves.off_devices(state) for state in states], MEMBERS)
+        return self._waves.join([copied_off_devices(state) for state in states], MEMBERS)
 
     @cached_property
     def abstract_state(self) -> State:
@@ -127,8 +135,9 @@ class Initializer:
         of_wave = jax.eval_shape(self._program, *self._arguments)
 
         def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            waits = self._waves.count > 1 and self._waves.resting_sharding(leaf.dtype)
-            sharding = waits or self._layout.sharding(MEMBERS)
+            sharding: jax.sharding.Sharding = self._layout.sharding(MEMBERS)
+            if self._waves.count > 1:
+                sharding = resting_sharding(sharding, leaf.dtype)
             shape = (self._layout.num_members, *leaf.shape[1:])
             return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
 
@@ -151,26 +160,14 @@ def state_from(
                 "unstack_members makes the list from stacked parameters."
             )
     parts = list(map(member.parts_of, params, model_states or [None] * len(params)))
-    stacked, model_state = without_weak_types(
-        (stack_members([own for own, _ in parts]), stack_members([own for _, own in parts]))
-    )
-    ids, optimizer = jnp.asarray(ensemble.ids), ensemble.optimizer
+    stacked = [stack_members([each[part] for each in parts]) for part in range(2)]
+    ids = jnp.asarray(ensemble.ids)
     keys = jax.vmap(partial(member_key, ensemble.seed))(ids)
+    make = partial(_at_step_0, ensemble.optimizer, ensemble.failure_policy.is_checked)
     with pinned_generator():
-        opt_state = jax.vmap(partial(optimizer_state, optimizer))(stacked, keys)
-    is_checked = ensemble.failure_policy.is_checked
-    state = State(
-        step=jnp.zeros(ids.shape, jnp.int32),
-        member_id=ids,
-        key=keys,
-        params=stacked,
-        model_state=model_state,
-        opt_state=opt_state,
-        failures=no_failures(ids.shape) if is_checked else (),
-    )
-    state = ensemble.layout.put(without_weak_types(state), MEMBERS)
-    waves = Waves(ensemble.layout, ensemble.waves)
-    return state if waves.count == 1 else waves.off_devices(state)
+        state = jax.vmap(make)(ids, keys, *stacked)
+    state = ensemble.layout.put(state, MEMBERS)
+    return state if ensemble.waves == 1 else copied_off_devices(state)
 
 
 def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:

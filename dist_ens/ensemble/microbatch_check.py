@@ -12,7 +12,7 @@ from dist_ens.ensemble.own_step import OwnStep
 from dist_ens.ensemble.update_steps import steps_of_all
 from dist_ens.ensemble.waves import batches_of_wave
 from dist_ens.execution.spec import Execution
-from dist_ens.ground.randomness import UPDATE, pinned_generator
+from dist_ens.ground.randomness import key_of_step, pinned_generator
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Metrics, ModelState, PyTree
 from dist_ens.layout import Waves, to_host
@@ -61,7 +61,7 @@ def microbatch_warning(
             of_parts = Ratio(values.total.sum(), values.weight.sum())
             return {"whole": averaged(whole), "parts": averaged(of_parts)}
 
-        key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
+        key = key_of_step(state.key, state.step)
         # A program has no use for the state that a step returns.
         rest = state._replace(params=(), model_state=(), opt_state=(), failures=())
         return rest, jax.lax.map(draw, jax.random.split(key, _DRAWS))

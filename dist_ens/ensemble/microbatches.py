@@ -71,7 +71,7 @@ def gradients_in_parts(
 
 def parts_of(count: int, examples: PyTree, key: jax.Array) -> tuple[PyTree, jax.Array]:
     """Returns the parts of a batch, leaves [parts, batch / parts, ...], and a key of each."""
-    check_microbatches("microbatches", count, examples)
+    check_microbatches(count, examples)
     parts = jax.tree.map(
         lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), examples
     )

@@ -131,9 +131,7 @@ def _timed(
     # Timing needs memory for a copy of the state, and for the results of a step.
     free = known[names[0]].layout.free_bytes()
     if not cluster.as_main_sees(free >= 2 * device_bytes(call.state)):
-        name, failed = _first_that_traces(known, [*names, REFERENCE], call.state, call.batches)
-        why = "the rule, because memory is too small to time candidates"
-        return Choice(name, why, failed=failed)
+        return Choice(names[0], "the rule, because memory is too small to time candidates")
     timing = autotune.timed(known, names, call, num_steps)
     why = "the fastest of those tried"
     if len(timing.step_secs) == 1 and len(timing.failed) >= len(names) - 1:
@@ -147,23 +145,6 @@ def _timed(
         of_this_length = f"{program} {num_steps}"
         keep_execution(program if timing.settled else of_this_length, timing.fastest)
     return Choice(timing.fastest, why, timing.step_secs, timing.num_turns, timing.failed)
-
-
-def _first_that_traces(
-    known: Mapping[str, Ensemble], names: Sequence[str], state: State, batches: CallBatches | PyTree
-) -> tuple[str, dict[str, str]]:
-    """Returns the first execution whose update can be traced, and the errors of earlier ones."""
-    failed: dict[str, str] = {}
-    for name in names:
-        try:
-            known[name].programs.trace_update(state, batches)
-        except Exception as error:
-            if name == names[-1]:
-                raise
-            failed[name] = autotune.error_text(error)
-        else:
-            break
-    return name, failed
 
 
 def _program(

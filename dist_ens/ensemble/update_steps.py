@@ -18,6 +18,7 @@ from dist_ens.ensemble.batches import (
     steps_in,
 )
 from dist_ens.execution.apply import lowered
+from dist_ens.execution.heuristics import ONE_BY_ONE, by_rule
 from dist_ens.execution.lift import sharded
 from dist_ens.execution.loop import Loop
 from dist_ens.execution.lowerings import CONVOLUTION
@@ -43,10 +44,12 @@ Step = Callable[[State, Batch, jax.Array | None], tuple[State, Metrics]]
 Update = Callable[[State, CallBatches | PyTree], tuple[State, Metrics]]
 
 
-def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Update:
+def steps_of_all(step: Step, layout: Layout, given: Execution) -> Update:
     """Returns the update of several steps, not yet jitted. Metrics are float32[steps, members]."""
 
     def update(state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
+        plain = steps_of_all(step, layout, ONE_BY_ONE)
+        execution = by_rule(given, layout, lambda: jax.make_jaxpr(plain)(state, batches))
         batches = as_batches(batches)
         # The inner jit traces the step once, however many members and steps call it.
         update_once = jax.jit(lowered(step, execution, layout), inline=True)

@@ -81,15 +81,12 @@ class Variants:
         If the state has another number of members, as after `select_members`, the ensemble of those
         members is returned.
         """
-        elsewhere = self.programs.elsewhere
         if state.step.shape[0] != self.num_members:
-            ids = tuple(to_host(state.member_id).tolist())
+            ids, elsewhere = tuple(to_host(state.member_id).tolist()), self.programs.elsewhere
             if ids not in elsewhere:
                 elsewhere[ids] = self.with_members(ids)
             return elsewhere[ids], elsewhere[ids].layout.moved(state, MEMBERS)
         mesh = getattr(state.step.sharding, "mesh", None)
-        if mesh is None or mesh is self.layout.mesh or mesh == self.layout.mesh:
+        if mesh in (None, self.layout.mesh):
             return cast("Ensemble", self), state
-        if mesh not in elsewhere:
-            elsewhere[mesh] = self.on(Layout(mesh, self.num_members))
-        return elsewhere[mesh], state
+        return self.on(Layout(mesh, self.num_members)), state

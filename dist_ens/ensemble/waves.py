@@ -14,7 +14,7 @@ from dist_ens.ensemble.batches import CallBatches, MemberBatches
 from dist_ens.ensemble.update_steps import Update
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Inputs, Metrics, PyTree, Specs, Tree
-from dist_ens.layout import MEMBER_METRICS, MEMBERS, Waves
+from dist_ens.layout import MEMBER_METRICS, MEMBERS, Waves, copied_off_devices
 
 
 def update_in_waves(waves: Waves, update: Update) -> Update:
@@ -26,7 +26,7 @@ def update_in_waves(waves: Waves, update: Update) -> Update:
             of_wave, metrics_of_wave = update(
                 waves.take(state, number), batches_of_wave(waves, batches, number)
             )
-            states.append(waves.off_devices(of_wave))
+            states.append(copied_off_devices(of_wave))
             del of_wave  # The next wave needs its memory.
             metrics.append(metrics_of_wave)
         for leaf in jax.tree.leaves(state):

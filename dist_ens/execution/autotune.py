@@ -110,13 +110,13 @@ class _Trial:
 
 @dataclasses.dataclass(frozen=True)
 class _Candidate:
-    """A candidate that can be timed in interleaved rounds; a `timing.Way`."""
+    """A candidate that can be timed in interleaved rounds; a `timing.Candidate`."""
 
     update: _Update
     trial: _Trial
 
     def run(self, num_steps: int) -> None:
-        """Makes some calls of the update; a step of `timing.Way` is one call here."""
+        """Makes some calls of the update; a step of `timing.Candidate` is one call here."""
         for _ in range(num_steps):
             self.trial.call(self.update)
 
@@ -273,9 +273,9 @@ class _Contest:
         call_secs: dict[str, list[float]] = {name: [] for name in names}
         for further_rounds in reversed(range(_ROUNDS)):
             began = cluster.clock()
-            ways = [self._tried[name] for name in names]
-            of_ways = timing.step_secs_of_short_turns(ways, num_turns)
-            for name, secs in zip(names, of_ways, strict=True):
+            tried = [self._tried[name] for name in names]
+            of_turns = timing.step_secs_of_turns(tried, num_turns)
+            for name, secs in zip(names, of_turns, strict=True):
                 call_secs[name] += secs
                 self._num_turns[name] = len(call_secs[name])
                 median = statistics.median(call_secs[name])

@@ -14,7 +14,7 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.programs import step_of_one
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.spec import AUTO
-from dist_ens.execution.timing import Way, step_ms_of_turns
+from dist_ens.execution.timing import Candidate, step_ms_of_turns
 from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
 from dist_ens.ground.json_text import JsonDict
@@ -238,7 +238,7 @@ def bench(
         chosen=experiment.execution == AUTO,
         may_move=experiment.layout.ensemble_axis is None,
     )
-    ways: dict[str, Way] = {DIST_ENS: ours, LOOP: LoopByHand(ensemble, source, order)}
+    ways: dict[str, Candidate] = {DIST_ENS: ours, LOOP: LoopByHand(ensemble, source, order)}
     if ensemble.waves == 1:  # With waves, the devices cannot hold all members at once.
         ways[VMAP] = VmapByHand(ensemble, source, order)
     turns = step_ms_of_turns(ways, num_turns)

@@ -11,8 +11,8 @@ from dist_ens.data import Spec
 from dist_ens.data.feed import INDEX_BYTES, Placement, TrainingSet, abstract_batches
 from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.ensemble.batches import CallBatches
-from dist_ens.execution.heuristics import candidates
-from dist_ens.execution.spec import AUTO, Execution
+from dist_ens.execution.heuristics import by_rule
+from dist_ens.execution.spec import Execution
 from dist_ens.experiment import Experiment
 from dist_ens.ground.errors import ExitCode, UserError, first_line
 from dist_ens.ground.state import State
@@ -54,8 +54,7 @@ class Planner:
         if math.isfinite(memory):
             # An unrolled program has a copy of the step for each member, and takes hours to compile
             # if there are many.
-            asked = self.experiment.execution
-            is_compiled = asked == AUTO or Execution.parse(asked).members != "unroll"
+            is_compiled = Execution.parse(self.experiment.execution).members != "unroll"
             search = self._max_num_members if is_compiled else self._max_unrolled
             most = search(meshes[0])
             most -= most % math.lcm(meshes[0].ensemble_axis, self.spec.num_groups)
@@ -93,10 +92,14 @@ class Planner:
             # On a CPU, the devices' memory also holds the states of all waves, before and after.
             "waiting": 2 * waves * state_bytes if waves > 1 and layout.platform == "cpu" else 0,
         }
-        execution = self.experiment.execution
-        if execution == AUTO:
-            traced = ensemble.traced_update(state, self._batches(ensemble, place, steps))
-            execution = candidates(ensemble.layout, traced, steps)[0]
+        batches = self._batches(ensemble, place, steps)
+        execution = str(
+            by_rule(
+                Execution.parse(self.experiment.execution),
+                ensemble.layout,
+                lambda: ensemble.traced_update(state, batches),
+            )
+        )
         self.say(
             f"Compiling for mesh {layout}, {ensemble.layout.members_per_device} members a device"
             f"{' at a time' if waves > 1 else ''}, execution {execution} …"

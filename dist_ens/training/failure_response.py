@@ -24,7 +24,6 @@ from dist_ens.ensemble.failures import (
     FailureRecord,
     failed_members,
     member_of,
-    step_of,
 )
 from dist_ens.ground.errors import ExitCode, RunError
 from dist_ens.ground.json_text import JsonDict
@@ -117,7 +116,7 @@ class FailureResponse(Service):
             return bool(steps)
         if self._policy.policy == "drop" and lineage.dropped_step is None:
             return False
-        return step_of(record.last_step[position]) in steps
+        return int(record.last_step[position]) in steps
 
     def state(self) -> Callable[[], JsonDict | None]:
         """Returns a function, called later, of what the records of the members do not hold."""
@@ -254,7 +253,7 @@ class FailureResponse(Service):
             self._dropped[member.member_id] = member
         if self._opened is not None:
             what = f"{FAILED}{CAUSES[record.cause[position]]}; {response.rstrip('.')}"
-            event = Event(step_of(record.last_step[position]), what)
+            event = Event(int(record.last_step[position]), what)
             self._opened.add_event(self._member_ids[position], event, is_dropped=is_dropped)
 
     def reported(self, state: State) -> list[FailedMember]:
@@ -273,7 +272,7 @@ class FailureResponse(Service):
         """Returns the clause that says which member failed, when and why."""
         return (
             f"Member {self._member_ids[position]} failed at step "
-            f"{step_of(record.last_step[position]):,}: {CAUSES[record.cause[position]]}"
+            f"{int(record.last_step[position]):,}: {CAUSES[record.cause[position]]}"
         )
 
 

@@ -12,7 +12,7 @@ from dist_ens.evaluation import Scores
 from dist_ens.ground.json_text import Json
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Shapes
-from dist_ens.layout import copied_off_devices, copied_onto_devices
+from dist_ens.layout import copied, copied_off_devices
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.failure_response import (
     FailureResponse,
@@ -72,7 +72,7 @@ class BestState(Service):
         if best is None or best == step:
             return None if best is None else (step, state)
         kept_step, kept = self._kept or (None, None)
-        found = copied_onto_devices(kept, state) if kept_step == best else self._saved_state(best)
+        found = copied(kept, state) if kept_step == best else self._saved_state(best)
         if found is None:
             self._say(
                 f"The best evaluation was that of step {best:,}, which is in no sound checkpoint. "

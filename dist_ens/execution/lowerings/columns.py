@@ -13,7 +13,8 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from dist_ens.execution.lowerings.products import PRODUCT
-from dist_ens.layout import on_every_column, sum_over_columns
+from dist_ens.layout import sum_over_columns
+from dist_ens.layout.collectives import on_every_column
 
 SCATTER_ADD = lax.scatter_add_p
 

@@ -58,13 +58,12 @@ def canonical(
     rhs: jax.Array,
     *,
     dimension_numbers: lax.ConvDimensionNumbers,
-    batch_group_count: int,
     **_: object,
-) -> tuple[jax.Array, jax.Array, bool]:
-    """Returns [batch, *space, channels], [*kernel, channels, features], and if batch is grouped."""
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the operands as [batch, *space, channels] and [*kernel, channels, features]."""
     n, c, *space = dimension_numbers.lhs_spec
     o, i, *kernel = dimension_numbers.rhs_spec
-    return lhs.transpose(n, *space, c), rhs.transpose(*kernel, i, o), batch_group_count > 1
+    return lhs.transpose(n, *space, c), rhs.transpose(*kernel, i, o)
 
 
 def padded(

@@ -32,13 +32,13 @@ def convolution_as_patches(
         # The compiler would gather the examples, to put them beside the positions of the kernel.
         of_column = functools.partial(convolution_as_patches, **params)
         return sum_over_columns(of_column, columns, lhs, rhs)
-    lhs, rhs, groups_of_batch = canonical(lhs, rhs, **params)
+    lhs, rhs = canonical(lhs, rhs, **params)
     groups, out_spec = num_groups(params), params["dimension_numbers"].out_spec
     rank = lhs.ndim - 2
     lhs = padded(lhs, **params)
     # The groups come first: [groups, batch, *space, channels] and
     # [groups, *kernel, channels, features].
-    if groups_of_batch:
+    if params["batch_group_count"] > 1:
         lhs = lhs.reshape(groups, -1, *lhs.shape[1:])
     else:
         lhs = jnp.moveaxis(lhs.reshape(*lhs.shape[:-1], groups, -1), -2, 0)
