@@ -52,6 +52,7 @@ def _measured(num_members: int) -> dict[str, Any]:
 
     import dist_ens as de
     from dist_ens import report
+    from dist_ens.checkpoint import Snapshot, leaves_off_devices
     from dist_ens.data import ArraySplit
     from dist_ens.data.feed import ResidentFeed, put_whole
     from dist_ens.ensemble import Drawn
@@ -93,11 +94,12 @@ def _measured(num_members: int) -> dict[str, Any]:
     found["evaluate s"] = time.perf_counter() - started
     with tempfile.TemporaryDirectory() as folder:
         workdir = pathlib.Path(folder)
-        with de.Checkpoints(workdir / "run").open(_record(num_members)) as opened:
-            opened.save(1, state)
+        record = _record(num_members)
+        with de.Checkpoints(workdir / "run").open(record) as opened:
+            opened.save(Snapshot(1, leaves_off_devices(state), record))
             opened.wait()
             started = time.perf_counter()
-            opened.save(2, state)
+            opened.save(Snapshot(2, leaves_off_devices(state), record))
             opened.wait()
             found["save s"] = time.perf_counter() - started
             newest = workdir / "run" / "checkpoints" / "2"

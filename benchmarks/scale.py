@@ -25,12 +25,11 @@ from absl import flags
 from benchmarks.moved_bytes import exchanged_bytes, host_input_bytes, slices_of
 from benchmarks.workloads import WORKLOADS, Workload
 from dist_ens import Checkpoints, Ensemble
-from dist_ens.checkpoint import OpenCheckpoints, StepRecord
+from dist_ens.checkpoint import OpenCheckpoints, Snapshot, StepRecord, leaves_off_devices
 from dist_ens.data.feed import Placement, TrainingSet
 from dist_ens.evaluation import Evaluator
 from dist_ens.experiment import make_optimizer
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.state import State
 from dist_ens.ground.types import Shapes
 from dist_ens.layout import Layout
 from dist_ens.losses import Objective
@@ -253,7 +252,8 @@ def measured_checkpoint(
     with tempfile.TemporaryDirectory() as folder:
         for step in range(1, _ROUNDS + 1):
             with Checkpoints(folder, keep=1).open(record) as opened:
-                saved.append(_secs(partial(_save, opened, step, state)))
+                leaves = leaves_off_devices(state)
+                saved.append(_secs(partial(_save, opened, Snapshot(step, leaves, record))))
             with Checkpoints(folder, keep=1).open(record) as opened:
                 restored.append(
                     _secs(lambda: jax.block_until_ready(opened.restore_state(abstract)))
@@ -263,9 +263,9 @@ def measured_checkpoint(
     return size, saved, restored
 
 
-def _save(opened: OpenCheckpoints, step: int, state: State) -> None:
+def _save(opened: OpenCheckpoints, snapshot: Snapshot) -> None:
     """Saves a state, and waits until it is on the disk."""
-    opened.save(step, state)
+    opened.save(snapshot)
     opened.wait()
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from absl import flags
 from rich.table import Table
 
-from dist_ens.checkpoint import FOLDER, CheckpointStore, SavedMembers, ids_text, read_lineages
+from dist_ens.checkpoint import FOLDER, SavedMembers, ids_text, read_lineages, saved_steps
 from dist_ens.checkpoint.reading import is_gone
 from dist_ens.checkpoint.run_digests import changed_files
 from dist_ens.checkpoint.verify import faults_of
@@ -88,7 +88,7 @@ def _list(workdir: pathlib.Path) -> int:
 
 def _verify(workdir: pathlib.Path) -> int:
     """Verifies checkpoints, and without --step also the other files of the run."""
-    steps, code = CheckpointStore(workdir, read_only=True).steps(), ExitCode.DONE
+    steps, code = saved_steps(workdir), ExitCode.DONE
     if _STEP.value is not None:
         steps = [step for step in steps if step == _STEP.value]
     if not steps:

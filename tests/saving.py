@@ -9,9 +9,18 @@ from unittest import mock
 import jax
 import numpy as np
 
-from dist_ens.checkpoint import CheckpointStore, Snapshot, leaves_off_devices
+from dist_ens.checkpoint import (
+    Checkpoints,
+    Snapshot,
+    leaves_off_devices,
+    saved_step,
+    saved_steps,
+)
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest, entries_of, files_in
 from dist_ens.layout import Layout
+from two_savers import RECORD
+
+reader, steps_in = saved_step, saved_steps
 
 
 def state_of(value, length=3):
@@ -25,30 +34,26 @@ def shapes_of(state):
 
 
 def snapshot(step, state, record=None, **fields):
-    return Snapshot(step, leaves_off_devices(state), record or {}, **fields)
+    return Snapshot(step, leaves_off_devices(state), record or RECORD, **fields)
 
 
-def save(folder, state, *rest, **fields):
-    """Saves a state as step 1 of a run, and waits for it."""
-    with CheckpointStore(folder) as store:
-        store.save(snapshot(1, state, *rest, **fields))
+def begun(folder, say=None, **fields):
+    """The folder of a run, locked for it, as a context."""
+    return Checkpoints(folder, **fields).open(RECORD, **({} if say is None else {"say": say}))
 
 
-def reader(folder, step):
-    """The checkpoint of a step, as a process reads it that has not written it."""
-    return CheckpointStore(folder, read_only=True).at(step)
+def save(folder, state, step=1, **fields):
+    """Saves a state of a run, and waits for it."""
+    with begun(folder) as opened:
+        opened.save(snapshot(step, state, **fields))
 
 
-def steps_in(folder):
-    return CheckpointStore(folder, read_only=True).steps()
-
-
-def verified(run):
-    """Verifies all steps of a run as the command does, and returns its code and its lines."""
+def verified(run, step=None):
+    """Verifies a run as the command does, and returns its code and its lines."""
     from launch import members
 
-    all_steps = mock.patch.object(members, "_STEP", types.SimpleNamespace(value=None))
-    with all_steps, contextlib.redirect_stdout(io.StringIO()) as printed:
+    flag = mock.patch.object(members, "_STEP", types.SimpleNamespace(value=step))
+    with flag, contextlib.redirect_stdout(io.StringIO()) as printed:
         code = members._verify(run)
     return code, printed.getvalue().splitlines()
 

@@ -13,7 +13,7 @@ import pytest
 import dist_ens as de
 import failing
 from dist_ens.callbacks import STOP, EarlyStopping
-from dist_ens.checkpoint import CheckpointStore, store
+from dist_ens.checkpoint import opened, saved_steps
 
 _RANDOM = np.random.default_rng(0)
 # 16 examples of 20 inputs are learnt by heart, so that the score of others rises from some step on.
@@ -47,7 +47,7 @@ def saved_in(folder, **options):
 
 
 def steps_in(folder):
-    return CheckpointStore(folder, read_only=True).steps()
+    return saved_steps(folder)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_a_run_killed_before_it_deleted_a_checkpoint_deletes_it_when_it_resumes(
     def run():
         return fit(4, checkpoints=saved_in(tmp_path, keep=1, every_steps=2), eval_every=None)
 
-    with mock.patch.object(store, "give_up_checkpoint", side_effect=OSError):
+    with mock.patch.object(opened, "give_up_checkpoint", side_effect=OSError):
         run()
     assert steps_in(tmp_path) == [2, 4]
     run()  # Its last step is saved already.

@@ -1,4 +1,4 @@
-"""The store of checkpoints: what is saved, when it counts, and what its errors say."""
+"""What a checkpoint holds, when it counts, and what errors of reading it say."""
 
 import itertools
 import os
@@ -13,10 +13,9 @@ import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
 
-from dist_ens.checkpoint import CheckpointStore
 from dist_ens.ground.errors import RunError
 from dist_ens.layout import Layout, copied_off_devices
-from saving import assert_same, reader, reseal, save, shapes_of, snapshot, steps_in
+from saving import assert_same, begun, reader, reseal, save, shapes_of, snapshot, steps_in
 
 
 def state_on(layout):
@@ -55,16 +54,6 @@ def use_up(state, *, waits):
         jax.block_until_ready(overwritten(state))
 
 
-def waiting(event):
-    """A function that the writing thread calls before it writes."""
-
-    def before():
-        event.wait(60)
-        return {}
-
-    return before
-
-
 @pytest.mark.parametrize(("rows", "columns", "waves"), [(4, 1, 1), (4, 2, 1), (1, 4, 1), (2, 1, 2)])
 def test_what_is_saved_is_the_state_though_it_is_used_up_at_once(tmp_path, rows, columns, waves):
     layout = Layout.make(4, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
@@ -74,13 +63,11 @@ def test_what_is_saved_is_the_state_though_it_is_used_up_at_once(tmp_path, rows,
         state = copied_off_devices(state)
     shapes = shapes_of(state)
     is_used_up = threading.Event()
-    with CheckpointStore(tmp_path) as saves:
-        saves.save(snapshot(7, state, {"a": 1}, before=waiting(is_used_up)))
+    with begun(tmp_path) as opened:
+        opened.save(snapshot(7, state, before=lambda: is_used_up.wait(60) and {}))
         use_up(state, waits=waves > 1)
         is_used_up.set()
-        saves.wait()
-        restored = saves.at(7).state(shapes)
-        assert saves.at(7).run == {"a": 1}
+    restored = reader(tmp_path, 7).state(shapes)
     assert_same(expected, jax.device_get(restored))
     assert [(x.dtype, x.sharding) for x in jax.tree.leaves(restored)] == [
         (x.dtype, x.sharding) for x in jax.tree.leaves(shapes)
@@ -108,14 +95,12 @@ def test_values_of_a_type_that_tensorstore_lacks_are_saved_too(tmp_path, dtype):
 
 def test_zeros_are_written_too_so_that_what_is_absent_is_damage(tmp_path):
     state = four(rows=4)
-    with CheckpointStore(tmp_path) as saves:
-        saves.save(snapshot(1, state))
-        saves.wait()
-        base = {"driver": "file", "path": f"{tmp_path}/checkpoints/1/state/"}
-        database = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
-        of_zeros = sorted(key for key in database.list().result() if key.startswith(b"zeros/"))
-        assert of_zeros == [*(b"zeros/c/%d/0" % row for row in range(4)), b"zeros/zarr.json"]
-        database.write(of_zeros[0], None).result()
+    save(tmp_path, state)
+    base = {"driver": "file", "path": f"{tmp_path}/checkpoints/1/state/"}
+    database = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    of_zeros = sorted(key for key in database.list().result() if key.startswith(b"zeros/"))
+    assert of_zeros == [*(b"zeros/c/%d/0" % row for row in range(4)), b"zeros/zarr.json"]
+    database.write(of_zeros[0], None).result()
     reseal(tmp_path / "checkpoints" / "1")  # Only the array's own content is wrong now.
     told = r"checkpoints/1 is damaged: leaf zeros has changed in the members \[0\]\."
     with pytest.raises(RunError, match=told):
@@ -152,11 +137,10 @@ def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_p
     (folder / left / "state").mkdir(parents=True)
     assert steps_in(tmp_path) == []
     assert [p.name for p in folder.iterdir()] == [left]
-    with CheckpointStore(tmp_path, keep=2) as saves:
+    with begun(tmp_path, keep=2) as opened:
         for step in (1, 3, 20, 100, 100):  # one that is saved stays
-            saves.save(snapshot(step, state))
-        saves.wait()
-        assert saves.latest_step() == 100
+            opened.save(snapshot(step, state))
+        opened.wait()
         # No checkpoint any more; its files go when the next is written, or at the end.
         *kept, given_up = sorted(p.name for p in folder.iterdir())
         assert kept == ["100", "20"]
@@ -167,8 +151,7 @@ def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_p
 def test_a_save_that_ends_between_any_two_writes_to_the_disk_leaves_a_whole_checkpoint(
     tmp_path, monkeypatch
 ):
-    older, newer = four(), four()
-    newest = []
+    state, newest = four(), []
     for last in itertools.count():
         workdir, synced = tmp_path / str(last), itertools.count()
 
@@ -176,109 +159,67 @@ def test_a_save_that_ends_between_any_two_writes_to_the_disk_leaves_a_whole_chec
             if next(synced) >= last:
                 raise OSError("no more")
 
-        with CheckpointStore(workdir) as saves:
-            saves.save(snapshot(1, older, {"step": 1}, host_files={"position": b"1"}))
-            saves.wait()
+        with begun(workdir) as opened:
+            opened.save(snapshot(1, state, host_files={"position": b"1"}))
+            opened.wait()
             with monkeypatch.context() as patch:
                 patch.setattr(os, "fsync", fsync)
-                saves.save(snapshot(2, newer, {"step": 2}, host_files={"position": b"2"}))
+                opened.save(snapshot(2, state, host_files={"position": b"2"}))
                 try:
-                    saves.wait()
+                    opened.wait()
                 except RunError:
                     ended = False
                 else:
                     ended = True
-        with CheckpointStore(workdir) as saves:  # as whoever goes on
-            newest.append(saves.latest_step())
-            assert saves.at(newest[-1]).run == {"step": newest[-1]}
-            assert saves.at(newest[-1]).host_file("position") == str(newest[-1]).encode()
-            saves.at(newest[-1]).state(shapes_of(older))
+        with begun(workdir) as opened:  # as whoever goes on
+            newest.append(opened.saved_step)
+            assert opened.restore_host_file("position") == str(newest[-1]).encode()
+            assert opened.restore_state(shapes_of(state)) is not None
             assert not list((workdir / "checkpoints").glob("*tmp"))
         if ended:
             break
-    # Eight files and folders before it has its name, and that. Then the older one is given up.
+    # Eight files and folders before it has its name, and that.
     assert newest == [1] * 9 + [2]
-
-
-def test_a_save_that_cannot_be_written_is_told_by_the_next_with_what_is_kept(tmp_path):
-    state, run = four(), tmp_path / "run"
-    saves = CheckpointStore(run, keep=2)
-    saves.save(snapshot(1, state))
-    saves.wait()
-    run.rename(tmp_path / "moved")
-    saves.save(snapshot(2, state))
-    with pytest.raises(
-        RunError,
-        match=r"step 2 in .*: no such file or directory\. No step is saved yet\. Put the folder",
-    ):
-        saves.save(snapshot(3, state))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["moved"]
-    (tmp_path / "moved").rename(run)
-    saves.save(snapshot(2, state))  # In the same process, the same step.
-    saves.wait()
-    assert saves.steps() == [1, 2]
 
 
 def test_nothing_is_written_before_what_comes_first_is_done(tmp_path):
     state, seen = four(), []
 
-    def before():
-        seen.append(saves.steps())
-        return {}
-
     def fail():
+        seen.append(steps_in(tmp_path))
         raise ZeroDivisionError("no metrics")
 
-    with CheckpointStore(tmp_path) as saves:
-        saves.save(snapshot(1, state, before=before))
-        saves.wait()
-        assert (seen, saves.latest_step()) == ([[]], 1)
-        saves.save(snapshot(2, state, before=fail))
+    with begun(tmp_path) as opened:
+        opened.save(snapshot(1, state, before=fail))
         with pytest.raises(ZeroDivisionError, match="no metrics"):
-            saves.wait()
-        assert saves.latest_step() == 1
-        saves.save(snapshot(2, state))  # A save that failed may be tried again.
-        saves.wait()
-        assert saves.latest_step() == 2
+            opened.wait()
+        assert seen == [steps_in(tmp_path)] == [[]]
+        opened.save(snapshot(1, state))  # A save that failed may be tried again.
+    assert steps_in(tmp_path) == [1]
 
 
 def test_a_checkpoint_that_was_replaced_meanwhile_is_called_no_damage(tmp_path):
     state = four()
-    with CheckpointStore(tmp_path, keep=2) as saves:
-        for step in (1, 2):
-            saves.save(snapshot(step, state))
+    for step in (1, 2):
+        save(tmp_path, state, step)
     opened = reader(tmp_path, 1)
     (tmp_path / "checkpoints" / "1").rename(tmp_path / "gone")
-    for read in (lambda: reader(tmp_path, 1), lambda: opened.state(shapes_of(state))):
-        with pytest.raises(RunError, match="checkpoints/1 does not exist any more: a run"):
-            read()
-
-
-def test_a_run_begins_when_what_an_interrupted_one_was_writing_is_there(tmp_path):
-    let_go = threading.Event()
-    interrupted = CheckpointStore(tmp_path)
-    interrupted.save(snapshot(1, four(), before=waiting(let_go)))
-    interrupted.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    threading.Timer(0.2, let_go.set).start()
-    assert steps_in(tmp_path) == [1]
+    with pytest.raises(RunError, match="checkpoints/1 does not exist any more: a run"):
+        opened.state(shapes_of(state))
 
 
 def test_a_folder_may_be_named_by_a_way_up_and_down(tmp_path):
     (tmp_path / "a").mkdir()
     state = four()
-    with CheckpointStore(tmp_path / "a" / ".." / "run") as saves:
-        saves.save(snapshot(1, state))
+    save(tmp_path / "a" / ".." / "run", state)
     for folder in (tmp_path / "run", tmp_path / "a" / ".." / "run"):
         assert_same(reader(folder, 1).state(shapes_of(state)), state)
 
 
 def test_a_state_of_another_precision_is_told_by_its_cause(tmp_path):
-    with CheckpointStore(tmp_path) as saves:
-        saves.save(snapshot(1, {"w": Layout.make(4).put(np.ones((4, 3), np.float32), "members")}))
-        saves.wait()
-        with jax.enable_x64(True):
-            wide = {"w": Layout.make(4).put(jnp.ones((4, 3), "float64"), "members")}
-            with pytest.raises(
-                RunError, match=r"float32\[4, 3\] in .* and float64\[4, 3\] here. .* JAX_ENABLE"
-            ):
-                saves.at(1).state(shapes_of(wide))
+    save(tmp_path, {"w": Layout.make(4).put(np.ones((4, 3), np.float32), "members")})
+    told = r"float32\[4, 3\] in .* and float64\[4, 3\] here. .* JAX_ENABLE"
+    with jax.enable_x64(True):
+        wide = {"w": Layout.make(4).put(jnp.ones((4, 3), "float64"), "members")}
+        with pytest.raises(RunError, match=told):
+            reader(tmp_path, 1).state(shapes_of(wide))

@@ -11,14 +11,14 @@ import optax
 import pytest
 
 import dist_ens as de
-from dist_ens.checkpoint import Checkpoints, StepRecord, check_resumes, read_lineages
+from dist_ens.checkpoint import Checkpoints, StepRecord, notes_on_resuming, read_lineages
 from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.lineage import Event
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import RunError, UserError
-from saving import reader, shapes_of, state_of, steps_in
+from saving import begun, reader, shapes_of, snapshot, state_of, steps_in
 from test_cluster import finish, free_port, start
 from test_train import experiment
 from two_savers import CALLS, RECORD
@@ -37,82 +37,55 @@ def save(checkpoints, scores, **fields):
     """Saves steps with the scores of each by its step, and returns those that are kept."""
     with checkpoints.open(record(), **fields) as opened:
         for step, found in scores.items():
-            opened.save(step, state_of(1.0), scores=found)
+            opened.save(snapshot(step, state_of(1.0), scores=found))
     return steps_in(checkpoints.folder)
 
 
 # When a save is due
 
 
-class Clock:
-    """A clock that moves only when it is told to, and counts how often it is read."""
-
-    def __init__(self, monkeypatch, hosts=1):
-        self.now, self.readings = 1000.0, 0
-        monkeypatch.setattr("dist_ens.processes.cluster.clock", self.read)
-        monkeypatch.setattr("jax.process_count", lambda: hosts)
-
-    def read(self):
-        self.readings += 1
-        return self.now
-
-    def due_at(self, cadence, calls):
-        """Steps at which a save is due, of calls given as `(step after the call, seconds)`."""
-        due = []
-        for step, secs in calls:
-            self.now += secs
-            due += [step] if cadence.is_due(step) else []
-        return due
+def calls(*parts):
+    """Calls of the update as `(step after the call, seconds)`, from steps and seconds a step."""
+    return [(step, secs) for steps, secs in parts for step in steps]
 
 
-def test_a_save_is_due_at_the_first_call_that_reaches_a_multiple_of_the_steps():
-    # Calls end at 5, 10, 15, 20, 23. Every 7 steps: 7 -> 10, 14 -> 15, 21 -> 23.
-    cadence = Cadence(7, None, 0)
-    assert [step for step in (0, 5, 10, 15, 20, 23) if cadence.is_due(step)] == [10, 15, 23]
-    resumed = Cadence(7, None, 14)
-    assert [step for step in (14, 20, 21) if resumed.is_due(step)] == [21]
-    assert not any(Cadence(None, None, 0).is_due(step) for step in range(100))
-
-
-def test_a_save_is_due_when_the_seconds_have_passed_since_the_first_call_or_the_last_save(
-    monkeypatch,
+@pytest.mark.parametrize(
+    ("every", "first_step", "hosts", "taken", "due", "readings"),
+    [
+        # Calls end at 5, 10, 15, 20, 23. Every 7 steps: 7 -> 10, 14 -> 15, 21 -> 23.
+        ((7, None), 0, 1, calls(((0, 5, 10, 15, 20, 23), 1)), [10, 15, 23], 0),
+        ((7, None), 14, 1, calls(((14, 20, 21), 1)), [21], 0),
+        ((None, None), 0, 1, calls((range(100), 1)), [], 0),
+        # The first call compiles for 50 s. Then a call takes 4 s: 12 s have passed at 4 and at 7.
+        ((None, 10.0), 0, 1, [(0, 0), (1, 50), *calls((range(2, 8), 4))], [4, 7], 7),
+        # A save by the step begins the seconds anew. A call takes 2 s: at step 10 it is 18 s since
+        # the first call, then 20 s between saves. After step 20 a call takes 9 s: 27 s have passed
+        # at step 23, and 9 s later, at 24, 9 s.
+        ((10, 25.0), 0, 1, calls((range(1, 21), 2), (range(21, 25), 9)), [10, 20, 23], 24),
+        # Several hosts read the clock rarely, and save as one would. The interval begins at step 1.
+        # They read when 1, 2, 4, ..., 64 s have passed, at 2, 3, 5, 9, 17, 33, 65, and, as 36 s are
+        # left, at 101. That is 9 readings. The next interval begins at 101, and is read as often.
+        ((None, 100.0), 0, 2, calls((range(1, 202), 1)), [101, 201], 17),
+        # A pace that was too fast postpones a save by less than the interval. At step 33, after
+        # 32 s, the clock is read next at 65. From there a call takes 4 s: at 65 it is 160 s.
+        ((None, 100.0), 0, 2, calls((range(1, 34), 1), (range(34, 70), 4)), [65], None),
+        # A call that took no time says nothing about the pace. The clock is read again at 3, after
+        # 90 s, and, as 10 s are left and a step took 45 s on average, at 4.
+        ((None, 100.0), 0, 2, [(1, 0), (2, 0), *calls((range(3, 6), 90))], [4], None),
+    ],
+)
+def test_a_save_is_due_by_steps_and_by_the_clock(
+    monkeypatch, every, first_step, hosts, taken, due, readings
 ):
-    # The first call compiles for 50 s. Then a call takes 4 s: 12 s have passed at steps 4 and 7.
-    clock = Clock(monkeypatch)
-    calls = [(0, 0), (1, 50), *((step, 4) for step in range(2, 8))]
-    assert clock.due_at(Cadence(None, 10.0, 0), calls) == [4, 7]
-
-
-def test_a_save_by_the_step_begins_the_seconds_anew(monkeypatch):
-    # A call takes 2 s: at step 10 it is 18 s since the first call, then 20 s between saves. After
-    # step 20 a call takes 9 s: 27 s have passed at step 23, and 9 s later, at 24, 9 s.
-    clock = Clock(monkeypatch)
-    calls = [*((step, 2) for step in range(1, 21)), *((step, 9) for step in range(21, 25))]
-    assert clock.due_at(Cadence(10, 25.0, 0), calls) == [10, 20, 23]
-
-
-def test_several_hosts_read_the_clock_rarely_and_save_as_one_would(monkeypatch):
-    # A call takes 1 s. The interval begins at step 1. The clock is read when 1, 2, 4, ..., 64 s
-    # have passed, at 2, 3, 5, 9, 17, 33, 65, and, as 36 s are left, at 101. That is 9 readings.
-    clock = Clock(monkeypatch, hosts=2)
-    cadence = Cadence(None, 100.0, 0)
-    assert clock.due_at(cadence, [(step, 1) for step in range(1, 102)]) == [101]
-    assert clock.readings == 9
-    # The next interval begins at 101, and is read as often.
-    assert clock.due_at(cadence, [(step, 1) for step in range(102, 202)]) == [201]
-    assert clock.readings == 17
-
-
-def test_a_pace_that_was_too_fast_postpones_a_save_by_less_than_the_interval(monkeypatch):
-    # At step 33, after 32 s, the clock is read next at 65. From there a call takes 4 s: at 65 it
-    # is 32 + 128 = 160 s, less than 200.
-    clock = Clock(monkeypatch, hosts=2)
-    calls = [*((step, 1) for step in range(1, 34)), *((step, 4) for step in range(34, 70))]
-    assert clock.due_at(Cadence(None, 100.0, 0), calls) == [65]
-    # A call that took no time says nothing about the pace. It is read again at 3, after 90 s, and,
-    # as 10 s are left and a step took 45 s on average, at 4.
-    calls = [(1, 0), (2, 0), (3, 90), (4, 90), (5, 90)]
-    assert clock.due_at(Cadence(None, 100.0, 0), calls) == [4]
+    now, read = 1000.0, []
+    monkeypatch.setattr("dist_ens.processes.cluster.clock", lambda: read.append(now) or now)
+    monkeypatch.setattr("jax.process_count", lambda: hosts)
+    cadence, found = Cadence(*every, first_step), []
+    for step, secs in taken:
+        now += secs
+        found += [step] if cadence.is_due(step) else []
+    assert found == due
+    assert readings in (None, len(read))
 
 
 def test_a_run_from_a_config_is_saved_by_the_clock(tmp_path, monkeypatch):
@@ -142,6 +115,7 @@ def seen_by_two(tmp_path_factory):
 
 def test_two_hosts_save_at_the_same_steps_and_read_the_clock_rarely(seen_by_two):
     _, saw = seen_by_two
+    assert all("Another run is training in" in s["refusal"] for s in saw)
     assert saw[0]["due"] == saw[1]["due"]
     # 800 calls of at least 4 ms take 3.2 s or more, and an interval is 1 s.
     assert saw[0]["due"]
@@ -173,11 +147,6 @@ def test_two_hosts_resume_the_same_older_step_though_one_alone_sees_the_damage(s
     assert (folder / "damaged" / "checkpoints" / f"{CALLS}.damaged").is_dir()
 
 
-def test_two_hosts_are_both_refused_a_folder_that_is_locked(seen_by_two):
-    _, saw = seen_by_two
-    assert all("Another run is training in" in s["refusal"] for s in saw)
-
-
 def test_two_hosts_return_the_state_of_the_best_evaluation_also_when_they_resume(seen_by_two):
     folder, saw = seen_by_two
     assert saw[0]["early_stopping"] == saw[1]["early_stopping"]
@@ -192,13 +161,13 @@ def test_two_hosts_return_the_state_of_the_best_evaluation_also_when_they_resume
 
 
 def test_a_folder_gives_back_what_was_saved_last(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "new" / "run")
+    checkpoints, chosen = Checkpoints(tmp_path / "new" / "run"), record(execution="vmap")
     with checkpoints.open(record()) as opened:
         assert (opened.saved_step, opened.saved_record, opened.notes) == (0, None, [])
-        opened.save(3, state_of(3.0))
-        opened.save(5, state_of(5.0), record=record(execution="vmap"), host_files={"at": b"\0five"})
+        opened.save(snapshot(3, state_of(3.0)))
+        opened.save(snapshot(5, state_of(5.0), chosen, host_files={"at": b"\0five"}))
     with checkpoints.open(record()) as opened:
-        assert (opened.saved_step, opened.saved_record) == (5, record(execution="vmap"))
+        assert (opened.saved_step, opened.saved_record) == (5, chosen)
         restored = opened.restore_state(shapes_of(state_of(0.0)))
         np.testing.assert_array_equal(restored["w"], np.full((4, 3), 5.0))
         assert opened.restore_host_file("at") == b"\0five"
@@ -207,44 +176,35 @@ def test_a_folder_gives_back_what_was_saved_last(tmp_path):
 
 def test_a_step_that_is_saved_is_not_saved_again(tmp_path):
     for value in (1.0, 2.0):  # At first in one run, then by one that resumes and does not restore.
-        with Checkpoints(tmp_path).open(record()) as opened:
-            opened.save(7, state_of(value))
-            opened.save(7, state_of(3.0))
-    with Checkpoints(tmp_path).open(record()) as opened:
-        restored = opened.restore_state(shapes_of(state_of(0.0)))
+        with begun(tmp_path) as opened:
+            for again in (value, 3.0):
+                opened.save(snapshot(7, state_of(again)))
+    restored = reader(tmp_path, 7).state(shapes_of(state_of(0.0)))
     np.testing.assert_array_equal(restored["w"], np.full((4, 3), 1.0))
 
 
 def test_an_event_after_a_save_has_begun_belongs_to_the_next_checkpoint(tmp_path):
-    def fails(_):
+    def fails():
         opened.add_event(0, Event(2, "failed"))
         return {}
 
-    with Checkpoints(tmp_path, keep=2).open(record()) as opened:
-        opened.save(1, state_of(1.0), before=fails)
-        opened.save(2, state_of(2.0))
+    with begun(tmp_path) as opened:
+        opened.save(snapshot(1, state_of(1.0), before=fails))
+        opened.save(snapshot(2, state_of(2.0)))
     events = [read_lineages(tmp_path, step)[1][0].events for step in (1, 2)]
     assert events == [(), (Event(2, "failed"),)]
 
 
-def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
-    refused = pytest.raises(UserError, match="^Another run is training in .*Wait for it, stop it")
-    with Checkpoints(tmp_path).open(record()), refused:
-        resume(Checkpoints(tmp_path), record())
-    with Checkpoints(tmp_path).open(record()) as opened:
-        assert opened.saved_step == 0
-
-
-def save_then(end, folder, before=lambda _: {}):
-    with Checkpoints(folder).open(record()) as opened:
-        opened.save(1, state_of(1.0), before=before)
+def save_then(end, folder, before=dict):
+    with begun(folder) as opened:
+        opened.save(snapshot(1, state_of(1.0), before=before))
         end()
 
 
-def test_an_interruption_waits_for_no_save_and_unlocks_the_folder(tmp_path):
+def test_an_interruption_waits_for_no_save_and_the_next_run_waits_for_it(tmp_path):
     began, let_go = threading.Event(), threading.Event()
 
-    def before(_):
+    def before():
         began.set()
         let_go.wait(60)
         return {}
@@ -255,8 +215,8 @@ def test_an_interruption_waits_for_no_save_and_unlocks_the_folder(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         save_then(interrupt, tmp_path, before)
-    let_go.set()
-    with Checkpoints(tmp_path).open(record()) as opened:
+    threading.Timer(0.2, let_go.set).start()
+    with begun(tmp_path) as opened:
         assert opened.saved_step == 1
 
 
@@ -282,7 +242,7 @@ def test_an_error_of_the_run_still_ends_its_save(tmp_path):
 )
 def test_fields_that_cannot_be_used_are_refused_when_made(fields):
     [name] = fields
-    with pytest.raises(UserError, match=f"^{name} is "):
+    with pytest.raises(UserError, match=f"^{name}[ =]"):
         Checkpoints(**{"folder": "run", **fields})
 
 
@@ -312,8 +272,8 @@ def test_a_checkpoint_whose_scores_cannot_be_read_is_kept_until_they_can(tmp_pat
     save(checkpoints, {1: {"score": 0.2}}, directions={"score": "lower"})
     with checkpoints.open(record(), directions={"score": "lower"}) as opened:
         with monkeypatch.context() as patch:
-            patch.setattr("dist_ens.checkpoint.store.Manifest.read", refuse)
-            opened.save(2, state_of(1.0), scores={"score": 0.4})
+            patch.setattr("dist_ens.checkpoint.opened.Manifest.read", refuse)
+            opened.save(snapshot(2, state_of(1.0), scores={"score": 0.4}))
             opened.wait()
         assert steps_in(tmp_path) == [1, 2]
     assert save(checkpoints, {3: {"score": 0.3}}, directions={"score": "lower"}) == [1, 3]
@@ -385,21 +345,21 @@ def test_a_record_is_read_back_as_it_was_written():
 )
 def test_another_run_is_refused_by_both_values_and_resumed_anyway(changes, told):
     with pytest.raises(UserError, match=f"holds another run: .*{told}.*resume='anyway'"):
-        check_resumes(record(**changes), record(), "runs/a")
-    [note] = check_resumes(record(**changes), record(), "runs/a", "anyway")
+        notes_on_resuming(record(**changes), record(), "runs/a")
+    [note] = notes_on_resuming(record(**changes), record(), "runs/a", "anyway")
     assert note.startswith("Resuming another run, as resume='anyway' says: ")
 
 
 def test_differences_that_make_no_other_run_are_said_or_passed_over():
     saved = record(versions={"jax": "0.9.0", "flax": "0.12"}, fingerprint="1" * 64)
-    [note] = check_resumes(record(), saved, "runs/a")
+    [note] = notes_on_resuming(record(), saved, "runs/a")
     assert note.startswith(
         "The saved run was made with flax 0.12 (here absent), jax 0.9.0 (here 0."
     )
-    assert check_resumes(record(fingerprint=None), record(), "runs/a") == []
-    assert check_resumes(record(), record(fingerprint=None), "runs/a") == []
+    assert notes_on_resuming(record(fingerprint=None), record(), "runs/a") == []
+    assert notes_on_resuming(record(), record(fingerprint=None), "runs/a") == []
     saved = record(execution="loop", num_devices=4, steps_per_call=10)
-    assert check_resumes(record(execution="vmap", num_devices=1), saved, "runs/a") == []
+    assert notes_on_resuming(record(execution="vmap", num_devices=1), saved, "runs/a") == []
 
 
 def test_neither_door_resumes_the_run_of_the_other(tmp_path):
@@ -408,8 +368,7 @@ def test_neither_door_resumes_the_run_of_the_other(tmp_path):
     for whatever in ("same", "anyway"):
         with pytest.raises(UserError, match="started from a config. Resume it with `dist-ens tr"):
             resume(Checkpoints(by_config, resume=whatever), record())
-    with Checkpoints(by_python).open(record()) as opened:
-        opened.save(1, state_of(1.0))
+    save(Checkpoints(by_python), {1: {}})
     sentence = r"started in Python, of the member 'MLP'\. Resume it in Python with fit\("
     with pytest.raises(UserError, match=sentence):
         train(experiment(steps=4), by_python)

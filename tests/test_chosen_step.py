@@ -9,7 +9,7 @@ import safetensors
 
 import dist_ens as de
 from commands import dist_ens
-from dist_ens.checkpoint import read_members, store
+from dist_ens.checkpoint import newest, read_members
 from dist_ens.checkpoint.reading import SavedStep
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.networks import export_members
@@ -82,7 +82,7 @@ def test_a_reader_moves_on_once_to_the_step_by_which_a_run_replaces_the_newest(
             shutil.rmtree(run / "checkpoints" / "3")
         return saved or SavedStep(path)
 
-    monkeypatch.setattr(store, "SavedStep", replacing)
+    monkeypatch.setattr(newest, "SavedStep", replacing)
     if door is export_members:
         door(run, tmp_path / "exported")
         metadata = safetensors.safe_open(tmp_path / "exported" / "member_00.safetensors", "np")
@@ -100,6 +100,6 @@ def test_a_step_that_was_asked_for_is_not_exchanged_for_another(workdir, tmp_pat
         shutil.rmtree(path)
         return SavedStep(path)
 
-    monkeypatch.setattr(store, "SavedStep", replacing)
+    monkeypatch.setattr(newest, "SavedStep", replacing)
     with pytest.raises(ReplacedError, match="checkpoints/3 does not exist any more"):
         read_members(tmp_path / "run", step=3)

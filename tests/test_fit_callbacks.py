@@ -11,7 +11,7 @@ import pytest
 
 import dist_ens as de
 from dist_ens.callbacks import STOP, EarlyStopping, RunInfo
-from dist_ens.checkpoint import CheckpointStore
+from dist_ens.checkpoint import saved_step
 from dist_ens.evaluation.scores import Scores
 from dist_ens.ground.errors import UserError
 from dist_ens.metrics import Metric
@@ -223,9 +223,9 @@ def test_a_state_is_what_json_can_hold(tmp_path):
 
 def test_states_of_callbacks_are_read_by_another_number_of_hosts(tmp_path, monkeypatch):
     resume(tmp_path, [Counts(7)], steps=2)
-    store = CheckpointStore(tmp_path, read_only=True)
+    saved = saved_step(tmp_path, 2)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     for host in (0, 1):
         monkeypatch.setattr(jax, "process_index", lambda host=host: host)
-        stored = store.at(2).host_file("services", is_shared=True)
+        stored = saved.host_file("services", is_shared=True)
         assert json.loads(stored) == [{"name": "Counts", "state": 7}]

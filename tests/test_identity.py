@@ -11,7 +11,6 @@ import optax
 import pytest
 
 import networks
-from dist_ens.checkpoint import CheckpointStore
 from dist_ens.ensemble import Batches, Ensemble, MemberBatches
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.ground.errors import UserError
@@ -19,7 +18,6 @@ from dist_ens.ground.randomness import EXAMPLES, member_key
 from dist_ens.layout import BATCHES, MEMBER_BATCHES, MEMBERS, Layout
 from dist_ens.members import Member, from_functions, from_linen
 from dist_ens.methods import poisson_weight
-from saving import snapshot
 
 BATCH = networks.BATCH
 INPUTS = jax.ShapeDtypeStruct((BATCH, 12), jnp.float32)
@@ -383,10 +381,10 @@ def from_elsewhere(ensemble, tmp_path):
 
 
 def restored(ensemble, tmp_path):
-    with CheckpointStore(tmp_path) as checkpoints:
-        checkpoints.save(snapshot(1, networks.begin(ensemble, INPUTS)))
-        checkpoints.wait()
-        return checkpoints.at(1).state(ensemble.abstract_state({"inputs": INPUTS}))
+    from saving import reader, save
+
+    save(tmp_path, networks.begin(ensemble, INPUTS))
+    return reader(tmp_path, 1).state(ensemble.abstract_state({"inputs": INPUTS}))
 
 
 def moved(ensemble, tmp_path):

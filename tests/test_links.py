@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dist_ens.callbacks import JsonLines, RunInfo
-from dist_ens.checkpoint import Checkpoints, CheckpointStore
+from dist_ens.checkpoint import Checkpoints, saved_steps
 from dist_ens.checkpoint.run_digests import changed_files
 from dist_ens.execution.decision_cache import keep_execution
 from dist_ens.experiment import Experiment, open_source
@@ -18,6 +18,7 @@ from dist_ens.ground.errors import SaveError, UserError
 from dist_ens.ground.file_writing import opened_in_place, replace_file, replaced_file
 from dist_ens.layout import Layout
 from dist_ens.report import write_report
+from saving import snapshot
 from two_savers import RECORD
 
 pytestmark = pytest.mark.quick
@@ -101,8 +102,8 @@ def test_a_folder_of_a_run_may_be_a_link_itself(folder, tmp_path):
     (tmp_path / "latest").symlink_to(folder)
     state = {"w": np.zeros((2, 3), np.float32)}
     with Checkpoints(tmp_path / "latest").open(RECORD) as opened:
-        opened.save(1, Layout.make(2, ensemble_axis=1).put(state, "members"))
-    assert CheckpointStore(folder, read_only=True).steps() == [1]
+        opened.save(snapshot(1, Layout.make(2, ensemble_axis=1).put(state, "members")))
+    assert saved_steps(folder) == [1]
 
 
 def test_metrics_are_not_written_through_a_link_that_comes_before_or_during_a_run(folder, outside):

@@ -174,7 +174,7 @@ def test_a_loaded_run_predicts_with_the_pooling_of_its_config(of_own_data):
 
 
 def test_a_step_that_was_never_saved_is_told_with_those_that_were(of_own_data, in_python):
-    message = "^There is no checkpoint of step 7 in .*: the saved steps are 8. Give one of them"
+    message = "^There is no checkpoint of step 7 in .*: the saved steps are 8. Give one"
     with pytest.raises(UserError, match=message):
         de.load(of_own_data[0], step=7)
     folder, ensemble = in_python
@@ -249,30 +249,6 @@ def make_loss(spec):
     return loss
 """
 )
-
-
-def test_a_run_with_a_loss_function_is_planned_and_scored_by_its_commands(tmp_path):
-    (tmp_path / "own.py").write_text(WITH_LOSS)
-    config, workdir = f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}"
-    ended = dist_ens("plan", config)
-    assert ended.returncode == 0, ended.stderr
-    assert "The best mesh for 3 members" in ended.stdout
-    assert dist_ens("train", config, workdir).returncode == 0
-    ended = dist_ens("evaluate", config, workdir, f"--json={tmp_path / 'scores.json'}")
-    assert ended.returncode == 0, ended.stderr
-    assert "loss" in ended.stdout
-    members = json.loads((tmp_path / "scores.json").read_text())["members"]
-    with pytest.raises(UserError, match=r"in Python load\('.*run', config='.*own\.py'\)\.$"):
-        de.load(tmp_path / "run")
-    run = de.load(tmp_path / "run", config=tmp_path / "own.py")
-    assert [m["loss"] for m in run.evaluate().members] == pytest.approx(
-        [m["loss"] for m in members]
-    )
-    ended = dist_ens("evaluate", config, workdir, "--shift")
-    assert ended.returncode == 2
-    assert "--shift asks for predictions, and the loss of this run is a function" in ended.stderr
-
-
 WITH_STEP = (
     OWN.replace('model=dict(name="mlp", hidden_sizes=(4,)),', "")
     .replace("optimizer=dict(learning_rate=0.1),", "")
@@ -301,35 +277,44 @@ def make_step(spec):
 )
 
 
-def test_a_run_with_a_step_of_its_own_is_planned_scored_and_extended_by_its_commands(tmp_path):
-    (tmp_path / "own.py").write_text(WITH_STEP)
-    config, workdir = f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}"
-    ended = dist_ens("plan", config)
+def printed_by(*arguments):
+    ended = dist_ens(*map(str, arguments))
     assert ended.returncode == 0, ended.stderr
-    assert "The best mesh for 3 members" in ended.stdout
-    assert dist_ens("train", config, workdir).returncode == 0
-    ended = dist_ens("evaluate", config, workdir, f"--json={tmp_path / 'scores.json'}")
-    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def trained_by_command(folder, text):
+    """Trains a config file with the command, and returns the flags and the path of the file."""
+    file = folder / "own.py"
+    file.write_text(text)
+    flags = f"--config={file}", f"--workdir={folder / 'run'}"
+    printed_by("train", *flags)
+    return flags, file
+
+
+@pytest.mark.parametrize(("text", "metric"), [(WITH_LOSS, "loss"), (WITH_STEP, "nll")])
+def test_a_run_with_a_part_of_its_own_is_planned_and_scored_by_its_commands(tmp_path, text, metric):
+    flags, file = trained_by_command(tmp_path, text)
+    assert "The best mesh for 3 members" in printed_by("plan", flags[0])
+    assert metric in printed_by("evaluate", *flags, f"--json={tmp_path / 'scores.json'}")
     members = json.loads((tmp_path / "scores.json").read_text())["members"]
-    run = de.load(tmp_path / "run", config=tmp_path / "own.py")
-    assert [m["nll"] for m in run.evaluate().members] == pytest.approx([m["nll"] for m in members])
-    to = f"--to={tmp_path / 'more'}"
-    ended = dist_ens("members", str(tmp_path / "run"), "extend", "--ids=3", to, config)
-    assert ended.returncode == 0, ended.stderr
-    more = de.load(tmp_path / "more", config=tmp_path / "own.py")
-    assert more.state.member_id.tolist() == [0, 1, 2, 3]
-    ended = dist_ens("replay", str(tmp_path / "more"), "--member=3", config)
-    assert ended.returncode == 0, ended.stderr
+    of_members = de.load(tmp_path / "run", config=file).evaluate().members
+    assert [m[metric] for m in of_members] == pytest.approx([m[metric] for m in members])
+    if text == WITH_LOSS:
+        with pytest.raises(UserError, match=r"in Python load\('.*run', config='.*own\.py'\)\.$"):
+            de.load(tmp_path / "run")
+        ended = dist_ens("evaluate", *flags, "--shift")
+        assert ended.returncode == 2
+        assert "--shift asks for predictions, and the loss of this run is a func" in ended.stderr
+        return
+    more = tmp_path / "more"
+    printed_by("members", tmp_path / "run", "extend", "--ids=3", f"--to={more}", flags[0])
+    assert de.load(more, config=file).state.member_id.tolist() == [0, 1, 2, 3]
+    printed_by("replay", more, "--member=3", flags[0])
 
 
 def test_out_of_bag_predictions_are_of_the_data_that_the_config_file_makes(tmp_path):
-    (tmp_path / "own.py").write_text(
-        OWN.replace("global_batch_size=8", "global_batch_size=8, examples='bootstrap'").replace(
-            "vote", "probs"
-        )
-    )
-    config, workdir = f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}"
-    assert dist_ens("train", config, workdir).returncode == 0
-    ended = dist_ens("predict", config, workdir, "--out_of_bag", f"--output={tmp_path / 'p.npz'}")
-    assert ended.returncode == 0, ended.stderr
+    text = OWN.replace("global_batch_size=8", "global_batch_size=8, examples='bootstrap'")
+    flags, _ = trained_by_command(tmp_path, text.replace("vote", "probs"))
+    printed_by("predict", *flags, "--out_of_bag", f"--output={tmp_path / 'p.npz'}")
     assert np.load(tmp_path / "p.npz")["probs"].shape == (32, 3)

@@ -15,7 +15,7 @@ import pytest
 import fast_xla
 from commands import LIMIT_SECS, is_alive, start, wait_for
 from conftest import COMMAND_ENVIRONMENT, ROOT
-from dist_ens.checkpoint import CheckpointStore, read_newest
+from dist_ens.checkpoint import saved_step, saved_steps
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.ground.errors import ExitCode, UserError
 from launch import local
@@ -164,7 +164,7 @@ def test_a_signal_counts_once_and_the_run_is_saved(num_processes, is_alone, tmp_
     assert "Restart" not in log
     assert not any(map(is_alive, children))
     step = int(re.search(r"Stopped at step ([\d,]+)", log)[1].replace(",", ""))
-    assert read_newest(tmp_path / "run")[0] == step
+    assert saved_step(tmp_path / "run").step == step
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGINT, 130)])
@@ -196,13 +196,12 @@ def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
     write_config(tmp_path, "waiting", 0)
     process = begin(tmp_path, "run", 2)
     # The loop does not wait for a save, so the first one may end some steps after its own.
-    store = CheckpointStore(tmp_path / "run", read_only=True)
-    wait_for(store.latest_step, (tmp_path / "log_run").read_text)
+    wait_for(lambda: saved_steps(tmp_path / "run"), (tmp_path / "log_run").read_text)
     children = children_of(process)
     process.kill()
     process.wait()
     wait_for(lambda: not any(map(is_alive, children)), lambda: str(children), LIMIT_SECS)
-    assert read_newest(tmp_path / "run")[0] >= 4  # What was saved can be read.
+    assert saved_step(tmp_path / "run").step >= 4  # What was saved can be read.
 
 
 def test_gpus_are_dealt_out_in_their_order():

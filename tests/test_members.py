@@ -20,7 +20,6 @@ import dist_ens as de
 from commands import dist_ens
 from dist_ens.checkpoint import (
     Checkpoints,
-    CheckpointStore,
     Lineage,
     SavedMembers,
     read_lineages,
@@ -39,7 +38,7 @@ from dist_ens.ground.errors import RunError, UserError
 from dist_ens.layout import Layout
 from dist_ens.processes import cluster
 from launch import members as launch_members
-from saving import rewrite, snapshot, steps_in, verified
+from saving import rewrite, save, steps_in, verified
 
 STEPS = 6
 FIRST = "params.0.b"  # Name of the first array of the network.
@@ -115,8 +114,7 @@ def test_only_the_bytes_of_the_members_are_read(tmp_path):
     layout = Layout.make(64, devices=jax.devices()[:1])
     ids = np.arange(64, dtype=np.int32)
     state = layout.put({"member_id": ids, "w": np.zeros((64, 100_000), np.float32)}, "members")
-    with CheckpointStore(tmp_path) as store:
-        store.save(snapshot(1, state))
+    save(tmp_path, state)
     program = """
 import sys
 import tensorstore

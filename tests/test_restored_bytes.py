@@ -6,9 +6,8 @@ import sys
 import jax
 import pytest
 
-from dist_ens.checkpoint import CheckpointStore
 from dist_ens.layout import Layout
-from saving import snapshot
+from saving import save
 from test_cluster import finish, free_port, start
 from two_readers import MESHES, NUM_BYTES, STATE, read_on
 
@@ -16,8 +15,7 @@ from two_readers import MESHES, NUM_BYTES, STATE, read_on
 def saved(folder, rows):
     """Saves a state from a mesh, and returns the bytes of all that is not the arrays."""
     layout = Layout.make(64, ensemble_axis=rows, devices=jax.devices()[:rows])
-    with CheckpointStore(folder) as store:
-        store.save(snapshot(1, layout.put(STATE, "members")))
+    save(folder, layout.put(STATE, "members"))
     files = (folder / "checkpoints" / "1" / "state").rglob("*")
     return sum(path.stat().st_size for path in files if path.is_file()) - NUM_BYTES
 

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import dist_ens as de
-from dist_ens.checkpoint import check_resumes, read_newest
+from dist_ens.checkpoint import notes_on_resuming, saved_step
 from dist_ens.data.source import fingerprint_of
 from dist_ens.ground.errors import UserError
 from dist_ens.processes import cluster
@@ -60,12 +60,12 @@ def test_iterables_have_no_facts_of_their_data(tmp_path):
     for steps in (2, 4):
         saved = de.Checkpoints(tmp_path, every_secs=None)
         fit(classifier(), [DATA], checkpoints=saved, steps=steps)
-    assert read_newest(tmp_path)[1]["num_examples"] is None
+    assert saved_step(tmp_path).run["num_examples"] is None
 
 
 def test_a_run_whose_members_draw_other_random_numbers_is_not_resumed():
     with pytest.raises(UserError, match="^runs/a holds a run of another version of dist_ens, who"):
-        check_resumes(RECORD | {"key_rule": 2}, RECORD, "runs/a")
+        notes_on_resuming(RECORD | {"key_rule": 2}, RECORD, "runs/a")
 
 
 def test_all_hosts_compare_the_examples_of_process_0(tmp_path, monkeypatch):
@@ -74,7 +74,7 @@ def test_all_hosts_compare_the_examples_of_process_0(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cluster, "bytes_of_main", of_main)
     trained(tmp_path, DATA, steps=2)
-    assert read_newest(tmp_path)[1]["examples"] == "01" * 32
+    assert saved_step(tmp_path).run["examples"] == "01" * 32
 
 
 class Rows:

@@ -16,7 +16,7 @@ import pytest
 
 from commands import start, together, wait_for
 from conftest import ROOT
-from dist_ens.checkpoint import read_newest
+from dist_ens.checkpoint import saved_step, saved_steps
 from dist_ens.data import Split
 from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.train import train
@@ -27,7 +27,7 @@ SAVED_LIMIT_SECS, AT_ONCE_SECS = 30, 5
 CONFIG = """
 import dataclasses, os, pathlib, signal, time, zlib
 import jax, jax.numpy as jnp, numpy as np
-from dist_ens.checkpoint import read_newest
+from dist_ens.checkpoint import saved_steps
 from dist_ens.experiment import Experiment, open_source
 
 HERE = pathlib.Path(__file__).parent
@@ -76,7 +76,7 @@ class Slow:
     def __call__(self, info):
         Slow.steps += 1
         reach("first step")
-        if PHASE == "loop" and info.step >= 25 and read_newest(HERE / "run")[0]:
+        if PHASE == "loop" and info.step >= 25 and saved_steps(HERE / "run"):
             reach("loop")
         if PHASE == "last save" and info.step == 30 and jax.process_index() == 0:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -148,6 +148,11 @@ ORDINARY_CASES = [
 ]
 
 
+def newest_in(run):
+    """Returns the newest step, which can be read; 0 if there is none."""
+    return saved_step(run).step if saved_steps(run) else 0
+
+
 def started(folder, phase, num_processes=1, *, stay_secs=1.0, ignored=()):
     """The processes of a run, all of them in a phase."""
     (folder / "config.py").write_text(CONFIG.format(phase=phase, stay_secs=stay_secs))
@@ -200,13 +205,13 @@ def signalled(case, folder):
     run.send(case.number)
     limit_secs, kept = SAVED_LIMIT_SECS, None
     if case.times == 2 and not ends_within(run, 1.2 * COPY_SECS):
-        kept, _ = read_newest(folder / "run")
+        kept = newest_in(folder / "run")
         limit_secs = AT_ONCE_SECS
         run.send(case.number)
     assert run.codes(limit_secs) == [CODES[case.number]] * len(run.pids), logs(folder)
     told = " ".join(logs(folder).split())
     assert "Traceback" not in told
-    step, _ = read_newest(folder / "run")  # It can be read, so the last checkpoint is whole.
+    step = newest_in(folder / "run")  # It can be read, so the last checkpoint is whole.
     if case.phase in BEFORE_TRAINING:
         assert step == 0
         assert f"Ended by {case.number.name}. " in told or "Interrupted." in told
@@ -232,7 +237,7 @@ def test_every_signal_in_every_phase(case, tmp_path):
 def assert_saved_where_it_stopped(run, folder):
     assert run.codes(SAVED_LIMIT_SECS) == [42] * len(run.pids), logs(folder)
     stopped = re.search(r"Stopped at step ([\d,]+)", (folder / "log_0").read_text())
-    step, _ = read_newest(folder / "run")
+    step = newest_in(folder / "run")
     assert step == int(stopped[1].replace(",", ""))
 
 

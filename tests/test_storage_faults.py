@@ -19,14 +19,13 @@ import pytest
 import fast_xla
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.callbacks import JsonLines
-from dist_ens.checkpoint import Checkpoints, CheckpointStore, Snapshot, writing
+from dist_ens.checkpoint import Checkpoints, Snapshot, writing
 from dist_ens.checkpoint.writing import unfinished_name
 from dist_ens.ensemble import Ensemble
 from dist_ens.ground.errors import ExitCode, SaveError, UserError
 from dist_ens.losses import categorical
 from dist_ens.training import fit
-from saving import reader, shapes_of, snapshot, state_of, steps_in
-from two_savers import RECORD
+from saving import begun, reader, save, shapes_of, snapshot, state_of, steps_in
 
 ROOT = pathlib.Path(__file__).parent.parent
 LIMIT_SECS = 300
@@ -44,13 +43,13 @@ def test_a_folder_that_is_removed_while_training_is_noticed_and_not_made_anew(tm
     run, said = tmp_path / "run", []
 
     def save_without_a_folder():
-        with Checkpoints(run).open(RECORD, say=said.append) as opened:
-            opened.save(1, state_of(1.0))
+        with begun(run, said.append) as opened:
+            opened.save(snapshot(1, state_of(1.0)))
             opened.wait()
             shutil.rmtree(run)
             for step in (2, 3):
-                opened.save(step, state_of(1.0))
-            opened.save(4, state_of(1.0), is_last=True)
+                opened.save(snapshot(step, state_of(1.0)))
+            opened.save(snapshot(4, state_of(1.0)), is_last=True)
 
     with pytest.raises(SaveError, match="that folder was removed or replaced after") as raised:
         save_without_a_folder()
@@ -106,28 +105,25 @@ def test_a_run_whose_checkpoints_or_lock_or_metrics_are_removed_saves_its_next_s
 
 
 def test_a_lock_that_was_removed_is_made_again(tmp_path):
-    with Checkpoints(tmp_path).open(RECORD) as opened:
+    with begun(tmp_path) as opened:
         (tmp_path / ".lock").unlink()
-        opened.save(1, state_of(1.0))
+        opened.save(snapshot(1, state_of(1.0)))
         opened.wait()
         assert restored(tmp_path, 1) == 1.0
-        with (
-            pytest.raises(UserError, match="Another run is training in"),
-            Checkpoints(tmp_path).open(RECORD),
-        ):
-            pass
+        with pytest.raises(UserError, match="Another run is training in"):
+            save(tmp_path, state_of(1.0))
 
 
 def test_a_run_that_lost_its_lock_to_another_run_saves_no_more(tmp_path):
-    with Checkpoints(tmp_path).open(RECORD) as opened:
+    with begun(tmp_path) as opened:
         (tmp_path / ".lock").unlink()
-        with Checkpoints(tmp_path).open(RECORD) as other:
-            other.save(5, state_of(5.0))
+        with begun(tmp_path) as other:
+            other.save(snapshot(5, state_of(5.0)))
             for _ in range(2):
-                opened.save(1, state_of(1.0))
+                opened.save(snapshot(1, state_of(1.0)))
                 with pytest.raises(SaveError, match="was removed or replaced, and another run has"):
                     opened.wait()
-        opened.save(1, state_of(1.0))  # The other run has ended.
+        opened.save(snapshot(1, state_of(1.0)))  # The other run has ended.
         with pytest.raises(SaveError, match="another run has locked it since"):
             opened.wait()
     assert steps_in(tmp_path) == [5]
@@ -135,21 +131,35 @@ def test_a_run_that_lost_its_lock_to_another_run_saves_no_more(tmp_path):
 
 def test_a_folder_that_is_replaced_is_not_written_to_and_saving_works_when_it_is_back(tmp_path):
     run, said = tmp_path / "run", []
-    with Checkpoints(run).open(RECORD, say=said.append) as opened:
-        opened.save(1, state_of(1.0))
+    with begun(run, said.append) as opened:
+        opened.save(snapshot(1, state_of(1.0)))
         opened.wait()
         run.rename(tmp_path / "moved")
         (run / "checkpoints").mkdir(parents=True)
-        opened.save(2, state_of(2.0))
+        opened.save(snapshot(2, state_of(2.0)))
         with pytest.raises(SaveError):
             opened.wait()
         assert [path.name for path in run.rglob("*")] == ["checkpoints"]
         shutil.rmtree(run)
         (tmp_path / "moved").rename(run)
-        opened.save(2, state_of(2.0))  # The same step in the same process.
+        opened.save(snapshot(2, state_of(2.0)))  # The same step in the same process.
         opened.wait()
     assert restored(run, 2) == 2.0
     assert said[1] == f"Saving in {run} works again. The last saved step is 2."
+
+
+def test_checkpoints_of_another_run_that_take_the_place_of_its_own_are_not_deleted(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    for step in (1, 2):
+        save(run, state_of(step), step)
+        save(other, state_of(10.0 * step), step)
+    with begun(run, keep=1) as opened:
+        shutil.rmtree(run / "checkpoints")
+        shutil.copytree(other / "checkpoints", run / "checkpoints")
+        for step in (3, 4):
+            opened.save(snapshot(step, state_of(step)))
+    assert steps_in(run) == [1, 2, 4]
+    assert [restored(run, step) for step in (1, 2)] == [10.0, 20.0]
 
 
 def test_a_link_in_place_of_the_checkpoints_is_refused_and_nothing_behind_it_is_deleted(tmp_path):
@@ -158,11 +168,8 @@ def test_a_link_in_place_of_the_checkpoints_is_refused_and_nothing_behind_it_is_
     left.mkdir(parents=True)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(behind)
-    with (
-        pytest.raises(UserError, match="is a symbolic link"),
-        Checkpoints(tmp_path / "run").open(RECORD),
-    ):
-        pass
+    with pytest.raises(UserError, match="is a symbolic link"):
+        save(tmp_path / "run", state_of(1.0))
     assert left.is_dir()
 
 
@@ -179,10 +186,10 @@ def test_a_host_that_cannot_look_at_the_folder_waits_for_the_others_before_it_fa
     def refused():
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    store = CheckpointStore(tmp_path)
-    store.save(snapshot(1, state_of(1.0), before=refused))
-    with pytest.raises(SaveError, match="stale file handle"):
-        store.wait()
+    with begun(tmp_path) as opened:
+        opened.save(snapshot(1, state_of(1.0), before=refused))
+        with pytest.raises(SaveError, match="stale file handle"):
+            opened.wait()
     assert len(reached) == 3
 
 
@@ -218,7 +225,7 @@ def test_the_sweep_deletes_only_what_this_package_left(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (checkpoints / ours.replace("9", "8", 1)).symlink_to(elsewhere)
-    with Checkpoints(tmp_path).open(RECORD):
+    with begun(tmp_path):
         pass
     there = {path.name for path in checkpoints.iterdir()}
     assert there == {*others, ours.replace("9", "8", 1)}
@@ -286,8 +293,8 @@ def save_on(disk, fault):
     small, large = state_of(1.0), state_of(2.0, 200_000)
     said = {"code": 0, "error": "", "restored": None}
     try:
-        with Checkpoints(run, every_secs=None).open(RECORD, say=told.append) as opened:
-            opened.save(1, small)
+        with begun(run, told.append, every_secs=None) as opened:
+            opened.save(snapshot(1, small))
             opened.wait()
             if fault == "read_only":
                 # The lock is open on the first mount, which can therefore not be made read-only.
@@ -298,18 +305,18 @@ def save_on(disk, fault):
             if fault == "full":
                 (pathlib.Path(disk) / "other").write_bytes(b"\0" * 2_000_000)
             step_2 = large if fault in ("full", "limited") else small
-            opened.save(2, step_2)
+            opened.save(snapshot(2, step_2))
             if fault == "full":
                 try:
                     opened.wait()
                 except SaveError:
                     (pathlib.Path(disk) / "other").unlink()
-                opened.save(2, state_of(2.0))
+                opened.save(snapshot(2, state_of(2.0)))
                 opened.wait()
                 said["restored"] = restored(run, 2)
                 said["left"] = [p.name for p in run.rglob("*.orbax-checkpoint-tmp")]
                 (pathlib.Path(disk) / "other").write_bytes(b"\0" * 2_000_000)
-            opened.save(3, step_2, is_last=True)
+            opened.save(snapshot(3, step_2), is_last=True)
     except SaveError as error:
         said |= {"code": int(error.exit_code), "error": str(error)}
     steps = steps_in(run)

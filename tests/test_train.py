@@ -21,7 +21,7 @@ import pytest
 
 import networks
 from dist_ens.callbacks import STOP, JsonLines, RunInfo
-from dist_ens.checkpoint import Checkpoints, CheckpointStore
+from dist_ens.checkpoint import Checkpoints
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.experiment import DataConfig, Experiment, OwnParts, open_source
 from dist_ens.experiment.loaded import open_finished
@@ -32,7 +32,7 @@ from dist_ens.layout import BATCHES, Layout
 from dist_ens.losses import softmax_cross_entropy
 from dist_ens.sampling import Order
 from dist_ens.training.metrics import MetricsReader
-from saving import snapshot
+from saving import reader, save
 
 
 def experiment(**changes):
@@ -186,10 +186,8 @@ def test_a_key_is_restored_as_the_kind_that_it_was(tmp_path, impl):
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
     )
-    with CheckpointStore(tmp_path) as checkpoints:
-        checkpoints.save(snapshot(1, state))
-        checkpoints.wait()
-        restored = checkpoints.at(1).state(abstract)
+    save(tmp_path, state)
+    restored = reader(tmp_path, 1).state(abstract)
     assert (restored["key"].dtype, restored["key"].sharding) == (
         state["key"].dtype,
         state["key"].sharding,
@@ -310,7 +308,7 @@ def test_steps_with_convolutions_are_unrolled_on_a_cpu_and_others_scanned():
 def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path, monkeypatch):
     with Checkpoints(tmp_path).open({}), monkeypatch.context() as patch:
         # What the folder holds may change until the other run ends, so nothing of it is read.
-        patch.setattr("dist_ens.checkpoint.checkpoints.CheckpointStore", None)
+        patch.setattr("dist_ens.checkpoint.checkpoints.OpenCheckpoints", None)
         with pytest.raises(UserError, match="^Another run is training in .*Wait for it, stop it"):
             train(experiment(), tmp_path)
     assert train(experiment(steps=4), tmp_path).step == 4

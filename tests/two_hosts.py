@@ -110,13 +110,13 @@ def choose_executions():
 
 def fail_to_save(folder, *, fails):
     """Two saves; a host that fails may write small files only at the second."""
-    from dist_ens.checkpoint import CheckpointStore
+    from dist_ens.checkpoint import Checkpoints
     from dist_ens.ground.errors import RunError
     from dist_ens.layout import Layout
     from saving import snapshot
 
     state = Layout.make(8).put({"w": np.ones((8, 1000), np.float32)}, "members")
-    with CheckpointStore(folder) as saves:
+    with Checkpoints(folder, keep=1).open({}) as saves:
         saves.save(snapshot(1, state))
         saves.wait()
         unlimited = resource.RLIM_INFINITY

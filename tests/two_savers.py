@@ -76,7 +76,7 @@ def main(coordinator, process_id, folder):
     from dist_ens.ground.errors import UserError
     from dist_ens.layout import Layout
     from dist_ens.processes import cluster
-    from saving import flip, shapes_of
+    from saving import flip, shapes_of, snapshot
 
     cluster.start(coordinator, 2, int(process_id))
     folder, clock = pathlib.Path(folder), cluster.clock
@@ -92,7 +92,7 @@ def main(coordinator, process_id, folder):
 
     def save(checkpoints, step):
         mine = {"position": f"host {process_id} at step {step}".encode()}
-        checkpoints.save(step, state, host_files=mine)
+        checkpoints.save(snapshot(step, state, host_files=mine))
 
     checkpoints = Checkpoints(folder / "run", every_secs=1.0, keep=2)
     with checkpoints.open(RECORD) as opened, jax.transfer_guard("disallow"):

@@ -1,7 +1,8 @@
 """Checkpoints of a run: saving and resuming.
 
-`Checkpoints` holds the folder of a run and the times at which it is saved. `CheckpointStore` writes
-and reads the files. `Snapshot` is what one save writes.
+`Checkpoints` holds the folder of a run and the times at which it is saved. `OpenCheckpoints` is
+that folder while a run has locked it. `Snapshot` is what one save writes, and `SavedStep` what is
+read back.
 
 A checkpoint is the folder `WORKDIR/checkpoints/STEP`. It holds
 
@@ -34,25 +35,24 @@ from dist_ens.checkpoint.members import (
 from dist_ens.checkpoint.newest import (
     RESULT_FILE,
     moving_on,
-    read_newest,
     saved_step,
+    saved_steps,
     state_digest,
 )
 from dist_ens.checkpoint.opened import OpenCheckpoints
 from dist_ens.checkpoint.record import (
     StepRecord,
-    check_resumes,
     differing_versions,
     listed,
+    notes_on_resuming,
     require_config_record,
 )
 from dist_ens.checkpoint.snapshot import Leaf, Snapshot, leaves_off_devices
-from dist_ens.checkpoint.store import FOLDER, CheckpointStore
+from dist_ens.checkpoint.writing import FOLDER
 
 __all__ = [
     "FOLDER",
     "RESULT_FILE",
-    "CheckpointStore",
     "Checkpoints",
     "Leaf",
     "Lineage",
@@ -60,20 +60,20 @@ __all__ = [
     "SavedMembers",
     "Snapshot",
     "StepRecord",
-    "check_resumes",
     "differing_versions",
     "ids_text",
     "leaves_off_devices",
     "listed",
     "members_at",
     "moving_on",
+    "notes_on_resuming",
     "positions_of",
     "read_lineages",
     "read_members",
-    "read_newest",
     "require_config_record",
     "require_new_folder",
     "saved_step",
+    "saved_steps",
     "state_digest",
     "write_members",
 ]

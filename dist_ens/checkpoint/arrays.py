@@ -168,7 +168,7 @@ class SavedArray:
         """Returns all values of its members; see `read`."""
         return self.read(tuple(slice(None) for _ in self.shape)).result()
 
-    def checked(self, reading: Reading, members: slice) -> np.ndarray:
+    def values_of(self, reading: Reading, members: slice) -> np.ndarray:
         """Waits for the values of some members, compares their digests, and returns them."""
         if self._digests is None:
             return reading.result()
@@ -212,7 +212,7 @@ class _Part:
 
     def result(self) -> np.ndarray:
         if self._values is None:  # Several devices may hold the same part.
-            self._values = self._array.checked(self._reading, self._members)
+            self._values = self._array.values_of(self._reading, self._members)
         return self._values
 
 

@@ -3,25 +3,23 @@
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from numbers import Real
 
 import jax
 
 from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.opened import OpenCheckpoints
-from dist_ens.checkpoint.record import LOOP_RECORD, RESUMES, check_resumes
+from dist_ens.checkpoint.record import LOOP_RECORD, RESUMES, notes_on_resuming
 from dist_ens.checkpoint.retention import Retention
 from dist_ens.checkpoint.run_folder import locked, make_folder
-from dist_ens.checkpoint.store import CheckpointStore
+from dist_ens.checkpoint.snapshot import Snapshot, leaves_off_devices
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import Json, JsonDict
-from dist_ens.ground.numbers import whole_number
+from dist_ens.ground.numbers import require_coefficient, require_one_of, whole_number
 from dist_ens.ground.paths import given_path
 from dist_ens.ground.state import described
 from dist_ens.ground.types import PyTree, Tree
@@ -81,18 +79,9 @@ class Checkpoints:
             if name == "keep" or value is not None:
                 checked[name] = whole_number(name, value, least=1)
         if self.every_secs is not None:
-            if not isinstance(self.every_secs, Real) or not 0 < self.every_secs < math.inf:
-                raise UserError(
-                    f"every_secs is {repr(self.every_secs)[:200]}. Give a positive number of "
-                    "seconds, or None."
-                )
+            require_coefficient("every_secs", self.every_secs, "Give seconds, or None.")
             checked["every_secs"] = float(self.every_secs)
-        if self.resume not in RESUMES:
-            raise UserError(
-                f"resume is {repr(self.resume)[:200]}. Give 'same' to resume only a run with "
-                "the same parts, 'strict' to refuse a damaged newest checkpoint, too, or 'anyway' "
-                "to resume whatever the folder holds."
-            )
+        require_one_of("resume", str(self.resume), RESUMES)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -130,7 +119,7 @@ class Checkpoints:
                     f"{step} is not after it. Begin with restore to continue, or choose another "
                     "folder."
                 )
-            opened.save(step, state, is_last=True)
+            opened.save(Snapshot(step, leaves_off_devices(state), LOOP_RECORD), is_last=True)
 
     def restore(self, layout: Layout, like: Tree) -> tuple[int, Tree]:
         """Returns the newest step of a loop of your own, and its members on a layout.
@@ -201,24 +190,24 @@ class Checkpoints:
             self.keep, self.keep_every_steps, self.keep_best, self.keep_best_of_members, best
         )
 
-        def checked(saved_record: JsonDict) -> list[str]:
+        def notes_on(saved_record: JsonDict) -> list[str]:
             check(saved_record)
-            return check_resumes(record, saved_record, folder, self.resume)
+            return notes_on_resuming(record, saved_record, folder, self.resume)
 
         with (
-            locked(folder) as require_same_folder,
-            CheckpointStore(folder, keep=keep) as store,
-        ):
-            yield OpenCheckpoints(
-                store,
+            locked(folder) as renew,
+            OpenCheckpoints(
+                folder,
                 record,
+                keep=keep,
                 cadence=partial(Cadence, self.every_steps, self.every_secs),
-                check=checked,
+                notes_on=notes_on,
                 resume=self.resume,
                 say=say,
-                member_score=self.keep_best_of_members,
-                require_same_folder=require_same_folder,
-            )
+                renew=renew,
+            ) as opened,
+        ):
+            yield opened
 
     def _higher_is_better(self, directions: Mapping[str, str | None]) -> frozenset[str]:
         """Returns the scores of `keep_best…` of which a higher value is better."""

@@ -85,11 +85,10 @@ class Manifest:
         A damaged manifest is a `ValueError`, one of a newer version a `RunError`.
         """
         path = checkpoint / MANIFEST
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise ValueError(f"{MANIFEST} is no regular file")
-        line, _, rest = bytes_in(path).partition(b"\n")
+        is_regular = stat.S_ISREG(path.lstat().st_mode)
+        line, _, rest = bytes_in(path).partition(b"\n") if is_regular else (b"", b"", b"")
         if rest != _second_line(line):
-            raise ValueError(f"{MANIFEST} does not match its hash")
+            raise ValueError(f"{MANIFEST} is no regular file, or does not match its hash")
         values = json.loads(line)  # The record may hold numbers that are not finite.
         if values["format"] != FORMAT:
             raise RunError(
@@ -130,6 +129,14 @@ class Manifest:
         if (hashes_data or not holds_arrays) and file_digest(path) != entry.crc32:
             return f"the file {name} has changed"
         return None
+
+
+def seal_of(checkpoint: pathlib.Path) -> bytes:
+    """Returns the last line of a manifest, which tells checkpoints apart; empty if not readable."""
+    try:
+        return bytes_in(checkpoint / MANIFEST).rstrip().rpartition(b"\n")[2]
+    except OSError:
+        return b""
 
 
 def steps_in(folder: pathlib.Path) -> list[int]:

@@ -12,8 +12,7 @@ from dist_ens.checkpoint.manifest import steps_in
 from dist_ens.checkpoint.newest import moving_on, saved_step
 from dist_ens.checkpoint.reading import SavedStep
 from dist_ens.checkpoint.snapshot import Leaf, Snapshot
-from dist_ens.checkpoint.store import FOLDER
-from dist_ens.checkpoint.writing import ID_LEAF, remove_unfinished, write_checkpoint
+from dist_ens.checkpoint.writing import FOLDER, ID_LEAF, remove_unfinished, write_checkpoint
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError, UserError, code_of_write
 from dist_ens.ground.json_text import JsonDict

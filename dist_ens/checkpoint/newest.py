@@ -8,12 +8,11 @@ from typing import TypeVar
 
 import jax
 
-from dist_ens.checkpoint.manifest import Manifest
+from dist_ens.checkpoint.manifest import Manifest, steps_in
 from dist_ens.checkpoint.reading import SavedStep
-from dist_ens.checkpoint.store import FOLDER, CheckpointStore
+from dist_ens.checkpoint.writing import FOLDER, wait_for_writing
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ReplacedError, UserError
-from dist_ens.ground.json_text import JsonDict
 from dist_ens.processes import cluster
 
 # Name of the file of a run's last checkpoint that holds the step whose state the run returned.
@@ -21,45 +20,31 @@ RESULT_FILE = "result_step"
 _Result = TypeVar("_Result")
 
 
-def read_newest(
-    workdir: str | os.PathLike[str], step: int | None = None
-) -> tuple[int, JsonDict | None]:
-    """Returns the step and the record of a checkpoint; 0 and None if process 0 sees none.
-
-    By default it is the step whose state the run returned, and the newest while the run lasts.
-    """
-    saved = _found(workdir, step)
-    return (0, None) if saved is None else (saved.step, saved.run)
+def saved_steps(workdir: str | os.PathLike[str]) -> list[int]:
+    """Returns the steps of the finished checkpoints of a run, the oldest first."""
+    wait_for_writing()
+    return steps_in(pathlib.Path(workdir).resolve() / FOLDER)
 
 
 def saved_step(folder: str | os.PathLike[str], step: int | None = None) -> SavedStep:
-    """Returns a checkpoint of a run, or raises a `UserError`; see `read_newest`."""
-    saved = _found(folder, step)
-    if saved is None:
-        raise UserError(
-            f"There is no checkpoint in {quoted(folder)}. Give the folder of a run, which has a "
-            f"folder {FOLDER}/."
-        )
-    return saved
+    """Returns a checkpoint of a run; a `UserError` says that process 0 sees none.
 
-
-def _found(folder: str | os.PathLike[str], step: int | None) -> SavedStep | None:
-    """Returns a checkpoint of a run; None if the run has none at all."""
-    store = CheckpointStore(folder, read_only=True)
-    newest = cluster.as_main_sees(store.latest_step() or 0)
-    if not newest:
-        return None
-    steps = store.steps()
-    if step is None:
-        stored = store.at(newest).host_file(RESULT_FILE, is_shared=True)
-        step = int(stored) if stored and int(stored) in steps else newest
-        step = cluster.as_main_sees(step)
+    By default it is the step whose state the run returned, and the newest while the run lasts.
+    """
+    steps, checkpoints = saved_steps(folder), pathlib.Path(folder).resolve() / FOLDER
+    newest = cluster.as_main_sees(max(steps, default=0))
+    saved = None
+    if step is None and newest:
+        saved = SavedStep(checkpoints / str(newest))
+        stored = saved.host_file(RESULT_FILE, is_shared=True)
+        step = cluster.as_main_sees(int(stored) if stored and int(stored) in steps else newest)
     if not cluster.as_main_sees(step in steps):
+        what = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise UserError(
-            f"There is no checkpoint of step {step} in {quoted(folder)}: the saved steps are "
-            f"{', '.join(map(str, steps))}. Give one of them, or leave step out for the newest."
+            f"There is no {what} in {quoted(folder)}: the saved steps are "
+            f"{', '.join(map(str, steps)) or '(none)'}. Give one of them, or another folder."
         )
-    return store.at(step)
+    return saved if saved and saved.step == step else SavedStep(checkpoints / str(step))
 
 
 def moving_on(step: int | None, read: Callable[[], _Result]) -> _Result:

@@ -3,19 +3,35 @@
 import contextlib
 import dataclasses
 import logging
+import os
+import pathlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from concurrent.futures import Future
+from typing import Self
+
+import jax
 
 from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.lineage import Event, Lineage, ids_text
+from dist_ens.checkpoint.manifest import Manifest, seal_of, steps_in
+from dist_ens.checkpoint.reading import SavedStep
 from dist_ens.checkpoint.record import STRICT, seed_of
-from dist_ens.checkpoint.snapshot import Leaf, Snapshot, UnwantedError, leaves_off_devices
-from dist_ens.checkpoint.store import FOLDER, CheckpointStore
+from dist_ens.checkpoint.retention import Retention
+from dist_ens.checkpoint.snapshot import Snapshot
+from dist_ens.checkpoint.writing import (
+    FOLDER,
+    give_up_checkpoint,
+    remove_unfinished,
+    set_aside,
+    wait_for_writing,
+    write_checkpoint,
+)
 from dist_ens.ground.commands import quoted
-from dist_ens.ground.errors import ExitCode, RunError, SaveError
+from dist_ens.ground.errors import ExitCode, RunError, SaveError, UserError, code_of_write
 from dist_ens.ground.json_text import Json, JsonDict
-from dist_ens.ground.state import State
+from dist_ens.ground.paths import utf8_path
 from dist_ens.ground.types import Tree
 from dist_ens.processes import cluster
 
@@ -24,7 +40,8 @@ class OpenCheckpoints:
     """The checkpoints of a folder that is locked for one run; made by `Checkpoints.open`.
 
     It begins at the newest checkpoint. A damaged one is set aside: its folder gets another name,
-    and the one before it is used.
+    and the one before it is used. As a context it waits for the last save at its end. The files of
+    a deleted checkpoint stay until the next save, or until the context ends.
 
     Attributes:
         saved_step: Step of the checkpoint that the run resumes; 0 if there is none.
@@ -41,30 +58,64 @@ class OpenCheckpoints:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        workdir: pathlib.Path,
         record: Mapping[str, Json],
         *,
+        keep: Retention,
         cadence: Callable[[int], Cadence],
-        check: Callable[[JsonDict], list[str]],
+        notes_on: Callable[[JsonDict], list[str]],
         resume: str,
         say: Callable[[str], None],
-        member_score: str | None,
-        require_same_folder: Callable[[], None],
+        renew: Callable[[], None],
     ) -> None:
-        self._store, self._folder, self._record = store, store.workdir, record
-        self._cadence_from, self._check, self._resume = cadence, check, resume
-        self.member_score = member_score
-        self._say, self._require_same_folder = say, require_same_folder
+        self._workdir, self._record, self._keep = workdir, record, keep
+        self._folder = workdir.resolve() / FOLDER  # TensorStore refuses a path with `..`.
+        self._cadence_from, self._notes_on, self._resume = cadence, notes_on, resume
+        self._say, self._renew = say, renew
+        self.member_score = keep.best_of_members
+        self._writing: Future[None] | None = None
+        self._writing_step = 0  # Step of the last save that has begun.
+        self._newest_step: int | None = None  # Step of the last save that has been written.
+        self._saves = 0
         # Cause of the last save that failed, which was said; None if the last save did not fail.
         self._said: str | None = None
+        self._opened: SavedStep | None = None
         self._lineages: dict[int, Lineage] = {}
+        utf8_path(self._folder)
+        if self._folder.is_symlink():
+            raise UserError(
+                f"{quoted(self._folder)} is a symbolic link, and nothing is saved or deleted "
+                "there. Put the folder itself in its place."
+            )
+        wait_for_writing()
+        if cluster.is_main():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(self._folder)
+        # No host writes before the folder is ready, as all of them wait for process 0 here.
+        self._token = cluster.bytes_of_main(os.urandom(4)).hex()
         self._begin_at_newest()
+        # Scores and seals of the saved steps. A step with another seal was saved by another run.
+        self._scores: dict[int, Mapping[str, float]] = {}
+        self._seals = {step: seal_of(self._folder / str(step)) for step in steps_in(self._folder)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:  # A second Ctrl-C must end the process at once.
+            return
+        if kind is None or jax.process_count() == 1:
+            # After an error of one host alone, the other hosts never finish their part of a save,
+            # so that waiting for it would not end.
+            self.wait()
+            if cluster.is_main():
+                remove_unfinished(self._folder)
 
     # The members
 
     def lineage_of(self, member_id: int) -> Lineage:
         """Returns the lineage of a member, with the events that no save has written yet."""
-        begun = Lineage(member_id, seed_of(self._record), run=str(self._folder.resolve()))
+        begun = Lineage(member_id, seed_of(self._record), run=str(self._folder.parent))
         return self._lineages.get(member_id, begun)
 
     def add_event(self, member_id: int, event: Event, *, is_dropped: bool = False) -> None:
@@ -81,78 +132,126 @@ class OpenCheckpoints:
         return self._cadence.is_due(step)
 
     def is_best(self, step: int, scores: Mapping[str, float]) -> bool:
-        """Returns whether a step is to be kept for its scores; see `CheckpointStore.is_best`."""
-        return self._store.is_best(step, scores)
+        """Returns whether a step is to be kept for its scores. Every host must call this."""
+        if not self._keep.uses_scores:
+            return False
+        steps = {*steps_in(self._folder), step}
+        if self._writing is not None and not self._writing.done():
+            steps.add(self._writing_step)
+        known = {each: self._scores_at(each) or {} for each in steps - {step}} | {step: scores}
+        return bool(cluster.as_main_sees(step in self._keep.best_of(sorted(steps), known)))
 
-    def save(
-        self,
-        step: int,
-        state: State,
-        *,
-        record: Mapping[str, Json] | None = None,
-        scores: Mapping[str, float] | None = None,
-        host_files: Mapping[str, bytes] | None = None,
-        before: Callable[[Mapping[str, Leaf]], Mapping[str, bytes] | None] = lambda _: {},
-        is_last: bool = False,
-        kept_step: int | None = None,
-    ) -> None:
-        """Starts to save a checkpoint; see `CheckpointStore.save` and `Snapshot`.
+    def is_saved(self, step: int) -> bool:
+        """Returns whether a step is saved already, once the save before it has ended."""
+        if step != self.saved_step:
+            with contextlib.suppress(SaveError):  # It was said when it happened.
+                self.wait()
+        return step in (self.saved_step, self._newest_step)
 
-        The caller may donate or delete the state right after this call. A step that is already
-        saved is not saved again. A save that cannot be written is reported at once. It ends the run
-        only if it is the last. The writing thread calls `before` with the leaves. It returns more
-        host files, or None, on all hosts, to write nothing.
+    def save(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
+        """Starts to save a checkpoint. Training may continue at once.
+
+        A step that is already saved is not saved again. Another thread waits for the copies of the
+        leaves and writes them. A save that cannot be written is reported at once. It ends the run
+        only if it is the last. Every host must call this with the same step.
         """
-        if step == self.saved_step:  # The run may have been killed before it deleted older ones.
-            self._store.delete_oldest(kept_step)
+        if self.is_saved(snapshot.step):
             return
-        self._wait_in_silence()
-        if step == self._store.newest_step:
-            return
-        leaves = leaves_off_devices(state)
+        self._saves += 1
+        token, writing = f"{self._token}-{self._saves}", Future[None]()
+        # The thread is late, and later events come.
+        snapshot = dataclasses.replace(snapshot, lineages=dict(self._lineages))
 
-        def checked_before() -> Mapping[str, bytes]:
-            self._require_same_folder()
-            files = before(leaves)
-            if files is None:
-                raise UnwantedError
-            return files
+        def write() -> None:
+            try:
+                self._write(snapshot, token, is_last=is_last)
+            except BaseException as error:  # `wait` raises it.
+                writing.set_exception(error)
+            else:
+                writing.set_result(None)
 
-        snapshot = Snapshot(
-            step,
-            leaves,
-            self._record if record is None else record,
-            scores=scores or {},
-            host_files=host_files or {},
-            lineages=dict(self._lineages),  # The thread that writes is late; later events come.
-            kept_step=kept_step,
-            before=checked_before,
-        )
-        failed = (lambda _: None) if is_last else partial(self._say_failure, step)
-        self._store.save(snapshot, failed=failed)
+        self._scores[snapshot.step] = snapshot.scores
+        self._writing, self._writing_step = writing, snapshot.step
+        # Python does not wait for a daemon thread at exit, so that a second Ctrl-C ends a save.
+        threading.Thread(target=write, daemon=True).start()
 
     def wait(self) -> None:
-        """Waits until the last save is on disk; a `SaveError` says that it could not be written."""
-        if self._store.wait() and self._said is not None:
+        """Waits until the last save is on disk.
+
+        A `SaveError` says that it could not be written. Other errors are raised unchanged.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, snapshot: Snapshot, token: str, *, is_last: bool) -> None:
+        """Writes a checkpoint, deletes those that are not to be kept, and says what went wrong."""
+        step = snapshot.step
+        try:
+            if not write_checkpoint(self._folder, snapshot, token, first=self._renew):
+                return
+        except jax.errors.JaxRuntimeError:
+            raise
+        # TensorStore reports a full disk as a ValueError.
+        except (OSError, ValueError, SaveError) as error:
+            if cluster.is_main():
+                remove_unfinished(self._folder)
+            why = explained(error)
+            told = (
+                f"Could not write the checkpoint of step {step} in {quoted(self._workdir)}: "
+                f"{why.what}. {self._last_saved()}"
+            )
+            if not is_last:  # The error tells of the last one.
+                if why.what != self._said:
+                    self._report(
+                        f"{told} Training continues, and the next save tries again. {why.remedy}."
+                    )
+                self._said = why.what
+            raise SaveError(
+                f"{told} {why.remedy}, then run the same command again to resume.",
+                exit_code=code_of_write(error),
+            ) from error
+        self._newest_step = step
+        if cluster.is_main():
+            self._seals[step] = seal_of(self._folder / str(step))
+        self.delete_oldest(snapshot.kept_step)
+        if self._said is not None:
             self._said = None
-            self._report(
-                f"Saving in {quoted(self._folder)} works again. {self._store.last_saved()}"
-            )
+            self._report(f"Saving in {quoted(self._workdir)} works again. {self._last_saved()}")
 
-    def _wait_in_silence(self) -> None:
-        with contextlib.suppress(SaveError):  # It was said when it happened.
-            self.wait()
+    def delete_oldest(self, kept_step: int | None) -> None:
+        """Marks the checkpoints for deletion, on process 0, that are not to be kept any more.
 
-    def _say_failure(self, step: int, error: BaseException) -> None:
-        """Says that a save could not be written, unless the one before it had the same cause."""
-        why = explained(error)
-        if why.what != self._said:
-            self._report(
-                f"Could not write the checkpoint of step {step} in {quoted(self._folder)}: "
-                f"{why.what}. {self._store.last_saved()} Training continues, and the next save "
-                f"tries again. {why.remedy}."
-            )
-        self._said = why.what
+        The folder may have been replaced by that of another run, whose checkpoints stay.
+        """
+        if not cluster.is_main():
+            return
+        steps = steps_in(self._folder)
+        scores = {step: self._scores_at(step) for step in steps} if self._keep.uses_scores else {}
+        known = {step: at for step, at in scores.items() if at is not None}
+        # A step whose scores cannot be read now may be the best one.
+        unknown = scores.keys() - known.keys()
+        for old in {*steps} - self._keep.of(steps, known) - unknown - {kept_step}:
+            path = self._folder / str(old)
+            with contextlib.suppress(OSError):  # The next save tries it again.
+                if self._seals.get(old) == seal_of(path):
+                    give_up_checkpoint(path, f"{self._token}-{self._saves}")
+
+    def _scores_at(self, step: int) -> Mapping[str, float] | None:
+        """Returns the scores in a checkpoint by name; None if they cannot be read."""
+        if step not in self._scores:
+            try:
+                self._scores[step] = Manifest.read(self._folder / str(step)).scores
+            except Exception:  # A checkpoint that cannot be read ends no save.
+                return None
+        return self._scores[step]
+
+    def _last_saved(self) -> str:
+        """Returns a sentence that says which step is the last that is saved."""
+        steps: list[int] = []
+        with contextlib.suppress(OSError):  # The disk may be gone.
+            steps = steps_in(self._folder)
+        return f"The last saved step is {steps[-1]}." if steps else "No step is saved yet."
 
     # Restoring
 
@@ -164,7 +263,11 @@ class OpenCheckpoints:
         If the checkpoint is damaged on some host, it is set aside, and the result is None. Then
         `saved_step`, `saved_record` and `notes` are those of an older one.
         """
-        state, damage = self._state_at(self.saved_step, abstract, *others, member_ids=member_ids)
+        state, damage = None, None
+        try:
+            state = self._at(self.saved_step).state(abstract, *others, member_ids=member_ids)
+        except RunError as error:
+            damage = error
         if self._is_set_aside(self.saved_step, damage):
             self._begin_at_newest()
             return None
@@ -174,42 +277,39 @@ class OpenCheckpoints:
         self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int]
     ) -> Tree | None:
         """Returns the state of any step, on every host; None if it is not saved, or is damaged."""
-        self._wait_in_silence()
-        if not cluster.as_main_sees(step in self._store.steps()):
+        self.is_saved(step)  # Waits for the last save.
+        if not cluster.as_main_sees(step in steps_in(self._folder)):
             return None
-        state, error = self._state_at(step, abstract, *others, member_ids=member_ids)
-        return None if cluster.any_host(error is not None) else state
+        state = None
+        with contextlib.suppress(RunError):
+            state = self._at(step).state(abstract, *others, member_ids=member_ids)
+        return None if cluster.any_host(state is None) else state
 
     def restore_host_file(self, name: str, *, is_shared: bool = False) -> bytes | None:
         """Returns this host's bytes at `saved_step`; see `SavedStep.host_file`."""
-        return self._store.at(self.saved_step).host_file(name, is_shared=is_shared)
+        return self._at(self.saved_step).host_file(name, is_shared=is_shared)
 
-    def _state_at(
-        self, step: int, abstract: Tree, *others: Tree, member_ids: Sequence[int] | None
-    ) -> tuple[Tree | None, RunError | None]:
-        """Returns the state at a step, and this host's error of reading; one of them is None."""
-        try:
-            saved = self._store.at(step)
-            return saved.state(abstract, *others, member_ids=member_ids), None
-        except RunError as error:
-            return None, error
+    def _at(self, step: int) -> SavedStep:
+        """Returns the checkpoint of a step, after a check of its files, which is done once."""
+        if self._opened is None or self._opened.step != step:
+            self._opened = SavedStep(self._folder / str(step))
+        return self._opened
 
     def _begin_at_newest(self) -> None:
         """Finds the newest checkpoint whose record and files are sound, and reads its record."""
         while True:
-            step = cluster.as_main_sees(self._store.latest_step() or 0)
+            step = cluster.as_main_sees(max(steps_in(self._folder), default=0))
             saved, error = None, None
-            if step:
-                try:
-                    saved = self._store.at(step)
-                except RunError as raised:
-                    error = raised
+            try:
+                saved = self._at(step) if step else None
+            except RunError as raised:
+                error = raised
             if not self._is_set_aside(step, error):
                 break
         record, members = (saved.run, saved.members) if saved else (None, ())
         self.saved_step, self.saved_record, self.members = step, record, members
         self._lineages = {member.member_id: member for member in members}
-        self.notes = [] if record is None else self._check(record)
+        self.notes = [] if record is None else self._notes_on(record)
         seed = seed_of(record or {})
         of_others = [each.member_id for each in members if each.is_of_other_run(seed)]
         if of_others:
@@ -219,32 +319,39 @@ class OpenCheckpoints:
             )
         self._cadence = self._cadence_from(step)
 
-    def _is_set_aside(self, step: int, damage: RunError | None) -> bool:
+    def _is_set_aside(self, step: int, error: RunError | None) -> bool:
         """Sets a checkpoint aside if a host found it damaged, and returns whether it did.
 
-        Every host must call this, with its own error of reading.
+        Every host must call this, with its own error of reading. Other errors than damage are
+        raised on all hosts.
         """
-        hosts = _hosts_with_damage(step, damage)
+        hosts = cluster.hosts_with(error is not None)
         if not hosts:
             return False
-        older = cluster.as_main_sees(max((s for s in self._store.steps() if s < step), default=0))
-        if self._resume == STRICT or not older:
-            remedy = (
-                f"Run without --resume=strict (resume='strict' in Python) to resume from step "
-                f"{older}, or restore the files from a copy."
-                if older
-                else "No older step is saved. Restore the files from a copy, or move the folder "
-                "away to train anew."
+        is_other = error is not None and error.exit_code != ExitCode.DAMAGED
+        if others := cluster.hosts_with(is_other):
+            raise (error if is_other else None) or RunError(
+                f"Process {others[0]} could not read the checkpoint of step {step}. Look at its "
+                "output, then run the same command again to resume."
             )
+        path = self._folder / str(step)
+        what = f"process {hosts[0]} found it" if error is None else explained(error).what
+        steps = steps_in(self._folder)
+        older = cluster.as_main_sees(max((each for each in steps if each < step), default=0))
+        if self._resume == STRICT or not older:
+            remedy = "Restore the files from a copy, or move the folder away to train anew."
+            if older:
+                remedy = f"Without --resume=strict, the run resumes from step {older}."
             raise RunError(
-                f"The newest checkpoint {quoted(self._folder.resolve() / FOLDER / str(step))} is "
-                f"damaged: {_why(hosts, damage)}. {remedy}",
+                f"The newest checkpoint {quoted(path)} is damaged: {what}. {remedy}",
                 exit_code=ExitCode.DAMAGED,
-            ) from damage
-        moved = self._store.set_aside(step)
+            ) from error
+        kept = set_aside(path) if cluster.is_main() else path
+        cluster.as_main_sees(True)  # Until then, another host must not look for the newest step.
+        self._opened = None
         self._report(
-            f"The checkpoint of step {step} is damaged: {_why(hosts, damage)}. It is kept as "
-            f"{quoted(moved)}. The run resumes from step {older}."
+            f"The checkpoint of step {step} is damaged: {what}. It is kept as {quoted(kept)}. The "
+            f"run resumes from step {older}."
         )
         return True
 
@@ -254,25 +361,3 @@ class OpenCheckpoints:
             self._say(sentence)
         else:
             logging.warning(sentence)
-
-
-def _why(hosts: Sequence[int], damage: RunError | None) -> str:
-    """Returns why a checkpoint is damaged, as a clause, given the error of this host."""
-    return f"process {hosts[0]} found it" if damage is None else explained(damage).what
-
-
-def _hosts_with_damage(step: int, error: RunError | None) -> list[int]:
-    """Returns the hosts that found a checkpoint damaged; other errors are raised on all hosts."""
-    is_damage = error is not None and error.exit_code == ExitCode.DAMAGED
-    hosts = cluster.hosts_with(error is not None)
-    if not hosts:
-        return []
-    unreadable = cluster.hosts_with(error is not None and not is_damage)
-    if unreadable:
-        if error is not None and not is_damage:
-            raise error
-        raise RunError(
-            f"Process {unreadable[0]} could not read the checkpoint of step {step}. Look at its "
-            "output, then run the same command again to resume."
-        )
-    return hosts

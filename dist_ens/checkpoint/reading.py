@@ -115,32 +115,33 @@ class SavedStep:
         except (UserError, RunError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # TensorStore has no special error type for damage.
-            raise self._error(error) from error
+            raise error_of_reading(self._path, error) from error
 
-    def _error(self, error: Exception) -> RunError:
-        """Returns an error of reading as one that says whether the checkpoint is damaged."""
-        path, why = self._path, explained(error)
-        if is_gone(path):
-            return ReplacedError(
-                f"The checkpoint {quoted(path)} does not exist any more: a run that is training "
-                "has replaced it. Run the same command again."
-            )
-        if why.code in NO_DAMAGE:
-            return RunError(
-                f"The checkpoint {quoted(path)} cannot be read: {why.what}. {why.remedy}, then run "
-                "the same command again."
-            )
-        older = [step for step in steps_in(path.parent) if step < int(path.name)]
-        remedy = (
-            f"Give step={older[-1]} (--step={older[-1]} on the command line) to use the step "
-            "before it; training does so by itself."
-            if older
-            else "It is the only one: restore its files, or move it away to train anew."
+
+def error_of_reading(path: pathlib.Path, error: Exception) -> RunError:
+    """Returns an error of reading a checkpoint as one that says whether the content is damaged."""
+    why = explained(error)
+    if is_gone(path):
+        return ReplacedError(
+            f"The checkpoint {quoted(path)} does not exist any more: a run that is training has "
+            "replaced it. Run the same command again."
         )
+    if why.code in NO_DAMAGE:
         return RunError(
-            f"The checkpoint {quoted(path)} is damaged: {why.what}. {remedy}",
-            exit_code=ExitCode.DAMAGED,
+            f"The checkpoint {quoted(path)} cannot be read: {why.what}. {why.remedy}, then run the "
+            "same command again."
         )
+    older = [step for step in steps_in(path.parent) if step < int(path.name)]
+    remedy = (
+        f"Give step={older[-1]} (--step={older[-1]} on the command line) to use the step before "
+        "it; training does so by itself."
+        if older
+        else "It is the only one: restore its files, or move it away to train anew."
+    )
+    return RunError(
+        f"The checkpoint {quoted(path)} is damaged: {why.what}. {remedy}",
+        exit_code=ExitCode.DAMAGED,
+    )
 
 
 def _compared(path: pathlib.Path) -> Manifest:

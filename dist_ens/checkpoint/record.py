@@ -192,15 +192,15 @@ class StepRecord:
         return [(_EXAMPLES, saved.examples[:_DIGITS], self.examples[:_DIGITS])]
 
 
-def check_resumes(
+def notes_on_resuming(
     record: Mapping[str, Json],
     saved_record: Mapping[str, Json],
     folder: str | os.PathLike[str],
     resume: str = "same",
 ) -> list[str]:
-    """Raises a `UserError` if a folder holds another run; returns notes on other differences.
+    """Returns notes on differences between a run and a saved one that it may resume.
 
-    "anyway" accepts a run of other parts.
+    It raises a `UserError` if the folder holds another run. "anyway" accepts one of other parts.
     """
     if (_OF_LOOP in record) != (_OF_LOOP in saved_record):
         kind = "members of a loop of your own" if _OF_LOOP in saved_record else "a run of fit"

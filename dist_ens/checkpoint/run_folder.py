@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 import jax
 from filelock import FileLock, Timeout
 
-from dist_ens.checkpoint.causes import explained
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.file_reading import bytes_in
@@ -48,29 +47,23 @@ def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
     """
     # The thread that saves may lock it again.
     lock = FileLock(folder / _LOCK, thread_local=False)
-    refused: OSError | None = None  # A `Timeout` is one, too.
+    is_refused = False
     if cluster.is_main():
         try:
             lock.acquire(timeout=0)
-        except OSError as error:
-            refused = error
-    if cluster.any_host(isinstance(refused, Timeout)):
+        except Timeout:
+            is_refused = True
+    if cluster.as_main_sees(is_refused):
         owner = _read_lock(folder).partition(";")[0]
         raise UserError(
             f"Another run is training in {quoted(folder)} ({owner or 'another process'}). Wait for "
             "it, stop it, or choose another folder."
         )
-    if cluster.any_host(refused is not None):
-        why = explained(refused)
-        raise UserError(
-            f"{quoted(folder / _LOCK)} cannot be locked: {why.what}. {why.remedy}, or choose "
-            "another folder."
-        ) from refused
     token = cluster.bytes_of_main(os.urandom(8)).hex()
     mark = f"host {socket.gethostname()}, pid {os.getpid()}; {token}"
     is_marked, is_lost, place = False, False, folder.stat()
 
-    def require_same_folder() -> None:
+    def renew() -> None:
         nonlocal is_lost
         if not is_marked or _read_lock(folder).endswith(token):
             return
@@ -94,7 +87,7 @@ def locked(folder: pathlib.Path) -> Iterator[Callable[[], None]]:
 
     try:
         is_marked = _is_marked(folder, mark, token)
-        yield require_same_folder
+        yield renew
     finally:
         if lock.is_locked and _read_lock(folder).endswith(token):
             with contextlib.suppress(OSError):

@@ -31,23 +31,21 @@ def leaves_off_devices(state: PyTree) -> dict[str, Leaf]:
     return {name: Leaf(leaf.shape, leaf.dtype, pieces[name]) for name, leaf in named.items()}
 
 
-class UnwantedError(Exception):
-    """A snapshot is not to be written, as its `before` has found."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
     """Everything that one save writes.
 
     Attributes:
+        leaves: Leaves of the state by name; see `leaves_off_devices`.
+        record: Record of the run.
         scores: Scores of the ensemble at this step, by name; empty if it was not scored there.
         host_files: Bytes that belong to this host, by name (`[a-z_]+`), such as the position of its
             data iterator.
         lineages: Lineage of each member, by its id. A member without one was trained in this run.
         kept_step: Step that is kept in any case when this one is saved.
         before: Function that the writing thread calls before it writes, and that returns more host
-            files. An `OSError` or a `SaveError` of it counts as one of writing. With an
-            `UnwantedError` nothing is written; all hosts must raise it then.
+            files, or None, on a single host, to write nothing. An `OSError` or a `SaveError` of it
+            counts as one of writing.
     """
 
     step: int
@@ -58,4 +56,4 @@ class Snapshot:
     host_files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     lineages: Mapping[int, Lineage] = dataclasses.field(default_factory=dict)
     kept_step: int | None = None
-    before: Callable[[], Mapping[str, bytes]] = dict
+    before: Callable[[], Mapping[str, bytes] | None] = dict

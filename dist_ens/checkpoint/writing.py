@@ -16,7 +16,8 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -43,13 +44,16 @@ from dist_ens.processes import cluster
 
 # A folder that is not finished, or no checkpoint any more. Orbax ignores a name with this end, too.
 _UNFINISHED = re.compile(r"[0-9]+\.dist_ens-[0-9a-f]+-[0-9]+\.orbax-checkpoint-tmp")
-STATE, HOST_FILES = "state", "host_files"
+FOLDER, STATE, HOST_FILES = "checkpoints", "state", "host_files"
 _OF_HOST = "ocdbt.process_"
 _WRITTEN_BY = "written_by_host_"
 ID_LEAF = "member_id"  # Leaf that holds the ids of the members.
 _IDS = "ids of members"  # It has spaces, so that no leaf has this name.
 _COMPLETE = "dist_ens/complete"  # Folder of the coordination service; see `_say_complete`.
 _PATIENCE_SECS = 600  # Time limit for a host that writes its part slowly.
+# A process writes one checkpoint at a time. An interrupted run may have left a thread that still
+# writes its last one.
+_WRITING = threading.RLock()  # A callback may look at the run in the thread that saves.
 # Numbers by name and by position of the member in the state, such as digests by leaf.
 _ByMember = dict[str, dict[int, int]]
 
@@ -59,21 +63,39 @@ def unfinished_name(step: int, token: str) -> str:
     return f"{step}.dist_ens-{token}.orbax-checkpoint-tmp"
 
 
-def write_checkpoint(folder: pathlib.Path, snapshot: Snapshot, token: str) -> None:
+def wait_for_writing() -> None:
+    """Waits for a checkpoint that an interrupted run of this process is still writing."""
+    with _WRITING:
+        pass
+
+
+def write_checkpoint(
+    folder: pathlib.Path,
+    snapshot: Snapshot,
+    token: str,
+    *,
+    first: Callable[[], None] = lambda: None,
+) -> bool:
     """Writes a checkpoint and waits until it is on disk. Every host must call this.
 
-    No other save in this folder has the token, which is the same on every host. If another host
-    could not write its part, it is an `OSError`.
+    It returns whether the checkpoint was to be written, as the snapshot's `before` says. No other
+    save in this folder has the token, which is the same on every host. `first` is called before. An
+    `OSError` of it, or of another host, is raised on every host.
     """
     name = unfinished_name(snapshot.step, token)
     unfinished = folder / name
     with (
+        _WRITING,
         _ended_on_all(f"all hosts know of {name}"),  # Until then, process 0 must not end.
         _complete_on_all(name),
         _ended_on_all(f"{name} is whole"),
     ):
         with _ended_on_all(f"the parts of {name}"):
-            host_files = {**snapshot.host_files, **snapshot.before()}
+            first()
+            files_before = snapshot.before()
+            if files_before is None:  # Only a single host may say so.
+                return False
+            host_files = {**snapshot.host_files, **files_before}
             if cluster.is_main():
                 remove_unfinished(folder, apart_from=name)
             # The fastest host makes them. If the parent is gone, the folder of the run was removed.
@@ -87,6 +109,7 @@ def write_checkpoint(folder: pathlib.Path, snapshot: Snapshot, token: str) -> No
             _sync(unfinished / STATE)
             _finish(unfinished, folder / str(snapshot.step))
             _say_complete(name)
+    return True
 
 
 def give_up_checkpoint(path: pathlib.Path, token: str) -> None:

@@ -5,12 +5,11 @@ import pathlib
 from collections.abc import Sequence
 
 from dist_ens.checkpoint import (
-    CheckpointStore,
     StepRecord,
     listed,
     moving_on,
     positions_of,
-    read_newest,
+    saved_step,
 )
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import saved_structures
@@ -101,11 +100,9 @@ def _loaded(
     dropout_samples: int | None,
 ) -> LoadedRun:
     """Loads a run; see `open_finished`."""
-    at, values = read_newest(folder, step)
-    if values is None:
-        raise UserError(f"There is no checkpoint in {quoted(folder)}. Give the folder of a run.")
+    checkpoint = saved_step(folder, step)
+    at, values = checkpoint.step, checkpoint.run
     record = StepRecord.from_dict(values)
-    checkpoint = CheckpointStore(folder, read_only=True).at(at)
     members = checkpoint.members
     if member_ids is not None:
         members = tuple(members[position] for position in positions_of(member_ids, members))

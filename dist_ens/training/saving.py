@@ -6,7 +6,7 @@ import jax
 
 from dist_ens.callbacks import StepInfo
 from dist_ens.callbacks.protocol import Service
-from dist_ens.checkpoint import RESULT_FILE, Leaf, OpenCheckpoints
+from dist_ens.checkpoint import RESULT_FILE, OpenCheckpoints, Snapshot, leaves_off_devices
 from dist_ens.ensemble.failures import saved_structures
 from dist_ens.evaluation import Scores
 from dist_ens.ground.json_text import Json
@@ -138,9 +138,14 @@ class Saving(Service):
             ):
                 return
 
+        kept_step = self._run.best_step()
+        if self._opened.is_saved(step):  # The run may have been killed before it deleted others.
+            self._opened.delete_oldest(kept_step)
+            return
         states = saved_states([*self._run.services, self._data])
+        leaves = leaves_off_devices(info.state)
 
-        def before(leaves: Mapping[str, Leaf]) -> Mapping[str, bytes] | None:
+        def before() -> Mapping[str, bytes] | None:
             reader.catch_up(step)
             self._run.call_all("sync")
             files = states()
@@ -149,15 +154,14 @@ class Saving(Service):
             )
             return files if is_wanted else None
 
-        kept_step = self._run.best_step()
         is_named = info.is_last and kept_step is not None
-        self._opened.save(
+        snapshot = Snapshot(
             step,
-            info.state,
-            record=self._record,
+            leaves,
+            self._record,
             scores=self._scores_at(step),
             host_files={RESULT_FILE: str(kept_step).encode()} if is_named else {},
-            before=before,
-            is_last=is_last,
             kept_step=kept_step,
+            before=before,
         )
+        self._opened.save(snapshot, is_last=is_last)
