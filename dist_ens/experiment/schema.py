@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.execution.spec import AUTO
-from dist_ens.experiment.reading import from_mapping, to_config_dict_of
+from dist_ens.experiment.reading import from_mapping, to_config_dict_of, words_of_a_config
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.numbers import (
@@ -355,6 +355,7 @@ class Experiment:
             )
 
     @classmethod
+    @words_of_a_config()
     def from_dict(cls, values: Mapping[str, Json]) -> Self:
         """Returns an experiment from nested mappings, such as JSON or `ConfigDict.to_dict()`."""
         return from_mapping(cls, values)
