@@ -99,7 +99,7 @@ def test_outputs_without_an_objective_are_predicted_leaf_by_leaf():
     np.testing.assert_allclose(found.epistemic["energy"], [1])  # ((1 - 2)^2 + (3 - 2)^2) / 2
     np.testing.assert_allclose(found.epistemic["forces"][0], [[0, 0]])
     assert found.members["forces"][0].shape == (2, 1, 2)
-    assert "['forces'][0]: float32[2, 1, 2]" in repr(found)
+    assert "['forces'][0] float32[2, 1, 2]" in repr(found)
 
 
 @pytest.mark.slow
