@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ensemble.batches import CallBatches, as_batches, one_step
+from dist_ens.ensemble.memory import compiled_if_small
 from dist_ens.ensemble.microbatches import parts_of
 from dist_ens.ensemble.own_step import OwnStep
 from dist_ens.ensemble.update_steps import steps_of_all
@@ -17,7 +18,6 @@ from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Metrics, ModelState, PyTree
 from dist_ens.layout import Waves, to_host
 from dist_ens.losses.averaging import Ratio, averaged
-from dist_ens.processes import cluster
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
@@ -71,16 +71,8 @@ def microbatch_warning(
     first = jax.jit(
         lambda state, batches: of_all(state, one_step(as_batches(batches), jnp.int32(0)))[1]
     )
-    needed = np.inf
-    try:
-        program = first.lower(state, batches).compile()
-        memory = program.memory_analysis()
-        needed = memory.temp_size_in_bytes if memory is not None else 0
-    except jax.errors.JaxRuntimeError as error:
-        # The compiler of an accelerator refuses a program that is too large for it.
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-    if cluster.any_host(needed > layout.free_bytes() / 2):
+    program = compiled_if_small(first, layout, state, batches)
+    if program is None:
         return None
     found = to_host(program(state, batches))
     whole, parts = (found[name][0].astype(np.float64) for name in ("whole", "parts"))

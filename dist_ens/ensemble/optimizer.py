@@ -11,16 +11,7 @@ from jax.extend.core import Jaxpr, Literal, Var
 from dist_ens.execution.rewrite import equations, nested
 from dist_ens.ground.errors import UserError, name_of
 from dist_ens.ground.randomness import key_of_optimizer
-from dist_ens.ground.types import (
-    Gradients,
-    Key,
-    Leaf,
-    Metrics,
-    Optimizer,
-    OptState,
-    Params,
-    PyTree,
-)
+from dist_ens.ground.types import Gradients, Key, Leaf, Metrics, Optimizer, OptState, Params, PyTree
 from dist_ens.members.modes import named_arguments
 
 # Operations that draw random numbers, and operations that derive keys from keys.

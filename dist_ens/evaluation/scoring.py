@@ -12,8 +12,7 @@ from dist_ens.data.checks import check_parts
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.ensemble.failures import frozen_positions
-from dist_ens.ensemble.initial_state import shapes_of
-from dist_ens.ensemble.label_scale import label_scale
+from dist_ens.ensemble.initial_state import label_scale, shapes_of
 from dist_ens.ensemble.own_step import loss_of_scoring
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.examples import Examples, examples_of, parts_of_objective
@@ -188,9 +187,7 @@ def _directions(evaluator: Evaluator, state: State, split: Split) -> dict[str, s
     )
     outputs = evaluator.outputs_shape(state, shapes[Objective.INPUTS])
     labels, weights = jax.eval_shape(
-        partial(evaluator.aligned, outputs),
-        shapes[Objective.LABELS],
-        shapes.get(Objective.WEIGHTS),
+        partial(evaluator.aligned, outputs), shapes[Objective.LABELS], shapes.get(Objective.WEIGHTS)
     )
     mask = jax.ShapeDtypeStruct((size,), bool)
     scored = jax.eval_shape(evaluator.programs.score, outputs, labels, mask, weights)

@@ -5,12 +5,7 @@ axes are `("ensemble", "data")`, in this order, over the devices in the order of
 row of the mesh holds some of the members, and a column holds one part of every batch.
 """
 
-from dist_ens.layout.collectives import (
-    all_members,
-    data_index,
-    sum_over_columns,
-    without_axes,
-)
+from dist_ens.layout.collectives import all_members, data_index, sum_over_columns, without_axes
 from dist_ens.layout.dispatch import connect_hosts, in_turn, settled
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices

@@ -55,8 +55,7 @@ def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]
 
 
 def read_onto_devices(
-    abstract: Mapping[str, jax.ShapeDtypeStruct],
-    read: Callable[[str, tuple[slice, ...]], Reading],
+    abstract: Mapping[str, jax.ShapeDtypeStruct], read: Callable[[str, tuple[slice, ...]], Reading]
 ) -> dict[str, jax.Array]:
     """Reads global arrays of these shapes, types and shardings, by name.
 

@@ -14,15 +14,7 @@ from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.host_keys import generator_of
 from dist_ens.ground.state import as_held
 from dist_ens.ground.types import Array, Leaf, PyTree, Shapes, Specs, Tree
-from dist_ens.layout.specs import (
-    DATA,
-    ENSEMBLE,
-    MEMBERS,
-    REPLICATED,
-    axis_of,
-    broadcast,
-    is_spec,
-)
+from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of, broadcast, is_spec
 
 if TYPE_CHECKING:
     from dist_ens.layout.mesh import Layout

@@ -47,10 +47,7 @@ def area_under_risk_coverage(
 
 
 def risk_at_coverage(
-    confidence: np.ndarray,
-    errors: np.ndarray,
-    coverage: float,
-    weights: np.ndarray | None = None,
+    confidence: np.ndarray, errors: np.ndarray, coverage: float, weights: np.ndarray | None = None
 ) -> float | np.ndarray:
     """Computes the mean error of the most confident fraction of the rows.
 

@@ -54,11 +54,7 @@ def sums_over_examples(
 
 
 def canonical(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    *,
-    dimension_numbers: lax.ConvDimensionNumbers,
-    **_: object,
+    lhs: jax.Array, rhs: jax.Array, *, dimension_numbers: lax.ConvDimensionNumbers, **_: object
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the operands as [batch, *space, channels] and [*kernel, channels, features]."""
     n, c, *space = dimension_numbers.lhs_spec
