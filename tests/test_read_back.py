@@ -9,7 +9,7 @@ from dist_ens.experiment.train import train
 from dist_ens.ground.errors import RunError, UserError
 from dist_ens.ground.json_text import from_json
 from dist_ens.report import pace_before, read_run
-from dist_ens.report.metrics_file import read_metrics
+from dist_ens.report.files import read_metrics
 
 DEEP = b"[" * 100_000
 HUGE = b"1" + b"0" * 400

@@ -14,11 +14,17 @@ from dist_ens.ensemble.checks import explained_errors, require_rows
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.initial_state import Initializer, inputs_of, shapes_of, state_of_one
 from dist_ens.ensemble.memory import explained_memory
-from dist_ens.ensemble.microbatch_check import microbatch_warning
+from dist_ens.ensemble.microbatches import microbatch_warning
 from dist_ens.ensemble.optimizer import evaluates_others, evaluation_params
 from dist_ens.ensemble.own_step import OwnStep
-from dist_ens.ensemble.update_steps import Step, Update, dispatched, steps_of_all
-from dist_ens.ensemble.waves import results_in_waves, update_in_waves
+from dist_ens.ensemble.update_steps import (
+    Step,
+    Update,
+    dispatched,
+    results_in_waves,
+    steps_of_all,
+    update_in_waves,
+)
 from dist_ens.execution.heuristics import ONE_BY_ONE
 from dist_ens.execution.lift import Lifted, of_all_members
 from dist_ens.execution.spec import Execution

@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr
 import dist_ens
 from dist_ens.ensemble.batches import CallBatches, specs_of, steps_in
 from dist_ens.ensemble.ensemble import Ensemble
-from dist_ens.ensemble.waves import batches_of_wave
+from dist_ens.ensemble.update_steps import batches_of_wave
 from dist_ens.execution import autotune
 from dist_ens.execution.autotune import REFERENCE
 from dist_ens.execution.decision_cache import keep_execution, kept_execution

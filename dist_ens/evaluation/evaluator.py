@@ -17,7 +17,7 @@ from dist_ens.evaluation.label_checks import (
     check_weights,
 )
 from dist_ens.evaluation.programs import programs_of
-from dist_ens.evaluation.row_scores import Evaluation
+from dist_ens.evaluation.scores import Evaluation
 from dist_ens.ground.errors import BrokenMembersError, UserError
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Labels, Outputs, PyTree, Shapes, Weights

@@ -23,7 +23,7 @@ from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.examples import Examples, examples_of, labels_of, of_all
 from dist_ens.evaluation.label_checks import check_classes, check_labels
 from dist_ens.evaluation.out_of_bag import held_out_means, scores_of_summaries
-from dist_ens.evaluation.row_scores import num_draws
+from dist_ens.evaluation.scores import num_draws
 from dist_ens.evaluation.scoring import BATCH_SIZE, evaluator_of, scorable
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict

@@ -16,7 +16,7 @@ from dist_ens.ensemble.checks import explained_errors, loss_outputs
 from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.ensemble.memory import compiled_if_small
 from dist_ens.ensemble.optimizer import evaluation_params
-from dist_ens.ensemble.waves import results_in_waves
+from dist_ens.ensemble.update_steps import results_in_waves
 from dist_ens.evaluation.examples import WholeBatches
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.apply import lowered

@@ -9,7 +9,7 @@ import numpy as np
 from dist_ens.data import Split
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.examples import labels_of
-from dist_ens.evaluation.row_scores import draws_of, intervals_of, num_draws
+from dist_ens.evaluation.scores import draws_of, intervals_of, num_draws
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.randomness import EXAMPLES, member_key
 from dist_ens.ground.state import State

@@ -18,8 +18,7 @@ from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.examples import Examples, examples_of, parts_of_objective
 from dist_ens.evaluation.label_checks import check_inputs
 from dist_ens.evaluation.loss_scores import loss_directions, loss_scores
-from dist_ens.evaluation.row_scores import Evaluation
-from dist_ens.evaluation.scores import Scores
+from dist_ens.evaluation.scores import Evaluation, Scores
 from dist_ens.ground.errors import UserError, first_line
 from dist_ens.ground.state import State, described
 from dist_ens.ground.types import Batch, Data, PyTree

@@ -5,7 +5,13 @@ axes are `("ensemble", "data")`, in this order, over the devices in the order of
 row of the mesh holds some of the members, and a column holds one part of every batch.
 """
 
-from dist_ens.layout.collectives import all_members, data_index, sum_over_columns, without_axes
+from dist_ens.layout.collectives import (
+    all_members,
+    data_index,
+    redistribution_program,
+    sum_over_columns,
+    without_axes,
+)
 from dist_ens.layout.dispatch import connect_hosts, in_turn, settled
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
@@ -22,7 +28,6 @@ from dist_ens.layout.placing import (
     put_numbers,
     to_host,
 )
-from dist_ens.layout.redistribute import redistribution_program
 from dist_ens.layout.rows import holdings
 from dist_ens.layout.specs import (
     BATCH,

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dist_ens.ground.json_text import Json
 from dist_ens.metrics.catalogue import described, label_of
 from dist_ens.report import figures
+from dist_ens.report.facts import interval, number
 from dist_ens.report.panels import Panel, Shown
 from dist_ens.report.style import colours
-from dist_ens.report.text import interval, number
 
 
 @dataclasses.dataclass(frozen=True)

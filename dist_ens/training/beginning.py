@@ -14,7 +14,7 @@ from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.failures import saved_structures
 from dist_ens.ensemble.initial_state import set_label_scale
-from dist_ens.ensemble.microbatch_check import microbatch_warning
+from dist_ens.ensemble.microbatches import microbatch_warning
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.spec import AUTO
 from dist_ens.ground.commands import quoted
