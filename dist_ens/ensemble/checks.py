@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
-from dist_ens.ensemble.batches import rows_of
 from dist_ens.ensemble.failures import FAILED_UPDATES, IS_FROZEN
 from dist_ens.ground.errors import UserError, call_error, counted, first_line, kind_of, name_of
 from dist_ens.ground.numbers import require_one_of, whole_number
 from dist_ens.ground.state import described, leaf_type, leaf_types
-from dist_ens.ground.types import Inputs, Metrics, ModelState, Outputs, PyTree, Shapes
+from dist_ens.ground.types import Inputs, Metrics, ModelState, Outputs, PyTree
 from dist_ens.losses import Objective, Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
@@ -187,17 +186,6 @@ def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) 
         takes = f"{objective.name} takes [{size}, ..., outputs]"
         raise ValueError(f"The outputs are {described(outputs)}, and {takes}.")
     return outputs
-
-
-def check_microbatches(count: int, batch: Shapes) -> None:
-    """Raises a `UserError` unless a batch divides into microbatches."""
-    rows = rows_of(batch)
-    if rows is None or rows % count:
-        given = described(batch) if rows is None else counted(rows, "example")
-        raise UserError(
-            f"microbatches={count} must divide the rows of a batch, which has {given}. Use a "
-            "divisor."
-        )
 
 
 def check_alive(step: object) -> None:

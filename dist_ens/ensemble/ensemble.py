@@ -396,4 +396,4 @@ class Ensemble(Variants):
 
     def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
         """Returns the traced update of one member after another, without lowerings."""
-        return self.programs.traced_update(state, batches)
+        return self.programs.plain_update.trace(state, batches).jaxpr

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dist_ens.ensemble.batches import CallBatches, as_batches, one_step
-from dist_ens.ensemble.checks import check_microbatches
+from dist_ens.ensemble.batches import CallBatches, as_batches, one_step, rows_of
 from dist_ens.ensemble.memory import compiled_if_small
 from dist_ens.ensemble.own_step import OwnStep
 from dist_ens.ensemble.update_steps import batches_of_wave, steps_of_all
 from dist_ens.execution.spec import Execution
+from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.randomness import key_of_step, pinned_generator
-from dist_ens.ground.state import State
+from dist_ens.ground.state import State, described
 from dist_ens.ground.types import Batch, Gradients, Metrics, ModelState, Params, PyTree
 from dist_ens.layout import Waves, to_host
 from dist_ens.losses.averaging import Ratio, averaged
@@ -89,7 +89,13 @@ def gradients_in_parts(
 
 def parts_of(count: int, examples: PyTree, key: jax.Array) -> tuple[PyTree, jax.Array]:
     """Returns the parts of a batch, leaves [parts, batch / parts, ...], and a key of each."""
-    check_microbatches(count, examples)
+    rows = rows_of(examples)
+    if rows is None or rows % count:
+        given = described(examples) if rows is None else counted(rows, "example")
+        raise UserError(
+            f"microbatches={count} must divide the rows of a batch, which has {given}. Use a "
+            "divisor."
+        )
     parts = jax.tree.map(
         lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), examples
     )

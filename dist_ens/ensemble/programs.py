@@ -7,7 +7,6 @@ from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
 from dist_ens.ensemble.batches import Batches, CallBatches
 from dist_ens.ensemble.checks import explained_errors, require_rows
@@ -175,12 +174,9 @@ class Programs:
         update = steps_of_all(self.step, self._ensemble.layout, self._execution)
         jax.eval_shape(update, state, batches)
 
-    def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
-        """Returns the traced update of one member after another; see `Ensemble.traced_update`."""
-        return self._plain_update.trace(state, batches).jaxpr
-
     @cached_property
-    def _plain_update(self) -> jax.stages.Wrapped:
+    def plain_update(self) -> jax.stages.Wrapped:
+        """The update of one member after another, without lowerings."""
         return jax.jit(steps_of_all(self.step, self._ensemble.layout, ONE_BY_ONE))
 
     @cached_property

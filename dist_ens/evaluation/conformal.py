@@ -46,12 +46,6 @@ class ConformalRule:
     mean: float = 0.0
     std: float = 1.0
 
-    @classmethod
-    def of_sets(cls, method: str, probs: np.ndarray, labels: np.ndarray, u: np.ndarray) -> Self:
-        """Returns the rule of a method in `SETS`; see `class_scores`."""
-        scores = class_scores(method, probs, u)[np.arange(len(labels)), labels]
-        return cls(method, {"scores": np.sort(scores)})
-
     def sets(self, probs: np.ndarray, u: np.ndarray, level: float) -> np.ndarray:
         """Returns whether a class is in the set of an example; bool[batch, classes].
 

@@ -15,6 +15,7 @@ from dist_ens.evaluation.conformal import (
     LEFT_OUT_BY,
     SETS,
     ConformalRule,
+    class_scores,
     out_of_bag_means,
     quantile_rank,
     uniform_of,
@@ -163,8 +164,9 @@ def fit_rule(
         return ConformalRule(method, {"residuals": residuals, "out_of_bag": mask}, *scale)
     summary, labels = pooled_of(evaluator, state, split)
     if method in SETS:
-        u = uniform_of_split(method, split)
-        return ConformalRule.of_sets(method, distribution.probabilities(summary), labels, u)
+        probs, u = distribution.probabilities(summary), uniform_of_split(method, split)
+        scores = class_scores(method, probs, u)[np.arange(len(labels)), labels]
+        return ConformalRule(method, {"scores": np.sort(scores)})
     return ConformalRule(method, {**summary, "labels": labels}, *scale)
 
 

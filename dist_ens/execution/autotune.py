@@ -201,7 +201,7 @@ class _Contest:
             else:
                 time()
         except Exception as error:
-            self._failed[name] = error_text(error)
+            self._failed[name] = f"{type(error).__name__}: {first_line(error)[:200]}"
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._trial.state)):
                 self._trial.state = jax.block_until_ready(copied(self._call.state))
             return error
@@ -316,11 +316,6 @@ class _Contest:
 
     def _left_secs(self) -> float:
         return self.budget_secs - (cluster.clock() - self._began)
-
-
-def error_text(error: Exception) -> str:
-    """Returns the class of an error and the beginning of its message."""
-    return f"{type(error).__name__}: {first_line(error)[:200]}"
 
 
 def _num_turns(call_secs: float) -> int:

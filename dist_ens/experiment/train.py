@@ -11,8 +11,8 @@ from dist_ens.callbacks import JsonLines, ProgressBar, RunInfo
 from dist_ens.checkpoint import FOLDER, Checkpoints
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.select_execution import CHOICES
 from dist_ens.evaluation import Evaluation, Scores
-from dist_ens.execution.decision_cache import CHOICES
 from dist_ens.experiment.build import Built, build
 from dist_ens.experiment.config_file import EXPERIMENT, NOTHING, OwnParts, store_experiment
 from dist_ens.experiment.reading import words_of_a_config
