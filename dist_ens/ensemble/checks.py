@@ -110,10 +110,7 @@ def check_loss(loss: Any) -> None:
 def loss_outputs(
     results: object, model_state: ModelState
 ) -> tuple[jax.Array | Ratio, ModelState, Metrics]:
-    """Returns the loss, the new model state and the metrics that a loss returned.
-
-    The metrics, float32[], are the loss and its auxiliary values. A `Ratio` stays one.
-    """
+    """Returns the loss, the new model state and the metrics of a loss, float32[] or a `Ratio`."""
     match results:
         case (loss, (new_state, Mapping() as aux)):
             pass

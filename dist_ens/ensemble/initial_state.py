@@ -46,10 +46,7 @@ def network_for(member: Member, objective: Objective | None, dtype: str | None) 
 def state_of_one(
     member: Member, optimizer: Optimizer, shapes: Shapes, *, is_checked: bool
 ) -> Callable[..., State]:
-    """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
-
-    `shapes` are those of the inputs of the network's `init`.
-    """
+    """Returns `make(member_id, seed) -> State` of one member, for inputs of some shapes."""
 
     @pinned_generator()
     def make(member_id: jax.Array, seed: jax.Array) -> State:
@@ -87,10 +84,7 @@ def _at_step_0(
 
 
 class Initializer:
-    """The program that makes the state of all members, each on the device that will hold it.
-
-    The state of several waves is in the hosts' memory.
-    """
+    """The program that makes the state of all members on the devices; of waves, on the hosts."""
 
     def __init__(self, make: Callable[..., State], layout: Layout, waves: int) -> None:
         self._layout, self._waves = layout, Waves(layout, waves)

@@ -50,10 +50,7 @@ def placed_inputs(
 
 
 def padded_inputs(layout: Layout, inputs: Inputs) -> tuple[Inputs, int]:
-    """Returns inputs padded to a power of two times the data axis, and the number of examples.
-
-    The padding is copies of the last example.
-    """
+    """Returns inputs filled up with the last example, and the number of examples."""
     # A call for one example takes as long as 30 calls of Python here, so the usual case is short.
     holds = layout.holds(inputs) and inputs.ndim > 0
     if holds and inputs.shape[0] == _padded_size(inputs.shape[0], layout.data_axis):

@@ -110,11 +110,7 @@ def steps_of_all(step: Step, layout: Layout, given: Execution) -> Update:
 
 
 def dispatched(step: Step, layout: Layout, execution: Execution) -> Update:
-    """Returns the update of several steps, which donates the state.
-
-    For most executions it is one jitted program. `loop` dispatches one program for each member,
-    and `single` dispatches one program for each step.
-    """
+    """Returns the update of several steps, as one or more programs. It donates the state."""
     if execution.members == "loop":
         return _each_member(step, layout, execution)
     if execution.steps == "single":

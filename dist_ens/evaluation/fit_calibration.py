@@ -173,10 +173,7 @@ def fit_rule(
 def calibrated_scores(
     calibration: Calibration, evaluator: Evaluator, state: State, test: Split
 ) -> JsonDict:
-    """Returns the scores of the pooled prediction after a map of probabilities or variances.
-
-    The map's `method`, `parameters` and `warnings` are included, and for classes the `reliability`.
-    """
+    """Returns a map with its scores of the pooled prediction, and their `reliability`."""
     summary, labels = pooled_of(evaluator, state, test)
     method, parameters = calibration.method or "", calibration.parameters
     summary = dict(evaluator.distribution.calibrated(method, parameters, summary))
@@ -201,10 +198,7 @@ def calibrated_scores(
 def conformal_scores(
     rule: ConformalRule, level: float, evaluator: Evaluator, state: State, test: Split
 ) -> JsonDict:
-    """Returns the scores of conformal sets or intervals, with `interval`s of these scores.
-
-    The score `mean_width` is in the targets' own unit. Too many rows have no `interval`.
-    """
+    """Returns scores of conformal predictions, with intervals unless there are too many rows."""
     distribution = evaluator.distribution
     summary, labels = pooled_of(evaluator, state, test)
     if rule.method in SETS:

@@ -85,11 +85,7 @@ def loss_directions(
 
 
 class _Programs:
-    """The compiled evaluation of a loss function, for the members on the devices at once.
-
-    The members of a device run one after another, so that it needs the memory of one member only.
-    Every column of the mesh gets all examples.
-    """
+    """The compiled evaluation of a loss function, of one member of a device after another."""
 
     def __init__(self, ensemble: Ensemble) -> None:
         self._layout, self._num_groups = ensemble.layout, ensemble.num_groups

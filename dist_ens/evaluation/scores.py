@@ -258,10 +258,7 @@ class Evaluation:
         return found
 
     def score_against_members(self) -> JsonDict:
-        """Returns the scores of 1, 2, … randomly drawn members with 95 % intervals, as lists.
-
-        `low` and `high` are NaN for too many rows.
-        """
+        """Returns the scores of 1, 2, … random members, with intervals or NaN for many rows."""
         curve: JsonDict = {"num_members": [int(size) for size in self.sizes]}
         nothing = [None] * self.num_groups
         for name, of_sizes in self.by_size.items():
@@ -348,10 +345,7 @@ def mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
 
 
 def scores_of_means(member_ids: Sequence[int], means: Mapping[str, np.ndarray]) -> Scores:
-    """Returns the scores of members from the means, [members], of a loss function's values.
-
-    The scores of the ensemble are empty, because the members' outputs are not pooled.
-    """
+    """Returns scores of members from a loss function's means, [members]; the ensemble has none."""
     members = [
         {"member_id": int(member_id)}
         | {name: float(values[position]) for name, values in means.items()}

@@ -106,11 +106,7 @@ def score(
     intervals: bool = True,
     by_size: bool = False,
 ) -> tuple[Scores, Evaluation | None]:
-    """Returns the scores, and the evaluation from which they are computed; see `evaluate`.
-
-    `fit`, `evaluate`, a loaded run and the command line all score with this function. The
-    evaluation is None for an ensemble without an objective.
-    """
+    """Returns scores and their evaluation, which is None without an objective; see `evaluate`."""
     examples = examples_of(data, state.class_names, ensemble.batch_specs)
     here, state = ensemble.at(state._replace(class_names=()))
     examples = scorable(here, examples, metrics)
@@ -236,10 +232,7 @@ def without_failed(evaluator: Evaluator, state: State) -> Evaluator:
 def _scored_by(
     ensemble: Ensemble, objective: Objective | None, eval_loss: Callable[..., PyTree] | None
 ) -> Ensemble:
-    """Returns an ensemble with a step of its own that is scored by something else.
-
-    Only the newest is kept with the ensemble, so that its programs are compiled once.
-    """
+    """Returns an ensemble with its own step that another loss scores; the newest is kept."""
     if ensemble.own_step is None:
         raise UserError(
             "objective and eval_loss score an ensemble of Ensemble.from_step. Leave them out."

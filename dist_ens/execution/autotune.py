@@ -167,11 +167,7 @@ class _Contest:
         self.budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * self.step_secs[first])
 
     def _time_first(self, names: Sequence[str]) -> str:
-        """Times the first candidate that raises no error, and returns its name.
-
-        The reference, which has no lowering, is the last. If it raises an error too, the program
-        itself is wrong, and the first error is raised.
-        """
+        """Times the first candidate that raises no error, and returns its name."""
         errors: list[Exception] = []
         for name in dict.fromkeys([*names, REFERENCE]):
             error = self._error_of(name, self._trial, must_fit=False)

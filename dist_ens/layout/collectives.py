@@ -20,10 +20,7 @@ def data_index() -> jax.Array:
 
 
 def all_members(member_leaf: jax.Array) -> jax.Array:
-    """Returns an array of all members, [members, ...], gathered from the devices of a column.
-
-    Do not call it in an update, where members do not communicate.
-    """
+    """Returns an array of all members, [members, ...]. An update must not call it."""
     if jax.lax.axis_size(ENSEMBLE) == 1:
         return member_leaf
     return jax.lax.all_gather(member_leaf, ENSEMBLE, tiled=True)

@@ -33,10 +33,7 @@ class Reading(Protocol):
 
 
 def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]]:
-    """Copies this host's parts of global arrays to its memory. Each part is copied by one host.
-
-    The function starts the copies and does not wait for them. The arrays may be donated at once.
-    """
+    """Begins copies of this host's parts of arrays, which may be donated at once."""
     shards = [
         (name, shard)
         for name, array in arrays.items()

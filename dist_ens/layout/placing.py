@@ -134,10 +134,7 @@ def copied_like(tree: Tree, like: Shapes) -> Tree:
 
 
 def copied_off_devices(tree: Tree) -> Tree:
-    """Returns copies of global arrays in the hosts' memory; `copied` brings them back.
-
-    The function starts the copies and does not wait for them. The arrays may be donated at once.
-    """
+    """Begins copies of global arrays to the hosts; the arrays may be donated at once."""
     return jax.tree.map(
         lambda leaf: _copied_to(leaf, resting_sharding(leaf.sharding, leaf.dtype)), tree
     )

@@ -177,10 +177,7 @@ class Planner:
     def _without_loops(
         self, planned: PlannedMesh, ensemble: Ensemble, execution: Execution
     ) -> Any | None:
-        """Returns the compiled step of one member if that of all members has a loop inside.
-
-        XLA counts a loop over members, microbatches, or examples in the gradient of a kernel once.
-        """
+        """Returns the compiled step of one member if that of all has a loop, counted once."""
         over_members = execution.members in ("map", "chunk") and planned.members_at_once > 1
         is_canonical = "canonical" in execution.lowerings
         if not (over_members or is_canonical or ensemble.microbatches > 1):
@@ -292,11 +289,7 @@ class Planner:
         return rows
 
     def _max_unrolled(self, first: PlannedMesh, memory: float) -> tuple[int, bool]:
-        """Returns about how many unrolled members fit on a device of `first` at once, and False.
-
-        It extrapolates linearly from the bytes of two programs. If the compiler refuses one, the
-        number of members is halved again.
-        """
+        """Returns how many members fit on a device at once, from the bytes of two programs."""
         fits, known = 0, list[tuple[int, int]]()
         members = max(2, first.members_at_once)
         while members and len(known) < 2:

@@ -37,10 +37,7 @@ def answer_tables(shown: Sequence[Shown]) -> dict[str, list[AnswerTable]]:
 
 
 def _asked(shown: Sequence[Shown], question: str) -> Iterator[tuple[Shown, dict[str, Json]]]:
-    """Yields the runs that were asked a kind of question, each with its answers of one step.
-
-    A run is yielded once for each step that it has answers of, the newest first.
-    """
+    """Yields runs with their answers to a kind of question, for each step, the newest first."""
     for each in shown:
         answers = each.run.answers_to(question)
         for step in sorted({of["step"] for of in answers.values()}, reverse=True):

@@ -48,10 +48,7 @@ def write_summary(workdir: pathlib.Path, summary: Mapping[str, Json]) -> None:
 
 
 def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
-    """Returns `seconds` and `member_examples_per_second` of the summary that was written at a step.
-
-    It is empty if there is no summary of this step, or it cannot be read.
-    """
+    """Returns the pace in the summary that was written at a step; empty without one."""
     try:
         before = from_json(bytes_in(workdir / SUMMARY))
     except (OSError, ValueError):
@@ -259,10 +256,7 @@ def read_metrics(workdir: pathlib.Path) -> list[JsonDict]:
 
 
 def records_in(path: pathlib.Path) -> list[tuple[bytes, JsonDict]]:
-    """Returns the lines of a file that are records, each with its record.
-
-    A last line without an end is ignored. It is still being written, or its writer was interrupted.
-    """
+    """Returns the whole lines of a file that are records, each with its record."""
     try:
         *lines, _ = bytes_in(path).split(b"\n")
     except FileNotFoundError:
