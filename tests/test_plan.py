@@ -316,7 +316,8 @@ def test_more_members_than_are_ever_compiled_are_estimated(monkeypatch):
     found = it.plan()
     monkeypatch.setattr(planner, "_MOST_COMPILED", 400)
     estimate = dataclasses.replace(it, say=compiled.append).plan()
-    assert [line.split()[-6] for line in compiled] == ["1", "2", "100"]  # 4 devices have 400
+    members = re.findall(r"(\d+) members a device", " ".join(compiled))
+    assert members == ["1", "2", "100"]  # Four devices have 400.
     assert (found.max_is_compiled, estimate.max_is_compiled) == (True, False)
     assert estimate.max_num_members == pytest.approx(found.max_num_members, rel=0.01)
 
