@@ -26,9 +26,8 @@ from dist_ens.experiment.record import Run
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.paths import shortened
-from dist_ens.ground.terminal import PlainConsole
+from dist_ens.ground.terminal import PlainConsole, print_table
 from dist_ens.layout import Layout
-from dist_ens.metrics.table import print_table
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path

@@ -20,8 +20,7 @@ from dist_ens.experiment.loaded_run import LoadedRun
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.file_writing import require_regular_files
-from dist_ens.ground.terminal import PlainConsole
-from dist_ens.metrics.table import print_table
+from dist_ens.ground.terminal import PlainConsole, print_table
 from dist_ens.processes import cluster
 from dist_ens.report.files import CURVES, REPORT_FILES
 from launch import cli

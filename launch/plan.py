@@ -11,9 +11,8 @@ from dist_ens.experiment import comes_in_memory, describe_source
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.ground.errors import counted
-from dist_ens.ground.terminal import PlainConsole
+from dist_ens.ground.terminal import PlainConsole, print_table
 from dist_ens.layout import Layout
-from dist_ens.metrics.table import print_table
 from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table
 from dist_ens.processes import cluster
 from launch import cli

@@ -13,7 +13,7 @@ import pytest
 
 import dist_ens as de
 from conftest import COMMAND_ENVIRONMENT, ROOT
-from dist_ens.execution.decision_cache import keep_execution, kept_execution
+from dist_ens.ensemble.select_execution import keep_execution, kept_execution
 from dist_ens.processes import compile_cache
 from dist_ens.processes.compile_cache import access_of_others
 

@@ -26,7 +26,6 @@ _WRITE_THE_WORDS = {
     "ood.py",
     "curves.py",
     "scores.py",
-    "row_scores.py",
     "assess.py",
     "assessment.py",
     "facts.py",

@@ -14,7 +14,7 @@ import dist_ens
 import launch
 from conftest import COMMAND_ENVIRONMENT
 from dist_ens.ground.errors import UserError
-from dist_ens.metrics.table import print_table
+from dist_ens.ground.terminal import print_table
 from launch.config_flags import ConfigFlags
 
 

@@ -9,7 +9,7 @@ import pytest
 from dist_ens.callbacks import JsonLines, RunInfo
 from dist_ens.checkpoint import Checkpoints, saved_steps
 from dist_ens.checkpoint.run_digests import changed_files
-from dist_ens.execution.decision_cache import keep_execution
+from dist_ens.ensemble.select_execution import keep_execution
 from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.assess import assess
 from dist_ens.experiment.assessment import EvaluationRequest

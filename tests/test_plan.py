@@ -310,6 +310,18 @@ def test_the_largest_number_of_members_fits_and_one_more_per_device_does_not(mon
         plan.check_fits()
 
 
+def test_more_members_than_are_ever_compiled_are_estimated(monkeypatch):
+    monkeypatch.setattr(planner, "memory_bytes", lambda device: 10_000_000)
+    it, compiled = small_planner(layout={"ensemble_axis": 4}, model=LINEAR), []
+    found = it.plan()
+    monkeypatch.setattr(planner, "_MOST_COMPILED", 400)
+    estimate = dataclasses.replace(it, say=compiled.append).plan()
+    members = re.findall(r"(\d+) members a device", " ".join(compiled))
+    assert members == ["1", "2", "100"]  # Four devices have 400.
+    assert (found.max_is_compiled, estimate.max_is_compiled) == (True, False)
+    assert estimate.max_num_members == pytest.approx(found.max_num_members, rel=0.01)
+
+
 def test_members_in_waves_take_the_memory_of_one_and_the_operations_of_all(monkeypatch):
     monkeypatch.setattr(planner, "memory_bytes", lambda device: 1_000_000)
     at_once = small_planner(model=LINEAR, layout={"ensemble_axis": 2})

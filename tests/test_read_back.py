@@ -3,13 +3,13 @@
 import pytest
 
 from dist_ens.callbacks import JsonLines, RunInfo
-from dist_ens.execution import decision_cache
+from dist_ens.ensemble import select_execution
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import RunError, UserError
 from dist_ens.ground.json_text import from_json
 from dist_ens.report import pace_before, read_run
-from dist_ens.report.metrics_file import read_metrics
+from dist_ens.report.files import read_metrics
 
 DEEP = b"[" * 100_000
 HUGE = b"1" + b"0" * 400
@@ -81,9 +81,9 @@ def test_a_damaged_file_is_forgotten_or_named(tmp_path, content):
     for name in ("summary.json", "executions.json", "curves.json"):
         (tmp_path / name).write_bytes(content)
     assert pace_before(tmp_path, 8) == {}
-    assert decision_cache.kept_execution("program", tmp_path) is None
-    decision_cache.keep_execution("program", "vmap", tmp_path)
-    assert decision_cache.kept_execution("program", tmp_path) == "vmap"
+    assert select_execution.kept_execution("program", tmp_path) is None
+    select_execution.keep_execution("program", "vmap", tmp_path)
+    assert select_execution.kept_execution("program", tmp_path) == "vmap"
     with pytest.raises(UserError, match=r"curves\.json"):
         read_run(tmp_path)
 

@@ -14,7 +14,7 @@ import pytest
 import dist_ens as de
 import networks
 from dist_ens.data import ArraySplit
-from dist_ens.ensemble.waves import update_in_waves
+from dist_ens.ensemble.update_steps import update_in_waves
 from dist_ens.evaluation import Evaluator
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train

@@ -18,8 +18,7 @@ from dist_ens.ground.errors import SaveError, code_of_write
 from dist_ens.ground.file_writing import opened_in_place, replace_file
 from dist_ens.ground.paths import given_path
 from dist_ens.processes import cluster
-from dist_ens.report.files import to_json
-from dist_ens.report.metrics_file import records_in
+from dist_ens.report.files import records_in, to_json
 
 
 class JsonLines:

@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
-from dist_ens.ensemble.batches import rows_of
 from dist_ens.ensemble.failures import FAILED_UPDATES, IS_FROZEN
 from dist_ens.ground.errors import UserError, call_error, counted, first_line, kind_of, name_of
 from dist_ens.ground.numbers import require_one_of, whole_number
 from dist_ens.ground.state import described, leaf_type, leaf_types
-from dist_ens.ground.types import Inputs, Metrics, ModelState, Outputs, PyTree, Shapes
+from dist_ens.ground.types import Inputs, Metrics, ModelState, Outputs, PyTree
 from dist_ens.losses import Objective, Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
@@ -111,10 +110,7 @@ def check_loss(loss: Any) -> None:
 def loss_outputs(
     results: object, model_state: ModelState
 ) -> tuple[jax.Array | Ratio, ModelState, Metrics]:
-    """Returns the loss, the new model state and the metrics that a loss returned.
-
-    The metrics, float32[], are the loss and its auxiliary values. A `Ratio` stays one.
-    """
+    """Returns the loss, the new model state and the metrics of a loss, float32[] or a `Ratio`."""
     match results:
         case (loss, (new_state, Mapping() as aux)):
             pass
@@ -187,17 +183,6 @@ def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) 
         takes = f"{objective.name} takes [{size}, ..., outputs]"
         raise ValueError(f"The outputs are {described(outputs)}, and {takes}.")
     return outputs
-
-
-def check_microbatches(count: int, batch: Shapes) -> None:
-    """Raises a `UserError` unless a batch divides into microbatches."""
-    rows = rows_of(batch)
-    if rows is None or rows % count:
-        given = described(batch) if rows is None else counted(rows, "example")
-        raise UserError(
-            f"microbatches={count} must divide the rows of a batch, which has {given}. Use a "
-            "divisor."
-        )
 
 
 def check_alive(step: object) -> None:

@@ -20,8 +20,7 @@ from dist_ens.ensemble.checks import (
     checked_methods,
 )
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.ensemble.initial_state import network_for, state_from
-from dist_ens.ensemble.label_scale import begin_label_scale
+from dist_ens.ensemble.initial_state import begin_label_scale, network_for, state_from
 from dist_ens.ensemble.optimizer import check_optimizer
 from dist_ens.ensemble.own_step import OwnStep, loss_of_scoring
 from dist_ens.ensemble.padding import explained_inputs, placed_inputs, unpadded
@@ -397,4 +396,4 @@ class Ensemble(Variants):
 
     def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
         """Returns the traced update of one member after another, without lowerings."""
-        return self.programs.traced_update(state, batches)
+        return self.programs.plain_update.trace(state, batches).jaxpr

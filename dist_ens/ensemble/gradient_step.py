@@ -48,10 +48,7 @@ class GradientStep:
     def __call__(
         self, state: State, batch: Batch, index: jax.Array | None = None
     ) -> tuple[State, Metrics]:
-        """Returns the state after one step, and the metrics before it.
-
-        `index` holds the examples' positions in the training split, int32[batch], if known.
-        """
+        """Returns the state after one step, and the metrics before; `index` is int32[batch]."""
         key = key_of_step(state.key, state.step)
         of_step = key_of_step(state.key, state.step, OPTIMIZER)
         rest = state._replace(params=(), opt_state=(), failures=())

@@ -1,4 +1,4 @@
-"""The state of an ensemble before its first step, created on the devices that hold it."""
+"""The state of an ensemble before its first step, on the devices, and the scale of its labels."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,11 +26,11 @@ from dist_ens.ground.types import (
     PyTree,
     Shapes,
 )
-from dist_ens.layout import MEMBERS, Layout, Waves, copied_off_devices
+from dist_ens.layout import MEMBERS, Layout, Waves, copied_off_devices, to_host
 from dist_ens.layout.placing import resting_sharding
 from dist_ens.losses import Objective
 from dist_ens.members import Member, with_compute_dtype
-from dist_ens.members.label_scale import with_label_scale
+from dist_ens.members.label_scale import MEAN, NETWORK, STD, has_label_scale, with_label_scale
 from dist_ens.members.member import INPUTS_RULE, explained_network
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ def network_for(member: Member, objective: Objective | None, dtype: str | None) 
 def state_of_one(
     member: Member, optimizer: Optimizer, shapes: Shapes, *, is_checked: bool
 ) -> Callable[..., State]:
-    """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
-
-    `shapes` are those of the inputs of the network's `init`.
-    """
+    """Returns `make(member_id, seed) -> State` of one member, for inputs of some shapes."""
 
     @pinned_generator()
     def make(member_id: jax.Array, seed: jax.Array) -> State:
@@ -87,10 +84,7 @@ def _at_step_0(
 
 
 class Initializer:
-    """The program that makes the state of all members, each on the device that will hold it.
-
-    The state of several waves is in the hosts' memory.
-    """
+    """The program that makes the state of all members on the devices; of waves, on the hosts."""
 
     def __init__(self, make: Callable[..., State], layout: Layout, waves: int) -> None:
         self._layout, self._waves = layout, Waves(layout, waves)
@@ -201,3 +195,32 @@ def shapes_of(tree: PyTree) -> Shapes:
         return jax.ShapeDtypeStruct(array.shape, dtype_in_jax(array.dtype))
 
     return jax.tree.map(shape_of, tree)
+
+
+def begin_label_scale(layout: Layout, state: State) -> State:
+    """Returns a state whose model state also holds a scale of labels, its own if it has one."""
+    given = state.model_state
+    if has_label_scale(given):
+        return state
+    return state._replace(model_state={NETWORK: given, **_held(layout, 0.0, 1.0)})
+
+
+def set_label_scale(layout: Layout, state: State, labels: np.ndarray) -> State:
+    """Returns a state that standardises labels by the statistics of all training labels."""
+    values = np.asarray(labels, np.float64)
+    held = _held(layout, float(values.mean()), float(values.std()))
+    return state._replace(model_state={**state.model_state, **held})
+
+
+def _held(layout: Layout, mean: float, std: float) -> dict[str, jax.Array]:
+    """Returns the mean and the standard deviation as every member holds them, float32[members]."""
+    return {
+        name: layout.put(np.full(layout.num_members, number, np.float32), MEMBERS)
+        for name, number in ((MEAN, mean), (STD, std))
+    }
+
+
+def label_scale(state: State) -> tuple[float, float]:
+    """Returns the labels' mean and standard deviation that a state holds, as Python numbers."""
+    mean, std = to_host((state.model_state[MEAN], state.model_state[STD]))
+    return float(mean[0]), float(std[0])

@@ -12,16 +12,7 @@ from dist_ens.ensemble.failures import NEW_STATE, taken_unless_failed
 from dist_ens.ground.errors import UserError, name_of
 from dist_ens.ground.randomness import key_of_step, pinned_generator
 from dist_ens.ground.state import State, require_arrays, without_weak_types
-from dist_ens.ground.types import (
-    Batch,
-    Inputs,
-    Key,
-    Metrics,
-    ModelState,
-    Outputs,
-    Params,
-    PyTree,
-)
+from dist_ens.ground.types import Batch, Inputs, Key, Metrics, ModelState, Outputs, Params, PyTree
 from dist_ens.losses import Objective
 from dist_ens.members import Member
 from dist_ens.methods import LossFunction

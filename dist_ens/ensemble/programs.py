@@ -7,18 +7,23 @@ from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
 from dist_ens.ensemble.batches import Batches, CallBatches
 from dist_ens.ensemble.checks import explained_errors, require_rows
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.initial_state import Initializer, inputs_of, shapes_of, state_of_one
 from dist_ens.ensemble.memory import explained_memory
-from dist_ens.ensemble.microbatch_check import microbatch_warning
+from dist_ens.ensemble.microbatches import microbatch_warning
 from dist_ens.ensemble.optimizer import evaluates_others, evaluation_params
 from dist_ens.ensemble.own_step import OwnStep
-from dist_ens.ensemble.update_steps import Step, Update, dispatched, steps_of_all
-from dist_ens.ensemble.waves import results_in_waves, update_in_waves
+from dist_ens.ensemble.update_steps import (
+    Step,
+    Update,
+    dispatched,
+    results_in_waves,
+    steps_of_all,
+    update_in_waves,
+)
 from dist_ens.execution.heuristics import ONE_BY_ONE
 from dist_ens.execution.lift import Lifted, of_all_members
 from dist_ens.execution.spec import Execution
@@ -169,12 +174,9 @@ class Programs:
         update = steps_of_all(self.step, self._ensemble.layout, self._execution)
         jax.eval_shape(update, state, batches)
 
-    def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
-        """Returns the traced update of one member after another; see `Ensemble.traced_update`."""
-        return self._plain_update.trace(state, batches).jaxpr
-
     @cached_property
-    def _plain_update(self) -> jax.stages.Wrapped:
+    def plain_update(self) -> jax.stages.Wrapped:
+        """The update of one member after another, without lowerings."""
         return jax.jit(steps_of_all(self.step, self._ensemble.layout, ONE_BY_ONE))
 
     @cached_property

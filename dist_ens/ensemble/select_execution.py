@@ -1,7 +1,13 @@
-"""Selection of an execution, by a rule or by timing the candidates on the program itself."""
+"""Selection of an execution, by a rule or by timing the candidates on the program itself.
+
+What was chosen is kept in a cache for later runs of the same program.
+"""
 
 import dataclasses
 import hashlib
+import json
+import logging
+import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -12,15 +18,20 @@ from jax.extend.core import ClosedJaxpr
 import dist_ens
 from dist_ens.ensemble.batches import CallBatches, specs_of, steps_in
 from dist_ens.ensemble.ensemble import Ensemble
-from dist_ens.ensemble.waves import batches_of_wave
+from dist_ens.ensemble.update_steps import batches_of_wave
 from dist_ens.execution import autotune
 from dist_ens.execution.autotune import REFERENCE
-from dist_ens.execution.decision_cache import keep_execution, kept_execution
 from dist_ens.execution.heuristics import candidates
+from dist_ens.ground.file_reading import bytes_in
+from dist_ens.ground.file_writing import replace_file
+from dist_ens.ground.json_text import JsonDict, from_json
 from dist_ens.ground.state import State
 from dist_ens.ground.types import PyTree
 from dist_ens.layout import Waves, device_bytes
 from dist_ens.processes import cluster
+from dist_ens.processes.compile_cache import cache_folder
+
+CHOICES = "executions.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,3 +178,37 @@ def _program(
         dist_ens.__version__,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def kept_execution(program: str, folder: pathlib.Path | None = None) -> str | None:
+    """Returns the execution that was chosen before for a program, by its fingerprint, or None."""
+    execution = _kept(folder or cache_folder()).get(program)
+    return execution if isinstance(execution, str) else None
+
+
+def keep_execution(program: str, execution: str, folder: pathlib.Path | None = None) -> None:
+    """Keeps a choice for the next run of the same program, unless the user has no home folder."""
+    folder = folder or cache_folder()
+    if folder is None:
+        return
+    kept = _kept(folder) | {program: execution}
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Several runs may write at the same time, so each writes a file of its process.
+        text = json.dumps(kept, indent=1)
+        replace_file(folder / CHOICES, text, beside=str(os.getpid()))
+    except OSError as error:
+        logging.warning(
+            "Could not write the chosen execution in %s: %s. The next run will time again.",
+            folder,
+            error.strerror,
+        )
+
+
+def _kept(folder: pathlib.Path | None) -> JsonDict:
+    """Returns the choices in a folder; an empty dict if there are none, or the file is damaged."""
+    try:
+        kept = from_json(bytes_in(folder / CHOICES)) if folder else {}
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}

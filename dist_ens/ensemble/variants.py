@@ -76,11 +76,7 @@ class Variants:
         return state._replace(failures=copied_like(record, like))
 
     def at(self, state: State) -> tuple["Ensemble", State]:
-        """Returns this ensemble and a state on one layout, the state's own layout if possible.
-
-        If the state has another number of members, as after `select_members`, the ensemble of those
-        members is returned.
-        """
+        """Returns the ensemble of the members of a state, and the state, on one layout."""
         if state.step.shape[0] != self.num_members:
             ids, elsewhere = tuple(to_host(state.member_id).tolist()), self.programs.elsewhere
             if ids not in elsewhere:

@@ -46,17 +46,8 @@ class ConformalRule:
     mean: float = 0.0
     std: float = 1.0
 
-    @classmethod
-    def of_sets(cls, method: str, probs: np.ndarray, labels: np.ndarray, u: np.ndarray) -> Self:
-        """Returns the rule of a method in `SETS`; see `class_scores`."""
-        scores = class_scores(method, probs, u)[np.arange(len(labels)), labels]
-        return cls(method, {"scores": np.sort(scores)})
-
     def sets(self, probs: np.ndarray, u: np.ndarray, level: float) -> np.ndarray:
-        """Returns whether a class is in the set of an example; bool[batch, classes].
-
-        `probs` are those before any calibration, and `u` is from `uniform_of`.
-        """
+        """Returns which classes are in each set, from uncalibrated `probs`."""
         quantile = conformal_quantile(self.examples["scores"], level)
         return class_scores(self.method, probs, u) <= quantile + _ROUNDING
 
@@ -82,10 +73,7 @@ class ConformalRule:
         points: Callable[[], np.ndarray],
         level: float,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the lower and upper ends of the intervals in the calibration examples' unit.
-
-        `points` returns the members' means or medians, [members, batch], for cv+ and jackknife+.
-        """
+        """Returns the lower and upper ends of the intervals in the calibration examples' unit."""
         examples = self.examples
         if self.method != "cqr":
             return jackknife_plus(examples["residuals"], examples[_MASK], points(), level)
@@ -115,10 +103,7 @@ class ConformalRule:
 
 
 def uniform_of(inputs: Inputs) -> np.ndarray:
-    """Returns a number in [0, 1) for each example that its inputs alone determine; float64[batch].
-
-    So the sets of aps and raps, which need it, do not depend on the other examples of a call.
-    """
+    """Returns a number in [0, 1) of each example, from its inputs alone; float64[batch]."""
     leaves = [np.asarray(leaf).astype(np.float32) + 0.0 for leaf in jax.tree.leaves(inputs)]
     rows = np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
     digests = [hashlib.blake2b(row.tobytes(), digest_size=6).digest() for row in rows]

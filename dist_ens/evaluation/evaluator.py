@@ -17,7 +17,7 @@ from dist_ens.evaluation.label_checks import (
     check_weights,
 )
 from dist_ens.evaluation.programs import programs_of
-from dist_ens.evaluation.row_scores import Evaluation
+from dist_ens.evaluation.scores import Evaluation
 from dist_ens.ground.errors import BrokenMembersError, UserError
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Labels, Outputs, PyTree, Shapes, Weights
@@ -186,10 +186,7 @@ class Evaluator:
         return jax.ShapeDtypeStruct(shape, found.dtype)
 
     def directions(self, statistics: Iterable[str], classwise: Shapes) -> dict[str, str | None]:
-        """Returns the direction of each score that row statistics and sums over classes determine.
-
-        A `UserError` is raised if they do not determine a custom metric.
-        """
+        """Returns the direction of each score; raises if a custom metric lacks a statistic."""
         known = {*statistics, WHOLE_WEIGHTS, *([CLASSWISE] if classwise.size else [])}
         directions: dict[str, str | None] = {}
         for metric in self.metrics:
@@ -242,10 +239,7 @@ class Evaluator:
         labels: np.ndarray,
         counts: np.ndarray | None = None,
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Returns the row statistics of summaries of one group, and their sums over classes.
-
-        Statistics that a summary does not determine are left out, and examples without `counts`.
-        """
+        """Returns row statistics and sums over classes of summaries, of examples with `counts`."""
         counts = np.ones(len(labels), bool) if counts is None else counts
         prediction, at = self.distribution.from_summary(summary), jnp.asarray(labels)
         values = self.programs.statistics(prediction, at)
@@ -289,10 +283,7 @@ class Evaluator:
             yield jax.tree.map(lambda leaf, n=count: leaf[:, :n], found)
 
     def _batches(self, split: Split) -> Iterator[tuple[dict[str, jax.Array], jax.Array, int]]:
-        """Yields the batches of a split on the devices, each with a mask and its length.
-
-        Both tell the examples from the padding behind them.
-        """
+        """Yields the batches on the devices, each with the mask and number of its examples."""
         rows, size = self._layout.host_rows(self.filled_size), self._batch_size
         left = len(split) // self._num_groups
         for batch in evaluation_batches(

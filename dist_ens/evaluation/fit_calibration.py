@@ -15,6 +15,7 @@ from dist_ens.evaluation.conformal import (
     LEFT_OUT_BY,
     SETS,
     ConformalRule,
+    class_scores,
     out_of_bag_means,
     quantile_rank,
     uniform_of,
@@ -23,7 +24,7 @@ from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.examples import Examples, examples_of, labels_of, of_all
 from dist_ens.evaluation.label_checks import check_classes, check_labels
 from dist_ens.evaluation.out_of_bag import held_out_means, scores_of_summaries
-from dist_ens.evaluation.row_scores import num_draws
+from dist_ens.evaluation.scores import num_draws
 from dist_ens.evaluation.scoring import BATCH_SIZE, evaluator_of, scorable
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
@@ -163,18 +164,16 @@ def fit_rule(
         return ConformalRule(method, {"residuals": residuals, "out_of_bag": mask}, *scale)
     summary, labels = pooled_of(evaluator, state, split)
     if method in SETS:
-        u = uniform_of_split(method, split)
-        return ConformalRule.of_sets(method, distribution.probabilities(summary), labels, u)
+        probs, u = distribution.probabilities(summary), uniform_of_split(method, split)
+        scores = class_scores(method, probs, u)[np.arange(len(labels)), labels]
+        return ConformalRule(method, {"scores": np.sort(scores)})
     return ConformalRule(method, {**summary, "labels": labels}, *scale)
 
 
 def calibrated_scores(
     calibration: Calibration, evaluator: Evaluator, state: State, test: Split
 ) -> JsonDict:
-    """Returns the scores of the pooled prediction after a map of probabilities or variances.
-
-    The map's `method`, `parameters` and `warnings` are included, and for classes the `reliability`.
-    """
+    """Returns a map with its scores of the pooled prediction, and their `reliability`."""
     summary, labels = pooled_of(evaluator, state, test)
     method, parameters = calibration.method or "", calibration.parameters
     summary = dict(evaluator.distribution.calibrated(method, parameters, summary))
@@ -199,10 +198,7 @@ def calibrated_scores(
 def conformal_scores(
     rule: ConformalRule, level: float, evaluator: Evaluator, state: State, test: Split
 ) -> JsonDict:
-    """Returns the scores of conformal sets or intervals, with `interval`s of these scores.
-
-    The score `mean_width` is in the targets' own unit. Too many rows have no `interval`.
-    """
+    """Returns scores of conformal predictions, with intervals unless there are too many rows."""
     distribution = evaluator.distribution
     summary, labels = pooled_of(evaluator, state, test)
     if rule.method in SETS:

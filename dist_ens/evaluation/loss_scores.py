@@ -14,8 +14,9 @@ from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import explained_errors, loss_outputs
 from dist_ens.ensemble.initial_state import shapes_of
+from dist_ens.ensemble.memory import compiled_if_small
 from dist_ens.ensemble.optimizer import evaluation_params
-from dist_ens.ensemble.waves import results_in_waves
+from dist_ens.ensemble.update_steps import results_in_waves
 from dist_ens.evaluation.examples import WholeBatches
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.apply import lowered
@@ -31,7 +32,7 @@ from dist_ens.losses import Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import LossInfo
 from dist_ens.metrics.catalogue import direction_of
-from dist_ens.processes import cluster, progress
+from dist_ens.processes import progress
 from dist_ens.processes.stop_signal import StopSignal
 
 # The loss and the auxiliary scalars of each member by name, float32[members] or a `Ratio` of them.
@@ -84,11 +85,7 @@ def loss_directions(
 
 
 class _Programs:
-    """The compiled evaluation of a loss function, for the members on the devices at once.
-
-    The members of a device run one after another, so that it needs the memory of one member only.
-    Every column of the mesh gets all examples.
-    """
+    """The compiled evaluation of a loss function, of one member of a device after another."""
 
     def __init__(self, ensemble: Ensemble) -> None:
         self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
@@ -114,7 +111,11 @@ class _Programs:
         leaves, structure = jax.tree.flatten((shapes_of(state), shapes))
         key = structure, tuple(leaves)
         if key not in self._whole:
-            self._whole[key] = self._program_that_fits(state, shapes)
+            everywhere = self._layout.sharding(REPLICATED)
+            placed = jax.tree.map(lambda leaf: leaf.update(sharding=everywhere), shapes)
+            self._whole[key] = compiled_if_small(
+                self.of_batch, self._layout, state, placed, more_bytes=device_bytes(placed)
+            )
         whole = self._whole[key]
         if whole is not None:
             return whole, length
@@ -139,27 +140,6 @@ class _Programs:
             ),
             shapes_of(_examples(split, np.zeros(1, np.int64), self._num_groups)),
         )
-
-    def _program_that_fits(
-        self, state: State, shapes: Shapes
-    ) -> Callable[[State, Batch], _Values] | None:
-        everywhere = self._layout.sharding(REPLICATED)
-        placed = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), shapes
-        )
-        compiled, needed = None, np.inf
-        try:
-            compiled = self.of_batch.lower(state, placed).compile()
-            memory = compiled.memory_analysis()
-            if memory is not None:
-                needed = (
-                    memory.temp_size_in_bytes + memory.output_size_in_bytes + device_bytes(placed)
-                )
-        except jax.errors.JaxRuntimeError as error:
-            # The compiler of an accelerator refuses a program that is too large for it.
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-        return None if cluster.any_host(needed > self._layout.free_bytes() / 2) else compiled
 
 
 def _programs_of(ensemble: Ensemble) -> _Programs:

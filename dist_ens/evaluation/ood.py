@@ -7,7 +7,7 @@ import numpy as np
 from typing_extensions import override
 
 from dist_ens.data import Spec, Split, convert_inputs
-from dist_ens.evaluation.row_scores import Evaluation, mean_scores, num_draws
+from dist_ens.evaluation.scores import Evaluation, mean_scores, num_draws
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.types import Score

@@ -9,7 +9,7 @@ import numpy as np
 from dist_ens.data import Split
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.examples import labels_of
-from dist_ens.evaluation.row_scores import draws_of, intervals_of, num_draws
+from dist_ens.evaluation.scores import draws_of, intervals_of, num_draws
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.randomness import EXAMPLES, member_key
 from dist_ens.ground.state import State
@@ -25,10 +25,7 @@ Part = tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray]
 def examples_out_of_bag(
     member_ids: np.ndarray, num_examples: int, *, seed: int, num_folds: int | None
 ) -> np.ndarray:
-    """Returns whether each member was not trained on each example, bool[members, examples].
-
-    Without a number of folds, the members were trained on bootstrap samples.
-    """
+    """Returns which examples each member's fold or bootstrap left out, bool[members, examples]."""
     if num_folds is not None:
         folds = kfold.fold_of_example(seed, num_examples, num_folds)
         return folds[None] == (kfold.fold_of_member(member_ids, num_folds))[:, None]
@@ -91,10 +88,7 @@ def held_out_means(evaluator: Evaluator, state: State, split: Split) -> np.ndarr
 def scores_of_summaries(
     evaluator: Evaluator, parts: Iterable[Part]
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]] | None, Mapping[str, np.ndarray]]:
-    """Returns scores of one group in the targets' own unit, their 95 % intervals, and statistics.
-
-    The intervals are None for too many rows. Small parts need less memory.
-    """
+    """Returns scores of one group in its own unit, intervals (None for many rows), and rows."""
     values: list[dict[str, np.ndarray]] = []
     classwise: Leaf = 0
     num_examples = 0

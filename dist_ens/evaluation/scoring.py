@@ -12,15 +12,13 @@ from dist_ens.data.checks import check_parts
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.ensemble.failures import frozen_positions
-from dist_ens.ensemble.initial_state import shapes_of
-from dist_ens.ensemble.label_scale import label_scale
+from dist_ens.ensemble.initial_state import label_scale, shapes_of
 from dist_ens.ensemble.own_step import loss_of_scoring
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.examples import Examples, examples_of, parts_of_objective
 from dist_ens.evaluation.label_checks import check_inputs
 from dist_ens.evaluation.loss_scores import loss_directions, loss_scores
-from dist_ens.evaluation.row_scores import Evaluation
-from dist_ens.evaluation.scores import Scores
+from dist_ens.evaluation.scores import Evaluation, Scores
 from dist_ens.ground.errors import UserError, first_line
 from dist_ens.ground.state import State, described
 from dist_ens.ground.types import Batch, Data, PyTree
@@ -108,11 +106,7 @@ def score(
     intervals: bool = True,
     by_size: bool = False,
 ) -> tuple[Scores, Evaluation | None]:
-    """Returns the scores, and the evaluation from which they are computed; see `evaluate`.
-
-    `fit`, `evaluate`, a loaded run and the command line all score with this function. The
-    evaluation is None for an ensemble without an objective.
-    """
+    """Returns scores and their evaluation, which is None without an objective; see `evaluate`."""
     examples = examples_of(data, state.class_names, ensemble.batch_specs)
     here, state = ensemble.at(state._replace(class_names=()))
     examples = scorable(here, examples, metrics)
@@ -188,9 +182,7 @@ def _directions(evaluator: Evaluator, state: State, split: Split) -> dict[str, s
     )
     outputs = evaluator.outputs_shape(state, shapes[Objective.INPUTS])
     labels, weights = jax.eval_shape(
-        partial(evaluator.aligned, outputs),
-        shapes[Objective.LABELS],
-        shapes.get(Objective.WEIGHTS),
+        partial(evaluator.aligned, outputs), shapes[Objective.LABELS], shapes.get(Objective.WEIGHTS)
     )
     mask = jax.ShapeDtypeStruct((size,), bool)
     scored = jax.eval_shape(evaluator.programs.score, outputs, labels, mask, weights)
@@ -240,10 +232,7 @@ def without_failed(evaluator: Evaluator, state: State) -> Evaluator:
 def _scored_by(
     ensemble: Ensemble, objective: Objective | None, eval_loss: Callable[..., PyTree] | None
 ) -> Ensemble:
-    """Returns an ensemble with a step of its own that is scored by something else.
-
-    Only the newest is kept with the ensemble, so that its programs are compiled once.
-    """
+    """Returns an ensemble with its own step that another loss scores; the newest is kept."""
     if ensemble.own_step is None:
         raise UserError(
             "objective and eval_loss score an ensemble of Ensemble.from_step. Leave them out."

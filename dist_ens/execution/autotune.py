@@ -167,11 +167,7 @@ class _Contest:
         self.budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * self.step_secs[first])
 
     def _time_first(self, names: Sequence[str]) -> str:
-        """Times the first candidate that raises no error, and returns its name.
-
-        The reference, which has no lowering, is the last. If it raises an error too, the program
-        itself is wrong, and the first error is raised.
-        """
+        """Times the first candidate that raises no error, and returns its name."""
         errors: list[Exception] = []
         for name in dict.fromkeys([*names, REFERENCE]):
             error = self._error_of(name, self._trial, must_fit=False)
@@ -201,7 +197,7 @@ class _Contest:
             else:
                 time()
         except Exception as error:
-            self._failed[name] = error_text(error)
+            self._failed[name] = f"{type(error).__name__}: {first_line(error)[:200]}"
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._trial.state)):
                 self._trial.state = jax.block_until_ready(copied(self._call.state))
             return error
@@ -316,11 +312,6 @@ class _Contest:
 
     def _left_secs(self) -> float:
         return self.budget_secs - (cluster.clock() - self._began)
-
-
-def error_text(error: Exception) -> str:
-    """Returns the class of an error and the beginning of its message."""
-    return f"{type(error).__name__}: {first_line(error)[:200]}"
 
 
 def _num_turns(call_secs: float) -> int:

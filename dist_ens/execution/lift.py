@@ -176,10 +176,7 @@ class Lifted:
         return self._program(*self._placed(args, self._place))
 
     def lower(self, *args: PyTree) -> jax.stages.Lowered:
-        """Returns the lowered program, as `jax.jit(f).lower` does.
-
-        The execution `loop` dispatches several programs, so it has no lowered program.
-        """
+        """Returns the lowered program, as `jax.jit(f).lower` does; `loop` has none."""
         return self._program.lower(*self._placed(args, self._place))
 
     def _as_arguments(self, tree: PyTree, specs: Specs, where: str) -> PyTree:

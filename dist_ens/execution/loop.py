@@ -45,19 +45,38 @@ class Loop:
 
     def __call__(self, *args: PyTree) -> PyTree:
         """Returns the results of all members; a donated state must not be used again."""
-        in_place, specs = self._in_place, self._in_specs
+        layout, out_specs = self._layout, self._out_specs
         parts = {
             row: [
-                part_of_row(self._layout, arg, row, spec)
-                for arg, spec in zip(args, specs, strict=True)
+                part_of_row(layout, arg, row, spec)
+                for arg, spec in zip(args, self._in_specs, strict=True)
             ]
             for row in self._rows
         }
+        of_members, in_place, is_tuple = self._results(parts)
+        if type(out_specs) is not tuple:
+            out_specs = (out_specs,) * len(of_members[self._rows[0]][0])
+        of_rows = []
+        for row, members in of_members.items():
+            numbers = zip(zip(*members, strict=True), out_specs, strict=True)
+            of_row = [_side_by_side(results, spec) for results, spec in numbers]
+            of_rows.append([parts[row][0], *of_row[1:]] if in_place else of_row)
+        numbers = zip(zip(*of_rows, strict=True), out_specs, strict=True)
+        whole = tuple(join_rows(layout, rows, spec) for rows, spec in numbers)
+        return whole if is_tuple else whole[0]
+
+    def _results(
+        self, parts: dict[int, list[PyTree]]
+    ) -> tuple[dict[int, list[list[PyTree]]], bool, bool]:
+        """Returns each row's results, whether `parts` hold states, and if they are tuples."""
+        in_place = self._in_place
         results: dict[int, list[list[PyTree]]] = {row: [] for row in self._rows}
         for position in range(self._layout.members_per_device):
             for row in self._rows:  # The devices of different rows compute at the same time.
                 place, of_row = self._positions[row][position], parts[row]
-                own = [_own(arg, spec, place) for arg, spec in zip(of_row, specs, strict=True)]
+                own = [
+                    _own(arg, spec, place) for arg, spec in zip(of_row, self._in_specs, strict=True)
+                ]
                 result = self._programs[row](*own)
                 is_tuple = type(result) is tuple
                 found = [*result] if is_tuple else [result]
@@ -67,20 +86,7 @@ class Loop:
                     of_row[0] = _put_back(of_row[0], found[0], place)
                     found[0] = None
                 results[row].append(found)
-        out_specs = self._out_specs
-        if type(out_specs) is not tuple:
-            out_specs = (out_specs,) * len(found)
-        whole = []
-        for number, spec in enumerate(out_specs):
-            if in_place and number == 0:
-                whole.append(join_rows(self._layout, {row: parts[row][0] for row in parts}, spec))
-                continue
-            rows = {
-                row: _side_by_side([found[number] for found in members], spec)
-                for row, members in results.items()
-            }
-            whole.append(join_rows(self._layout, rows, spec))
-        return tuple(whole) if is_tuple else whole[0]
+        return results, in_place, is_tuple
 
 
 def _types(tree: PyTree) -> tuple[Structure, list[tuple[tuple[int, ...], np.dtype]]]:

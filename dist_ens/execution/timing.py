@@ -3,10 +3,9 @@
 In a round, every candidate has one turn. A turn is some steps of one candidate, timed together.
 """
 
-import contextlib
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from dist_ens.processes import cluster
@@ -38,7 +37,9 @@ def step_secs_of_turns(
 ) -> list[list[float]]:
     """Returns the seconds per step of each candidate in each round, [candidates, num_turns]."""
     step_secs: list[list[float]] = [[] for _ in timed]
-    with _no_collection():
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
         steps = [_steps_of_a_turn(each, turn_secs) for each in timed]
         for _ in range(num_turns):
             gc.collect()
@@ -47,6 +48,9 @@ def step_secs_of_turns(
                 # slowed down, or a virtual machine gave back memory.
                 each.run(steps[i])
                 step_secs[i].append(_secs(each, steps[i]) / steps[i])
+    finally:
+        if was_enabled:
+            gc.enable()
     return step_secs
 
 
@@ -57,17 +61,6 @@ def expected_secs(step_secs: float, num_turns: int) -> float:
     short = step_secs < _SHORT_TURN_SECS
     turn_secs = _SHORT_TURN_SECS + step_secs if short else step_secs
     return (num_turns + (2 if short else 1)) * (2 * turn_secs + _PAUSE_SECS)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _steps_of_a_turn(candidate: Candidate, turn_secs: float) -> int:

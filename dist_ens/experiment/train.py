@@ -11,8 +11,8 @@ from dist_ens.callbacks import JsonLines, ProgressBar, RunInfo
 from dist_ens.checkpoint import FOLDER, Checkpoints
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.select_execution import CHOICES
 from dist_ens.evaluation import Evaluation, Scores
-from dist_ens.execution.decision_cache import CHOICES
 from dist_ens.experiment.build import Built, build
 from dist_ens.experiment.config_file import EXPERIMENT, NOTHING, OwnParts, store_experiment
 from dist_ens.experiment.reading import words_of_a_config
@@ -24,13 +24,11 @@ from dist_ens.ground.file_writing import require_regular_files
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.paths import given_path
 from dist_ens.ground.state import State
-from dist_ens.ground.terminal import PlainConsole
+from dist_ens.ground.terminal import PlainConsole, print_table
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
-from dist_ens.metrics.table import print_table
 from dist_ens.processes import cluster
-from dist_ens.report.files import REPORT_FILES
-from dist_ens.report.metrics_file import METRICS
+from dist_ens.report.files import METRICS, REPORT_FILES
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult
 from dist_ens.training.fitting import run_fit

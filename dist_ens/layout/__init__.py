@@ -8,6 +8,7 @@ row of the mesh holds some of the members, and a column holds one part of every 
 from dist_ens.layout.collectives import (
     all_members,
     data_index,
+    redistribution_program,
     sum_over_columns,
     without_axes,
 )
@@ -27,7 +28,6 @@ from dist_ens.layout.placing import (
     put_numbers,
     to_host,
 )
-from dist_ens.layout.redistribute import redistribution_program
 from dist_ens.layout.rows import holdings
 from dist_ens.layout.specs import (
     BATCH,

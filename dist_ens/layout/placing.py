@@ -14,15 +14,7 @@ from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.host_keys import generator_of
 from dist_ens.ground.state import as_held
 from dist_ens.ground.types import Array, Leaf, PyTree, Shapes, Specs, Tree
-from dist_ens.layout.specs import (
-    DATA,
-    ENSEMBLE,
-    MEMBERS,
-    REPLICATED,
-    axis_of,
-    broadcast,
-    is_spec,
-)
+from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of, broadcast, is_spec
 
 if TYPE_CHECKING:
     from dist_ens.layout.mesh import Layout
@@ -142,10 +134,7 @@ def copied_like(tree: Tree, like: Shapes) -> Tree:
 
 
 def copied_off_devices(tree: Tree) -> Tree:
-    """Returns copies of global arrays in the hosts' memory; `copied` brings them back.
-
-    The function starts the copies and does not wait for them. The arrays may be donated at once.
-    """
+    """Begins copies of global arrays to the hosts; the arrays may be donated at once."""
     return jax.tree.map(
         lambda leaf: _copied_to(leaf, resting_sharding(leaf.sharding, leaf.dtype)), tree
     )

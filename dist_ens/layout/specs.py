@@ -102,10 +102,7 @@ def members_axes(specs: Specs) -> Axes:
 
 
 def broadcast(prefix: Specs | Axes, tree: PyTree) -> list[Any]:
-    """Returns the leaf of a tree prefix that belongs to each leaf of a tree.
-
-    None and partition specs are leaves of the prefix.
-    """
+    """Returns the leaf of a tree prefix, a spec or None, for each leaf of a tree."""
 
     def is_leaf(value: object) -> bool:
         return value is None or is_spec(value)

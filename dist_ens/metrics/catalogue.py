@@ -13,14 +13,7 @@ from dist_ens.metrics.calibration_error import (
     drawn_classwise_errors,
     expected_calibration_error,
 )
-from dist_ens.metrics.metric import (
-    CLASSWISE,
-    WHOLE_WEIGHTS,
-    Metric,
-    Reduction,
-    Rows,
-    in_own_unit,
-)
+from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, Metric, Reduction, Rows, in_own_unit
 from dist_ens.metrics.ranking import area_under_risk_coverage, risk_at_coverage
 from dist_ens.metrics.resampling import mean_of
 

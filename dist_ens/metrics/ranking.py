@@ -47,10 +47,7 @@ def area_under_risk_coverage(
 
 
 def risk_at_coverage(
-    confidence: np.ndarray,
-    errors: np.ndarray,
-    coverage: float,
-    weights: np.ndarray | None = None,
+    confidence: np.ndarray, errors: np.ndarray, coverage: float, weights: np.ndarray | None = None
 ) -> float | np.ndarray:
     """Computes the mean error of the most confident fraction of the rows.
 
@@ -141,10 +138,7 @@ def over_ranking(
 
 
 def ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows in descending order of their scores, and the ends of groups of equal scores.
-
-    The ends are 0 and then the number of rows up to the end of each group, int[groups + 1].
-    """
+    """Returns rows in descending order of their scores, and the ends of ties, int[groups + 1]."""
     scores = np.asarray(scores, np.float64)
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]

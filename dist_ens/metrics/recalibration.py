@@ -233,10 +233,6 @@ def _normalised(log_probs: np.ndarray) -> np.ndarray:
     return log_softmax(np.maximum(log_probs, np.log(MIN_PROB)), axis=1)
 
 
-def _temperature_map(log_probs: np.ndarray, temperature: float) -> np.ndarray:
-    return log_softmax(log_probs / temperature, axis=1)
-
-
 def _vector_map(log_probs: np.ndarray, scale: ArrayLike, bias: ArrayLike) -> np.ndarray:
     return log_softmax(np.asarray(scale) * log_probs + np.asarray(bias), axis=1)
 
@@ -251,7 +247,7 @@ def _isotonic_map(
 
 
 _MAPS: dict[str, Callable[..., np.ndarray]] = {
-    "temperature": _temperature_map,
+    "temperature": lambda log_probs, temperature: log_softmax(log_probs / temperature, axis=1),
     "vector": _vector_map,
     "isotonic": _isotonic_map,
 }

@@ -5,11 +5,10 @@ its plotting libraries take a second to import.
 """
 
 from dist_ens.report.files import (
-    CURVES,
+    METRICS,
     PAGE,
     SCORES,
     SUMMARY,
-    RunReport,
     keep_answers,
     pace_before,
     read_answers,
@@ -19,15 +18,12 @@ from dist_ens.report.files import (
     write_scores,
     write_summary,
 )
-from dist_ens.report.metrics_file import METRICS
 
 __all__ = [
-    "CURVES",
     "METRICS",
     "PAGE",
     "SCORES",
     "SUMMARY",
-    "RunReport",
     "keep_answers",
     "pace_before",
     "read_answers",

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dist_ens.ground.json_text import Json
 from dist_ens.metrics.catalogue import described, label_of
 from dist_ens.report import figures
+from dist_ens.report.facts import interval, number
 from dist_ens.report.panels import Panel, Shown
 from dist_ens.report.style import colours
-from dist_ens.report.text import interval, number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,7 @@ def answer_tables(shown: Sequence[Shown]) -> dict[str, list[AnswerTable]]:
 
 
 def _asked(shown: Sequence[Shown], question: str) -> Iterator[tuple[Shown, dict[str, Json]]]:
-    """Yields the runs that were asked a kind of question, each with its answers of one step.
-
-    A run is yielded once for each step that it has answers of, the newest first.
-    """
+    """Yields runs with their answers to a kind of question, for each step, the newest first."""
     for each in shown:
         answers = each.run.answers_to(question)
         for step in sorted({of["step"] for of in answers.values()}, reverse=True):

@@ -11,8 +11,8 @@ from PIL import Image
 
 from dist_ens.ground.json_text import Json
 from dist_ens.metrics.catalogue import label_of
+from dist_ens.report.facts import is_finite, number
 from dist_ens.report.panels import Shown, having
-from dist_ens.report.text import is_finite, number
 
 _PICTURE_PIXELS = 96
 _VISIBLE = 32  # A uint8 picture whose pixels are all below this value would look black.

@@ -57,10 +57,7 @@ def lines(
     x_is_count: bool = False,
     from_zero: bool = False,
 ) -> Figure:
-    """Draws curves over one axis, each with its label at its end.
-
-    If `x` is a count, its axis is logarithmic with base 2.
-    """
+    """Draws labelled curves over one axis, which is logarithmic with base 2 for counts."""
     figure = new_figure(3.7)
     axes = figure.add_subplot()
     for curve in curves:
@@ -94,10 +91,7 @@ def against_diagonal(curves: Sequence[Curve], *, x_label: str, y_label: str) -> 
 
 @styled
 def reliability(bins: Sequence[tuple[Curve, Numbers]]) -> Figure:
-    """Draws accuracy over confidence in bins of equal width, and the share of examples in each.
-
-    A curve has a point for each bin, and comes with the number of examples in its bins.
-    """
+    """Draws accuracy over confidence in bins, and the share of examples in each."""
     figure = new_figure(5.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
     _diagonal(above)
@@ -127,10 +121,7 @@ def reliability(bins: Sequence[tuple[Curve, Numbers]]) -> Figure:
 
 @styled
 def histograms(curves: Sequence[Curve], *, x_label: str, level: float | None = None) -> Figure:
-    """Draws densities over bins, whose edges are the `x` of a curve. A solid curve is filled.
-
-    `level` is the ideal density, the height of a dashed line.
-    """
+    """Draws densities over bins, with the edges `x`, and a dashed line at an ideal `level`."""
     figure = new_figure(3.7)
     axes = figure.add_subplot()
     drawn = [curve for curve in curves if np.isfinite(finite(curve.x)).all()]
@@ -190,11 +181,7 @@ def training(
 
 @styled
 def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str, colour: str) -> Figure:
-    """Draws a number for every pair of members. A larger number has a stronger colour.
-
-    The diagonal of `matrix`, float[members, members], is left out. Cells that are not finite are
-    grey.
-    """
+    """Draws a number for every pair of members; grey cells are not finite."""
     figure = new_figure(4.4)
     axes = figure.add_subplot()
     values, count = finite(matrix), len(member_ids)

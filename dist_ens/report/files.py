@@ -16,10 +16,10 @@ from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import UserError, first_line
 from dist_ens.ground.file_reading import bytes_in
 from dist_ens.ground.file_writing import replace_file
-from dist_ens.ground.json_text import Json, JsonDict, from_json
+from dist_ens.ground.json_text import Json, JsonDict, from_json, is_number, is_whole
 from dist_ens.ground.paths import given_path
-from dist_ens.report.metrics_file import METRICS, read_metrics
 
+METRICS = "metrics.jsonl"  # A record of metrics on each line.
 SUMMARY = "summary.json"
 CURVES = "curves.json"
 PICTURES = "pictures.npy"
@@ -48,10 +48,7 @@ def write_summary(workdir: pathlib.Path, summary: Mapping[str, Json]) -> None:
 
 
 def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
-    """Returns `seconds` and `member_examples_per_second` of the summary that was written at a step.
-
-    It is empty if there is no summary of this step, or it cannot be read.
-    """
+    """Returns the pace in the summary that was written at a step; empty without one."""
     try:
         before = from_json(bytes_in(workdir / SUMMARY))
     except (OSError, ValueError):
@@ -251,3 +248,36 @@ def _evaluate(workdir: pathlib.Path) -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_metrics(workdir: pathlib.Path) -> list[JsonDict]:
+    """Returns the records of a run's metrics, each with its `step`; empty if there is no file."""
+    return [record for _, record in records_in(workdir / METRICS)]
+
+
+def records_in(path: pathlib.Path) -> list[tuple[bytes, JsonDict]]:
+    """Returns the whole lines of a file that are records, each with its record."""
+    try:
+        *lines, _ = bytes_in(path).split(b"\n")
+    except FileNotFoundError:
+        return []
+    read = [(line + b"\n", _record(line)) for line in lines]
+    records = [(line, record) for line, record in read if record is not None]
+    if dropped := len(read) - len(records):
+        logging.warning(
+            "%d of %d lines in %s are not records of metrics and are left out.",
+            dropped,
+            len(read),
+            quoted(path),
+        )
+    return records
+
+
+def _record(line: bytes) -> JsonDict | None:
+    """Returns the record of a line, numbers by name with a `step`; None if it is no record."""
+    try:
+        record = from_json(line)
+    except ValueError:
+        return None
+    is_record = isinstance(record, dict) and is_whole(record.get("step"))
+    return record if is_record and all(map(is_number, record.values())) else None

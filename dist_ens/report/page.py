@@ -16,12 +16,11 @@ from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.metrics.catalogue import COMPARED, described, in_table
 from dist_ens.report.answers import answer_tables
 from dist_ens.report.examples import class_lists, example_lists
-from dist_ens.report.facts import MOST_MEMBERS, facts
+from dist_ens.report.facts import MOST_MEMBERS, facts, interval, is_finite, number
 from dist_ens.report.figures import MOST_MEMBER_LINES
 from dist_ens.report.files import RunReport
 from dist_ens.report.panels import MEAN_MEMBER, SECTIONS, Shown, named, older, undrawn_training
 from dist_ens.report.style import colours, on_any_screen, svg
-from dist_ens.report.text import interval, is_finite, number
 
 
 def write_page(

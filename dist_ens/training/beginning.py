@@ -13,8 +13,8 @@ from dist_ens.data import parts_of
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.failures import saved_structures
-from dist_ens.ensemble.label_scale import set_label_scale
-from dist_ens.ensemble.microbatch_check import microbatch_warning
+from dist_ens.ensemble.initial_state import set_label_scale
+from dist_ens.ensemble.microbatches import microbatch_warning
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.spec import AUTO
 from dist_ens.ground.commands import quoted

@@ -12,13 +12,13 @@ from jax import lax
 from dist_ens.execution.lowerings.convolutions import (
     CONVOLUTION,
     canonical,
+    convolution_as_patches,
     from_canonical,
     member_by_member,
     num_groups,
     padded,
     sums_over_examples,
 )
-from dist_ens.execution.lowerings.patches import convolution_as_patches
 from dist_ens.execution.lowerings.shapes import VECTOR, Param, is_float32, slices
 from dist_ens.execution.spec import Lowering, register
 from dist_ens.layout import sum_over_columns

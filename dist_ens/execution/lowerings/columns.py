@@ -28,11 +28,7 @@ def scatter_add_by_columns(
     dimension_numbers: lax.ScatterDimensionNumbers,
     **params: object,
 ) -> jax.Array:
-    """Adds the rows of a batch to an array at some positions, as the gradient of an embedding does.
-
-    `indices` are int[batch, ..., 1], and `updates` [batch, ...]. A scatter of another kind is left
-    as it is.
-    """
+    """Adds the rows of a batch at some positions, as the gradient of an embedding does."""
     numbers = dimension_numbers
 
     def added(to: jax.Array, indices: jax.Array, updates: jax.Array) -> jax.Array:
