@@ -10,8 +10,7 @@ from dist_ens.data.spec import Spec
 from dist_ens.data.splits import ArraySplit
 from dist_ens.data.standardize import Examples, standardized_source
 from dist_ens.ground.errors import UserError, first_line
-from dist_ens.ground.finite import check_finite
-from dist_ens.ground.narrowing import held_dtype
+from dist_ens.ground.narrowing import check_finite, held_dtype
 
 
 def source_of_arrays(

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.host_keys import dtype_in_jax
-from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.narrowing import dtype_in_jax, held_dtype, narrowed
 from dist_ens.ground.state import held_array
 from dist_ens.ground.types import PyTree, Shapes
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from dist_ens.ground.state import State
 from dist_ens.layout import MEMBERS, Layout, to_host
-from dist_ens.members.label_scale import MEAN, NETWORK, STD, has_label_scale
+from dist_ens.members.member import MEAN, NETWORK, STD, has_label_scale
 
 
 def begin_label_scale(layout: Layout, state: State) -> State:

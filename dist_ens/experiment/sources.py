@@ -25,7 +25,6 @@ _PLACES = {"idx": "DIR", "tfds": "NAME", "digits": ""}  # Others are files.
 _MODULES = {
     found.name: importlib.import_module(f"{data.__name__}.{found.name}")
     for found in pkgutil.iter_modules(data.__path__)
-    if not found.ispkg
 }
 _KINDS = [name for name, module in _MODULES.items() if hasattr(module, _OPEN + name)]
 _KNOWN = ", ".join(f"{each}:{_PLACES.get(each, 'FILE')}".rstrip(":") for each in _KINDS)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ground.errors import UserError, counted, kind_of
-from dist_ens.ground.host_keys import generator_of, host_array
-from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.narrowing import generator_of, held_dtype, host_array, narrowed
 from dist_ens.ground.types import (
     Key,
     KeyPath,

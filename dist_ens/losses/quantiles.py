@@ -10,9 +10,8 @@ import numpy as np
 from typing_extensions import override
 
 from dist_ens.ground.errors import UserError
-from dist_ens.losses.distribution import Distribution, Summary, Values, with_samples
+from dist_ens.losses.distribution import Distribution, Objective, Summary, Values, with_samples
 from dist_ens.losses.gaussian import squared_error_score
-from dist_ens.losses.objective import Objective
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import REGRESSION
 from dist_ens.metrics.metric import Metric, one_a_row
