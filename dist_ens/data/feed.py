@@ -61,13 +61,14 @@ class TrainingSet:
         """Number of examples of all groups."""
         return self.order.num_examples * self.order.num_groups
 
-    def is_worth_keeping(self, *, in_memory: bool, last_step: int, batch_size: int) -> bool:
+    def is_worth_keeping(self, *, in_memory: bool, last_step: int) -> bool:
         """Returns whether to keep the split on the devices if it fits there.
 
         A split in memory is always kept there, and any split if each member has its own order.
         Any other split is kept there if the whole run needs at least as many examples as it has.
         """
-        return in_memory or self.order.per_member or last_step * batch_size >= self.num_examples
+        seen = last_step * self.order.global_batch_size
+        return in_memory or self.order.per_member or seen >= self.num_examples
 
     def place_on(self, layout: Layout, free_bytes: float) -> Placement:
         """Returns the first placement that fits: replicated, sharded, otherwise streamed.
@@ -219,9 +220,7 @@ def feed(
     example_bytes = example_bytes_of(split)
     training_set = TrainingSet(order, example_bytes, steps_per_call * order.global_batch_size)
     place = Placement.STREAMED
-    if training_set.is_worth_keeping(
-        in_memory=split.in_memory, last_step=last_step, batch_size=order.global_batch_size
-    ):
+    if training_set.is_worth_keeping(in_memory=split.in_memory, last_step=last_step):
         place = training_set.place_on(layout, layout.free_bytes())
     place = Placement(cluster.as_main_sees(place))
     if place is Placement.REPLICATED:

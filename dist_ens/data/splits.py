@@ -199,6 +199,13 @@ def example_shapes_of(split: Split) -> Shapes:
     )
 
 
+def batch_shapes_of(split: Split, size: int) -> Shapes:
+    """Returns the shapes and types of a batch of `size` examples."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), example_shapes_of(split)
+    )
+
+
 def in_blocks(split: Split, positions: np.ndarray) -> Iterator[PyTree]:
     """Yields the examples at some positions, int64[n], few of them at a time."""
     for first in range(0, len(positions), _AT_A_TIME):

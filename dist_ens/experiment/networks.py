@@ -63,23 +63,20 @@ def export_members(
     with which the member is evaluated, such as the averages of a schedule-free optimizer.
     """
     require_new_folder(to, [])
-    return moving_on(step, lambda: _exported(workdir, to, member_ids, step))
 
+    def exported() -> list[pathlib.Path]:
+        saved = saved_step(workdir, step)
+        ids = [member.member_id for member in saved.members] if member_ids is None else member_ids
+        digits, paths = max(2, len(str(max(ids)))), []
+        for position in positions_of(ids, saved.members):  # Only one member is in memory at a time.
+            member = saved.members[position]
+            path = to / f"member_{member.member_id:0{digits}}.safetensors"
+            leaves = {name: leaf[0] for name, leaf in saved.leaves([member.member_id]).items()}
+            write_network(path, _for_evaluation(leaves), member, saved.step)
+            paths.append(path)
+        return paths
 
-def _exported(
-    workdir: pathlib.Path, to: pathlib.Path, member_ids: Sequence[int] | None, step: int | None
-) -> list[pathlib.Path]:
-    """Writes each member as a file; see `export_members`."""
-    saved = saved_step(workdir, step)
-    ids = [member.member_id for member in saved.members] if member_ids is None else member_ids
-    digits, paths = max(2, len(str(max(ids)))), []
-    for position in positions_of(ids, saved.members):  # Only one member is in memory at a time.
-        member = saved.members[position]
-        path = to / f"member_{member.member_id:0{digits}}.safetensors"
-        leaves = {name: leaf[0] for name, leaf in saved.leaves([member.member_id]).items()}
-        write_network(path, _for_evaluation(leaves), member, saved.step)
-        paths.append(path)
-    return paths
+    return moving_on(step, exported)
 
 
 def _for_evaluation(leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -17,7 +17,6 @@ from dist_ens.ground.types import (
     OptState,
     Params,
     PyTree,
-    Structure,
     Tree,
 )
 
@@ -310,15 +309,6 @@ def leaf_type(leaf: Leaf) -> str:
 def differing(types: dict[str, str], others: dict[str, str]) -> list[str]:
     """Returns the names whose values differ between two dicts, or that one of them lacks."""
     return [name for name in {**types, **others} if types.get(name) != others.get(name)]
-
-
-def structure_text(structure: Structure) -> str:
-    """Returns the structure of a pytree as a text, with `*` for each leaf.
-
-    >>> structure_text(jax.tree.structure({"w": 1.0, "b": None}))
-    "{'b': None, 'w': *}"
-    """
-    return str(structure).removeprefix("PyTreeDef(").removesuffix(")")
 
 
 def leaf_types(tree: PyTree) -> dict[str, str]:

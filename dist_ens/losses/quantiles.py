@@ -126,7 +126,8 @@ def quantiles(
     3
     """
     levels = tuple(levels)
-    middle = levels[len(levels) // 2] if len(levels) % 2 else None
+    at = len(levels) // 2
+    middle = levels[at] if len(levels) % 2 else None
     if middle != 0.5 or list(levels) != sorted({level for level in levels if 0 < level < 1}):
         raise UserError(
             f"levels={levels} of quantiles do not ascend in (0, 1) with 0.5 in the middle. Try "
@@ -136,13 +137,7 @@ def quantiles(
         "quantiles",
         partial(pinball, levels=levels),
         Quantiles(levels),
-        partial(_median_error, levels),
+        lambda outputs, targets: squared_error_score(outputs[..., at, None], targets),
         num_outputs=len(levels),
         standardize=standardize,
     )
-
-
-def _median_error(
-    levels: tuple[float, ...], outputs: jax.Array, targets: jax.Array
-) -> dict[str, jax.Array]:
-    return squared_error_score(outputs[..., levels.index(0.5), None], targets)

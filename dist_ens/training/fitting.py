@@ -10,7 +10,7 @@ from dist_ens.ground.types import Callback, Data
 from dist_ens.metrics import Metric
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult, end_run, report_end
-from dist_ens.training.held_out import EvalData
+from dist_ens.training.evaluating import EvalData
 from dist_ens.training.preparing import prepared
 from dist_ens.training.services import running
 
