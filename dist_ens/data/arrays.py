@@ -66,7 +66,8 @@ def source_of_arrays(
     if num_classes is not None:
         raise UserError(f"{where[0]} has real targets. Leave num_classes={num_classes} out.")
     if standardize:
-        return standardized_source(*(Examples(x[None], y[None]) for x, y in examples), name)
+        rows, test_rows = (Examples(x[None], y[None]) for x, y in examples)
+        return standardized_source(rows, test_rows, name)
     return Source(
         Spec(inputs.shape[1:], inputs.dtype.name, (), None), *starmap(ArraySplit, examples)
     )

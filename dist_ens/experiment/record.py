@@ -84,12 +84,6 @@ class Run:
                 exit_code=ExitCode.DAMAGED,
             ) from error
 
-    def trained_with(self, ensemble: Ensemble) -> "Run":
-        """Returns the run with the execution and the mesh of an ensemble."""
-        steps, size = self.experiment.steps_per_call, ensemble.layout.mesh.size
-        record = self.record and self.record.chosen(ensemble.execution, size, steps)
-        return dataclasses.replace(self, record=record)
-
     def with_members(self, member_ids: Sequence[int]) -> "Run":
         """Returns a run with other members."""
         return dataclasses.replace(

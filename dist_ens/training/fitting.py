@@ -108,25 +108,8 @@ def fit(
     >>> int(result.state.step[0])
     20
     """
-    arguments = FitArguments(
-        ensemble=ensemble,
-        data=data,
-        steps=steps,
-        epochs=epochs,
-        batch_size=batch_size,
-        order=order,
-        state=state,
-        callbacks=callbacks,
-        checkpoints=checkpoints,
-        eval_data=eval_data,
-        eval_every=eval_every,
-        validation=validation,
-        metrics=metrics,
-        steps_per_call=steps_per_call,
-        log_every=log_every,
-        progress=progress,
-    )
-    return run_fit(arguments, Door())
+    # The arguments of this function are the fields of `FitArguments`.
+    return run_fit(FitArguments(**locals()), Door())
 
 
 def run_fit(arguments: FitArguments, door: Door) -> FitResult:
