@@ -12,11 +12,15 @@ from absl import flags
 
 from dist_ens import report
 from dist_ens.experiment import POOLINGS
-from dist_ens.experiment.answers import keep
-from dist_ens.experiment.assess import assess
-from dist_ens.experiment.assessment import CALIBRATIONS, CONFORMAL, Assessment, EvaluationRequest
+from dist_ens.experiment.assessment import (
+    CALIBRATIONS,
+    CONFORMAL,
+    Assessment,
+    EvaluationRequest,
+    assess,
+)
 from dist_ens.experiment.loaded import open_finished
-from dist_ens.experiment.loaded_run import LoadedRun
+from dist_ens.experiment.loaded_run import LoadedRun, keep
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.file_writing import require_regular_files

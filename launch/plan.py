@@ -87,13 +87,10 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
 
 def _training_set(run: Run, in_memory: bool) -> TrainingSet | None:
     """Returns the training set that the devices may keep; None if the run is too short for it."""
-    experiment, order = run.experiment, run.order
-    batch_size = experiment.data.global_batch_size
-    call_examples = experiment.steps_per_call * batch_size
+    order = run.order
+    call_examples = run.experiment.steps_per_call * order.global_batch_size
     training_set = TrainingSet(order, run.spec.example_bytes, call_examples)
-    is_kept = training_set.is_worth_keeping(
-        in_memory=in_memory, last_step=run.num_steps, batch_size=batch_size
-    )
+    is_kept = training_set.is_worth_keeping(in_memory=in_memory, last_step=run.num_steps)
     return training_set if is_kept else None
 
 

@@ -30,11 +30,9 @@ from absl import flags
 from dist_ens.data import convert_inputs
 from dist_ens.evaluation import Evaluator, broken_positions
 from dist_ens.evaluation.out_of_bag import held_out_predictions
-from dist_ens.experiment.answers import kept_calibration
-from dist_ens.experiment.assess import out_of_bag_of, without_broken
-from dist_ens.experiment.assessment import told_of_broken
+from dist_ens.experiment.assessment import out_of_bag_of, told_of_broken, without_broken
 from dist_ens.experiment.loaded import open_finished
-from dist_ens.experiment.loaded_run import LoadedRun
+from dist_ens.experiment.loaded_run import LoadedRun, kept_calibration
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.file_reading import read_npy

@@ -10,9 +10,8 @@ from dist_ens.checkpoint import FOLDER
 from dist_ens.data import Source
 from dist_ens.evaluation import Scores
 from dist_ens.experiment import leaves
-from dist_ens.experiment.answers import keep
-from dist_ens.experiment.assess import assess
-from dist_ens.experiment.assessment import EvaluationRequest
+from dist_ens.experiment.assessment import EvaluationRequest, assess
+from dist_ens.experiment.loaded_run import keep
 from dist_ens.experiment.train import Trained, train
 from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import ExitCode

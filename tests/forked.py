@@ -51,7 +51,7 @@ def become(command):
 
 def main():
     import dist_ens.evaluation.calibration
-    import dist_ens.experiment.assess
+    import dist_ens.experiment.assessment
     import dist_ens.experiment.bench
     import dist_ens.experiment.train  # noqa: F401
     import launch  # noqa: F401

@@ -13,7 +13,7 @@ import pytest
 from scipy.special import softmax
 
 import networks
-from dist_ens.callbacks.records import score_record
+from dist_ens.callbacks.json_lines import score_record
 from dist_ens.data import ArraySplit, Spec
 from dist_ens.evaluation import Evaluator, Scores, scores_of_means
 from dist_ens.ground.errors import UserError

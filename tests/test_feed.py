@@ -10,8 +10,7 @@ import pytest
 
 import networks
 from dist_ens.data import ArraySplit, Source, Spec, permuted
-from dist_ens.data.feed import Placement, TrainingSet, call_batches, feed
-from dist_ens.data.feed.on_devices import ShardedFeed
+from dist_ens.data.feed import Placement, ShardedFeed, TrainingSet, feed
 from dist_ens.ensemble import Batches, Drawn, Ensemble, MemberBatches
 from dist_ens.evaluation import evaluate
 from dist_ens.ground.errors import UserError
@@ -218,7 +217,7 @@ def deals(monkeypatch):
                 dealt.append(self._steps)
             return batches
 
-    monkeypatch.setattr(call_batches, "ShardedFeed", Told)
+    monkeypatch.setattr("dist_ens.data.feed.ShardedFeed", Told)
     return dealt
 
 

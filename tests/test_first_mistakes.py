@@ -133,6 +133,7 @@ IN_PYTHON = {
         "ensemble_axis",
     ),
     "a seed of text": (lambda: made(seed="zero"), "seed"),
+    "no ensemble": (lambda: de.fit(None, DATA, steps=1), "Give a dist_ens.Ensemble"),
     # The data.
     "a number as data": (lambda: fit(3), "int"),
     "a class as data": (lambda: fit(dict), "instance"),

@@ -13,7 +13,7 @@ import pytest
 
 from dist_ens.experiment import DataConfig, open_source
 from dist_ens.experiment.config_file import stored_experiment
-from dist_ens.experiment.network_files import read_network
+from dist_ens.experiment.networks import read_network
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.file_reading import read_npy
 

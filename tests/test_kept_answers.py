@@ -21,12 +21,13 @@ from dist_ens.experiment import (
     OptimizerConfig,
     open_source,
 )
-from dist_ens.experiment.answers import keep
-from dist_ens.experiment.assess import assess, out_of_bag_of
 from dist_ens.experiment.assessment import (
     EvaluationRequest,
+    assess,
+    out_of_bag_of,
 )
 from dist_ens.experiment.loaded import open_finished
+from dist_ens.experiment.loaded_run import keep
 from dist_ens.experiment.members import copy_members
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError

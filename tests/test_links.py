@@ -11,8 +11,7 @@ from dist_ens.checkpoint import Checkpoints, saved_steps
 from dist_ens.checkpoint.run_digests import changed_files
 from dist_ens.ensemble.select_execution import keep_execution
 from dist_ens.experiment import Experiment, open_source
-from dist_ens.experiment.assess import assess
-from dist_ens.experiment.assessment import EvaluationRequest
+from dist_ens.experiment.assessment import EvaluationRequest, assess
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import SaveError, UserError
 from dist_ens.ground.file_writing import opened_in_place, replace_file, replaced_file

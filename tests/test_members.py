@@ -30,8 +30,14 @@ from dist_ens.checkpoint.lineage import Event
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.experiment import Experiment, OwnParts
 from dist_ens.experiment.members import _free_ids, copy_members, extend
-from dist_ens.experiment.network_files import network_paths, parts_from, read_network, write_network
-from dist_ens.experiment.networks import export_members, import_members
+from dist_ens.experiment.networks import (
+    export_members,
+    import_members,
+    network_paths,
+    parts_from,
+    read_network,
+    write_network,
+)
 from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import RunError, UserError

@@ -21,8 +21,7 @@ from dist_ens.evaluation.fit_calibration import (
 )
 from dist_ens.evaluation.out_of_bag import held_out_scores
 from dist_ens.experiment import Experiment, open_source
-from dist_ens.experiment.assess import assess
-from dist_ens.experiment.assessment import EvaluationRequest
+from dist_ens.experiment.assessment import EvaluationRequest, assess
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
 from dist_ens.layout import Layout

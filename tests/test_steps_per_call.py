@@ -8,7 +8,7 @@ import pytest
 import dist_ens as de
 from dist_ens.ensemble import Batches
 from dist_ens.layout import Layout
-from dist_ens.training.steps_per_call import choose_steps_per_call
+from dist_ens.training.beginning import choose_steps_per_call
 
 pytestmark = pytest.mark.quick
 

@@ -31,7 +31,7 @@ from dist_ens.ground.state import unstack_members
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.losses import softmax_cross_entropy
 from dist_ens.sampling import Order
-from dist_ens.training.metrics import MetricsReader
+from dist_ens.training.runner import MetricsReader
 from saving import reader, save
 
 

@@ -28,10 +28,10 @@ from dist_ens.experiment import (
     OptimizerConfig,
     open_source,
 )
-from dist_ens.experiment.assess import assess
 from dist_ens.experiment.assessment import (
     Assessment,
     EvaluationRequest,
+    assess,
 )
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train

@@ -167,7 +167,7 @@ def main(verb, coordinator, process_id, folder):
     train(of_groups(folder), folder / "groups")
     # As process 0 has room; nothing is streamed, whatever the other one sees.
     Layout.free_bytes = lambda layout: FOR_A_DIVIDED_SPLIT if cluster.is_main() else 0
-    feed.call_batches._streamed = None
+    feed._streamed = None
     train(experiment(1), folder / "divided")
 
 

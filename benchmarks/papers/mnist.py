@@ -28,9 +28,9 @@ from dist_ens.experiment import (
     OptimizerConfig,
     open_source,
 )
-from dist_ens.experiment.assess import assess
 from dist_ens.experiment.assessment import (
     EvaluationRequest,
+    assess,
 )
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.loaded import open_finished

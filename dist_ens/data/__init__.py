@@ -20,6 +20,7 @@ from dist_ens.data.pipeline import evaluation_batches as evaluation_batches
 from dist_ens.data.pipeline import training_batches as training_batches
 from dist_ens.data.splits import LabelScaledSplit as LabelScaledSplit
 from dist_ens.data.splits import PartOfSplit as PartOfSplit
+from dist_ens.data.splits import batch_shapes_of as batch_shapes_of
 from dist_ens.data.splits import example_bytes_of as example_bytes_of
 from dist_ens.data.splits import example_shapes_of as example_shapes_of
 from dist_ens.data.splits import parts_of as parts_of

@@ -6,8 +6,7 @@ from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
 from dist_ens.data.splits import example_shapes_of
 from dist_ens.ground.errors import UserError, kind_of
-from dist_ens.ground.finite import check_finite
-from dist_ens.ground.narrowing import first_index, narrowed
+from dist_ens.ground.narrowing import check_finite, first_index, narrowed
 from dist_ens.ground.types import PyTree
 
 

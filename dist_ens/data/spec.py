@@ -10,10 +10,9 @@ import numpy as np
 
 from dist_ens.data.class_names import listed
 from dist_ens.ground.errors import UserError, counted
-from dist_ens.ground.json_text import Json, JsonDict
+from dist_ens.ground.json_text import Json, JsonDict, fields_from_record
 from dist_ens.ground.narrowing import held_dtype, narrowed
 from dist_ens.ground.paths import shortened
-from dist_ens.ground.records import fields_from_record
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.host_keys import dtype_in_jax
-from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.narrowing import dtype_in_jax, held_dtype, narrowed
 from dist_ens.ground.state import held_array
 from dist_ens.ground.types import PyTree, Shapes
 
@@ -197,6 +196,13 @@ def example_shapes_of(split: Split) -> Shapes:
     example = split.take(np.zeros(1, np.int64))
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], dtype_in_jax(leaf.dtype)), example
+    )
+
+
+def batch_shapes_of(split: Split, size: int) -> Shapes:
+    """Returns the shapes and types of a batch of `size` examples."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), example_shapes_of(split)
     )
 
 

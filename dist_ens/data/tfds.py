@@ -10,8 +10,7 @@ from dist_ens.data.checks import check_labels, count_classes
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
 from dist_ens.ground.errors import UserError, first_line
-from dist_ens.ground.finite import check_finite
-from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.narrowing import check_finite, held_dtype, narrowed
 from dist_ens.ground.paths import given_path, shortened
 
 # Number of records that are read at once to count the classes. Together they may need much memory,

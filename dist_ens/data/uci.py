@@ -6,8 +6,7 @@ from dist_ens.data.npz import read_npz
 from dist_ens.data.source import Source
 from dist_ens.data.standardize import Examples, standardized_source
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.finite import check_finite
-from dist_ens.ground.narrowing import narrowed
+from dist_ens.ground.narrowing import check_finite, narrowed
 from dist_ens.ground.paths import given_path, shortened
 
 _KEYS = ("data", "index_features", "index_target", "train_idx", "test_idx")

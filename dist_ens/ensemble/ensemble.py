@@ -47,7 +47,7 @@ from dist_ens.ground.types import (
 from dist_ens.layout import Layout, Waves, settled
 from dist_ens.losses import Objective, Prediction
 from dist_ens.members import as_member
-from dist_ens.members.label_scale import has_label_scale
+from dist_ens.members.member import has_label_scale
 from dist_ens.methods import LossFunction, Method
 from dist_ens.processes import cluster
 from dist_ens.processes.compile_cache import use_compile_cache_by_default

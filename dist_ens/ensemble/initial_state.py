@@ -12,7 +12,7 @@ import numpy as np
 from dist_ens.ensemble.failures import no_failures
 from dist_ens.ensemble.optimizer import optimizer_state
 from dist_ens.ground.errors import UserError, counted, kind_of
-from dist_ens.ground.host_keys import dtype_in_jax
+from dist_ens.ground.narrowing import dtype_in_jax
 from dist_ens.ground.randomness import INIT, member_key, pinned_generator
 from dist_ens.ground.state import State, stack_members, without_weak_types
 from dist_ens.ground.types import (
@@ -30,8 +30,15 @@ from dist_ens.layout import MEMBERS, Layout, Waves, copied_off_devices, to_host
 from dist_ens.layout.placing import resting_sharding
 from dist_ens.losses import Objective
 from dist_ens.members import Member, with_compute_dtype
-from dist_ens.members.label_scale import MEAN, NETWORK, STD, has_label_scale, with_label_scale
-from dist_ens.members.member import INPUTS_RULE, explained_network
+from dist_ens.members.member import (
+    INPUTS_RULE,
+    MEAN,
+    NETWORK,
+    STD,
+    explained_network,
+    has_label_scale,
+    with_label_scale,
+)
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble

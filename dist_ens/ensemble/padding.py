@@ -11,7 +11,7 @@ import numpy as np
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.ensemble.checks import check_alive
 from dist_ens.ground.errors import UserError, kind_of
-from dist_ens.ground.finite import check_finite_inputs
+from dist_ens.ground.narrowing import check_finite_inputs
 from dist_ens.ground.state import State, described, refuse_lists
 from dist_ens.ground.types import Array, Inputs, Leaf, Outputs
 from dist_ens.layout import BATCH, REPLICATED, Layout

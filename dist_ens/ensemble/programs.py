@@ -28,7 +28,7 @@ from dist_ens.execution.heuristics import ONE_BY_ONE
 from dist_ens.execution.lift import Lifted, of_all_members
 from dist_ens.execution.spec import Execution
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.host_keys import host_array
+from dist_ens.ground.narrowing import host_array
 from dist_ens.ground.randomness import PREDICT, pinned_generator
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Inputs, Key, Metrics, Outputs, PyTree
@@ -42,7 +42,7 @@ from dist_ens.layout import (
     without_axes,
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
-from dist_ens.members.label_scale import member_label_scale
+from dist_ens.members.member import member_label_scale
 from dist_ens.methods import MemberLoss, loss_of_function, loss_of_objective
 from dist_ens.processes import cluster
 

@@ -13,7 +13,7 @@ from dist_ens.data.class_names import are_names, listed, with_class_numbers
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.ground.errors import UserError, kind_of
-from dist_ens.ground.host_keys import host_array
+from dist_ens.ground.narrowing import host_array
 from dist_ens.ground.state import refuse_lists
 from dist_ens.ground.types import Batch, Data, PyTree, Specs
 from dist_ens.losses import Objective

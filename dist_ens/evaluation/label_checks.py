@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ground.errors import UserError, counted
-from dist_ens.ground.finite import check_finite_inputs
+from dist_ens.ground.narrowing import check_finite_inputs
 from dist_ens.ground.types import Data, Labels, Weights
 from dist_ens.losses import Categorical, Distribution, Objective
 

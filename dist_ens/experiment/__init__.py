@@ -3,7 +3,15 @@
 from dist_ens.experiment.config_file import OwnParts
 from dist_ens.experiment.loaded import load
 from dist_ens.experiment.loaded_run import LoadedRun
-from dist_ens.experiment.named import loss_options, make_model, make_objective, model_options
+from dist_ens.experiment.named import (
+    comes_in_memory,
+    describe_source,
+    loss_options,
+    make_model,
+    make_objective,
+    model_options,
+    open_source,
+)
 from dist_ens.experiment.optimizers import make_optimizer, optimizer_options
 from dist_ens.experiment.reading import fields_named, leaves
 from dist_ens.experiment.record import MAY_CHANGE_ON_RESUME, differences_on_resume
@@ -16,7 +24,6 @@ from dist_ens.experiment.schema import (
     ModelConfig,
     OptimizerConfig,
 )
-from dist_ens.experiment.sources import comes_in_memory, describe_source, open_source
 
 __all__ = [
     "CheckpointConfig",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import numpy as np
 
-from dist_ens.data import ArraySplit, Source, calls, example_shapes_of
+from dist_ens.data import ArraySplit, Source, batch_shapes_of, calls
 from dist_ens.data.feed import PART_OF_THE_MEMORY, ResidentFeed, put_whole
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.programs import step_of_one
@@ -19,7 +19,7 @@ from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.state import State
-from dist_ens.ground.types import Batch, Metrics, Shapes
+from dist_ens.ground.types import Batch, Metrics
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout, in_turn
 from dist_ens.processes import cluster
 from dist_ens.sampling import Order
@@ -53,7 +53,7 @@ class Updates:
         layout = ensemble.layout
         self._draws = ResidentFeed(put_whole(source.train, layout), order, layout, _SEED)
         self._steps_per_call = steps_per_call
-        self.state: State = ensemble.init(_batch(source, order))
+        self.state: State = ensemble.init(batch_shapes_of(source.train, order.global_batch_size))
         self.execution = ensemble.execution
         if chosen:
             first = self._draws(range(steps_per_call))
@@ -89,7 +89,7 @@ class LoopByHand:
             1, devices=ensemble.layout.mesh.devices.ravel()[:1].tolist()
         )
         alone = ensemble.replace(layout=layout, num_members=1, waves=1)
-        batch = _batch(source, order)
+        batch = batch_shapes_of(source.train, order.global_batch_size)
         self.states: list[State] = [
             jax.tree.map(lambda leaf: leaf[0], alone.replace(member_ids=[number]).init(batch))
             for number in range(held)
@@ -119,7 +119,7 @@ class VmapByHand:
         ensemble = ensemble.replace(waves=1)
         members = layout.sharding(MEMBERS)
         batch = layout.sharding(MEMBER_BATCH if order.per_member else BATCH)
-        self.state: State = ensemble.init(_batch(source, order))
+        self.state: State = ensemble.init(batch_shapes_of(source.train, order.global_batch_size))
         axis = 0 if order.per_member else None
         step = jax.jit(
             jax.vmap(step_of_one(ensemble), in_axes=(0, axis, axis)),
@@ -155,15 +155,6 @@ def _host_batches(
         for index in indices.swapaxes(0, 1) if order.per_member else indices:
             batch = jax.tree.map(lambda leaf, at=index: leaf[at], examples)
             yield batch, index.astype(np.int32) if ensemble.uses_positions else None
-
-
-def _batch(source: Source, order: Order) -> Shapes:
-    """Returns shapes and types of a batch."""
-    size = order.global_batch_size
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
-        example_shapes_of(source.train),
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,12 +10,11 @@ from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation.examples import Examples
 from dist_ens.experiment.config_file import NOTHING, OwnParts
-from dist_ens.experiment.named import make_methods, make_model, make_objective
+from dist_ens.experiment.named import make_methods, make_model, make_objective, open_source
 from dist_ens.experiment.optimizers import make_optimizer
 from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.schema import Experiment
-from dist_ens.experiment.sources import open_source
 from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
 from dist_ens.losses import Objective
@@ -28,7 +27,7 @@ from dist_ens.members import (
 )
 from dist_ens.methods import Method, bootstrap
 from dist_ens.processes import cluster
-from dist_ens.training.held_out import eval_data_of
+from dist_ens.training.evaluating import eval_data_of
 from dist_ens.training.run_record import record_of
 
 # Fields that say what happens to the inputs and outputs of a network.

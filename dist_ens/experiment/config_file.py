@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 
 from dist_ens.checkpoint.run_digests import write_run_file
 from dist_ens.data import Source, Spec, check_source
+from dist_ens.experiment.named import open_source
 from dist_ens.experiment.schema import DataConfig, Experiment
-from dist_ens.experiment.sources import open_source
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.file_reading import bytes_in
 from dist_ens.ground.json_text import from_json

@@ -86,43 +86,30 @@ def open_finished(
     """Loads a run as `load` does; `dropout_samples` replaces those of the run, 0 for none."""
     folder = given_path(workdir, "folder")
     file = config or NO_FILE
-    return moving_on(
-        step, lambda: _loaded(folder, step, member_ids, ensemble, file, dropout_samples)
-    )
 
+    def loaded() -> LoadedRun:
+        checkpoint = saved_step(folder, step)
+        record = StepRecord.from_dict(checkpoint.run)
+        members, ids = checkpoint.members, member_ids
+        if ids is not None:
+            members = tuple(members[position] for position in positions_of(ids, members))
+        elif len(members) < record.num_members:  # Others were dropped by the policy `drop`.
+            ids = [member.member_id for member in members]
+        run, parts = None, NOTHING
+        if not record.config:
+            own = _given_ensemble(folder, record, ensemble, ids)
+        else:
+            run = Run.from_dict(checkpoint.run)
+            run = run if ids is None else run.with_members(ids)
+            parts = parts_of(run, folder, file)
+            run, own = _described_ensemble(run, parts, folder, dropout_samples)
+        structures = saved_structures(own.abstract_state(record.batch_shapes()))
+        state = own.with_record(checkpoint.state(*structures, member_ids=ids))
+        if record.class_names:
+            state = state._replace(class_names=ClassNames(record.class_names))
+        return LoadedRun(run, own, state, checkpoint.step, parts, members, file, folder)
 
-def _loaded(
-    folder: pathlib.Path,
-    step: int | None,
-    member_ids: Sequence[int] | None,
-    ensemble: Ensemble | None,
-    config: ConfigFile,
-    dropout_samples: int | None,
-) -> LoadedRun:
-    """Loads a run; see `open_finished`."""
-    checkpoint = saved_step(folder, step)
-    at, values = checkpoint.step, checkpoint.run
-    record = StepRecord.from_dict(values)
-    members = checkpoint.members
-    if member_ids is not None:
-        members = tuple(members[position] for position in positions_of(member_ids, members))
-    elif len(members) < record.num_members:  # Others were dropped by the policy `drop`.
-        member_ids = [member.member_id for member in members]
-    run, parts = None, NOTHING
-    if not record.config:
-        ensemble = _given_ensemble(folder, record, ensemble, member_ids)
-    else:
-        run = Run.from_dict(values)
-        run = run if member_ids is None else run.with_members(member_ids)
-        parts = parts_of(run, folder, config)
-        run, ensemble = _described_ensemble(run, parts, folder, dropout_samples)
-    batch = record.batch_shapes()
-    structures = saved_structures(ensemble.abstract_state(batch))
-    state = checkpoint.state(*structures, member_ids=member_ids)
-    state = ensemble.with_record(state)
-    if record.class_names:
-        state = state._replace(class_names=ClassNames(record.class_names))
-    return LoadedRun(run, ensemble, state, at, parts, members, config, folder)
+    return moving_on(step, loaded)
 
 
 def _described_ensemble(

@@ -20,7 +20,6 @@ from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.experiment.config_file import EXPERIMENT, NO_FILE, ConfigFile, store_experiment
 from dist_ens.experiment.loaded import parts_of
 from dist_ens.experiment.record import Run, differences_on_resume
-from dist_ens.experiment.schema import Experiment
 from dist_ens.experiment.train import train
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
@@ -81,8 +80,15 @@ def extend(
     file = config or NO_FILE
     parts, source = parts_of(run, workdir, file), file.open_source(run.experiment.data)
     run.require_trained_on(source)
+    experiment = dataclasses.replace(
+        run.experiment.with_members(member_ids),
+        steps=members.step,
+        epochs=None,
+        execution=run.execution or run.experiment.execution,
+        layout=dataclasses.replace(run.experiment.layout, ensemble_axis=None),
+    )
     trained = train(
-        _experiment_of(run, member_ids, members.step),
+        experiment,
         to / NEW_MEMBERS,
         parts=dataclasses.replace(parts, callbacks=()),  # They may end training before that step.
         member_file=run.member_file,
@@ -92,18 +98,6 @@ def extend(
         return None
     new = read_members(to / NEW_MEMBERS, members.step)
     return write_run(to, members.joined(new))
-
-
-def _experiment_of(run: Run, member_ids: Sequence[int], step: int) -> Experiment:
-    """Returns the experiment that trains more members for a run up to a step."""
-    experiment = run.experiment
-    return dataclasses.replace(
-        experiment.with_members(member_ids),
-        steps=step,
-        epochs=None,
-        execution=run.execution or experiment.execution,
-        layout=dataclasses.replace(experiment.layout, ensemble_axis=None),
-    )
 
 
 def _ids_in(

@@ -1,11 +1,17 @@
-"""Networks, losses and methods by the names that a config gives.
+"""Networks, losses, methods and data sources by the names that a config gives.
 
 A name is looked up in the `__all__` of its module, so that a network of `dist_ens.models`, an
 objective of `dist_ens.losses` and a method of `dist_ens.methods` need no other entry. The options
 of a config are the further arguments of the function.
+
+The name `npz:FILE` calls `open_npz(FILE)` of the module `dist_ens.data.npz`: a kind of source is a
+module of `dist_ens.data` with such a function, and needs no other entry. The fields of `DataConfig`
+of the same name are its other arguments.
 """
 
+import importlib
 import inspect
+import pkgutil
 import typing
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -13,17 +19,29 @@ from typing import Any
 
 import numpy as np
 
-from dist_ens import losses, methods, models
-from dist_ens.experiment.reading import checked_field, nearest_field
-from dist_ens.experiment.schema import LossConfig, ModelConfig, OptimizerConfig
-from dist_ens.ground.errors import UserError, first_line
+from dist_ens import data, losses, methods, models
+from dist_ens.data import Source, Spec, Split
+from dist_ens.data.idx import open_idx_test
+from dist_ens.data.source import num_held_out
+from dist_ens.experiment.reading import checked_field, nearest_field, words_of_a_config
+from dist_ens.experiment.schema import DataConfig, LossConfig, ModelConfig, OptimizerConfig
+from dist_ens.ground.errors import UserError, did_you_mean, first_line
 from dist_ens.ground.numbers import require_one_of
+from dist_ens.ground.paths import shortened
 from dist_ens.losses import Objective
 from dist_ens.members import Member
 from dist_ens.methods import Method
 
 _CLASSES, _RANGES = "num_classes", "input_ranges"  # Arguments that the data gives.
 Options = dict[str, tuple[object, type]]
+_OPEN, _DESCRIBE = "open_", "describe_"
+_PLACES = {"idx": "DIR", "tfds": "NAME", "digits": ""}  # Others are files.
+_MODULES = {
+    found.name: importlib.import_module(f"{data.__name__}.{found.name}")
+    for found in pkgutil.iter_modules(data.__path__)
+}
+_KINDS = [name for name, module in _MODULES.items() if hasattr(module, _OPEN + name)]
+_KNOWN = ", ".join(f"{each}:{_PLACES.get(each, 'FILE')}".rstrip(":") for each in _KINDS)
 
 
 def _made_by(module: ModuleType, returned: object) -> dict[str, Callable[..., Any]]:
@@ -146,3 +164,58 @@ def checked_options(
         hint = tuple[object, ...] if kind is tuple else kind
         checked[option] = checked_field(path, value, hint | None if default is None else hint)
     return checked
+
+
+def open_source(config: DataConfig) -> Source:
+    """Opens the data set that a config names.
+
+    It has a validation split if `config.validation` is above 0. Its `source` is `digits`,
+    `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or `uci:FILE`. Examples in memory have been
+    checked. A TFDS source checks them when it reads them.
+    """
+    return _call(_OPEN, config).with_validation(config.validation)
+
+
+def open_test(config: DataConfig) -> Split:
+    """Opens the test split of the data set that a config names, without a training split."""
+    kind, place = _parse(config.source)
+    return open_idx_test(place) if kind == "idx" else _call(_OPEN, config).test
+
+
+def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
+    """Describes the examples of a data set, reading little, with the number of training examples.
+
+    The number is None if TFDS has not prepared the data set.
+    """
+    if hasattr(_MODULES[kind := _parse(config.source)[0]], _DESCRIBE + kind):
+        spec, count = _call(_DESCRIBE, config)
+    else:
+        source = _call(_OPEN, config)
+        spec, count = source.spec, source.num_train_examples
+    return spec, count and count - num_held_out(config.validation, count)
+
+
+def comes_in_memory(config: DataConfig) -> bool:
+    """Returns whether opening the data set that a config names reads its examples into memory."""
+    return _parse(config.source)[0] != "tfds"
+
+
+@words_of_a_config()
+def _call(verb: str, config: DataConfig) -> Any:
+    """Calls the function of a kind of source with its arguments from a config."""
+    kind, place = _parse(config.source)
+    function: Callable[..., Any] = getattr(_MODULES[kind], verb + kind)
+    names = [*inspect.signature(function).parameters][bool(place) :]
+    arguments = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return function(*([place] if place else []), **arguments)
+
+
+def _parse(source: str) -> tuple[str, str]:
+    """Splits the name of a source into its kind and its path or name."""
+    kind, _, place = source.partition(":")
+    if kind not in _KINDS or bool(place) == (_PLACES.get(kind) == ""):
+        meant = "" if kind in _KINDS else did_you_mean(kind, _KINDS)
+        raise UserError(
+            f"data.source={shortened(source)} is not a data source.{meant} Choose one of {_KNOWN}."
+        )
+    return kind, place

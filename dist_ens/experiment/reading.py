@@ -12,8 +12,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.json_text import Json
-from dist_ens.ground.records import as_tuple, checked_type
+from dist_ens.ground.json_text import Json, as_tuple, checked_type
 
 # A section with a field of this name, a mapping, takes arguments of a function that another field
 # names. In a config they stand beside the section's own fields.

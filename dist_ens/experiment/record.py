@@ -15,9 +15,8 @@ from dist_ens.experiment.reading import leaves
 from dist_ens.experiment.schema import Experiment
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ExitCode, RunError, UserError
-from dist_ens.ground.json_text import Json, JsonDict
+from dist_ens.ground.json_text import Json, JsonDict, fields_from_record
 from dist_ens.ground.randomness import KEY_RULE
-from dist_ens.ground.records import fields_from_record
 from dist_ens.metrics import Metric
 from dist_ens.sampling import Order
 
@@ -84,12 +83,6 @@ class Run:
                 "it, or it is damaged: read it with that version.",
                 exit_code=ExitCode.DAMAGED,
             ) from error
-
-    def trained_with(self, ensemble: Ensemble) -> "Run":
-        """Returns the run with the execution and the mesh of an ensemble."""
-        steps, size = self.experiment.steps_per_call, ensemble.layout.mesh.size
-        record = self.record and self.record.chosen(ensemble.execution, size, steps)
-        return dataclasses.replace(self, record=record)
 
     def with_members(self, member_ids: Sequence[int]) -> "Run":
         """Returns a run with other members."""
@@ -162,17 +155,14 @@ class Run:
 
     def require_trained_on(self, source: Source) -> None:
         """Raises a `UserError` unless a source is the one that the run was trained on."""
-        if different := self._on(source)._differences(self):
+        count, splits = source.num_train_examples, source.fingerprint
+        here = dataclasses.replace(self, spec=source.spec, num_train_examples=count, splits=splits)
+        if different := here._differences(self):
             raise UserError(
                 f"The data from {self.experiment.data.source} is not what the run was trained on: "
                 f"{listed(different)}. Put the data set back. If make_source of a config file "
                 "made it, give that file as config."
             )
-
-    def _on(self, source: Source) -> "Run":
-        """Returns this run with the facts of another source."""
-        count, splits = source.num_train_examples, source.fingerprint
-        return dataclasses.replace(self, spec=source.spec, num_train_examples=count, splits=splits)
 
     def check_resumes(self, saved: Mapping[str, Json], folder: str | os.PathLike[str]) -> None:
         """Raises a `UserError` unless this experiment and its data may resume a saved run."""

@@ -96,9 +96,12 @@ def train(
     elif scores is not None and cluster.is_main():
         report.write_summary(workdir, _summary(run, result, scores, workdir))
         _print_scores(console, scores)
+    ensemble = result.ensemble
+    size, num_steps = ensemble.layout.mesh.size, experiment.steps_per_call
+    record = run.record and run.record.chosen(ensemble.execution, size, num_steps)
     return Trained(
-        run.trained_with(result.ensemble),
-        result.ensemble,
+        dataclasses.replace(run, record=record),
+        ensemble,
         result.state,
         result.step,
         scores,

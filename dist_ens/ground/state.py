@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ground.errors import UserError, counted, kind_of
-from dist_ens.ground.host_keys import generator_of, host_array
-from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.narrowing import generator_of, held_dtype, host_array, narrowed
 from dist_ens.ground.types import (
     Key,
     KeyPath,
@@ -18,7 +17,6 @@ from dist_ens.ground.types import (
     OptState,
     Params,
     PyTree,
-    Structure,
     Tree,
 )
 
@@ -311,15 +309,6 @@ def leaf_type(leaf: Leaf) -> str:
 def differing(types: dict[str, str], others: dict[str, str]) -> list[str]:
     """Returns the names whose values differ between two dicts, or that one of them lacks."""
     return [name for name in {**types, **others} if types.get(name) != others.get(name)]
-
-
-def structure_text(structure: Structure) -> str:
-    """Returns the structure of a pytree as a text, with `*` for each leaf.
-
-    >>> structure_text(jax.tree.structure({"w": 1.0, "b": None}))
-    "{'b': None, 'w': *}"
-    """
-    return str(structure).removeprefix("PyTreeDef(").removesuffix(")")
 
 
 def leaf_types(tree: PyTree) -> dict[str, str]:

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec, Sharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
 from dist_ens.ground.errors import UserError, counted
-from dist_ens.ground.host_keys import generator_of
+from dist_ens.ground.narrowing import generator_of
 from dist_ens.ground.state import as_held
 from dist_ens.ground.types import Array, Leaf, PyTree, Shapes, Specs, Tree
 from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of, broadcast, is_spec

@@ -17,8 +17,7 @@ from typing_extensions import override
 
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.numbers import whole_number
-from dist_ens.losses.distribution import Distribution, Summary, Values, with_samples
-from dist_ens.losses.objective import Objective
+from dist_ens.losses.distribution import Distribution, Objective, Summary, Values, with_samples
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import CLASSIFICATION
 from dist_ens.metrics.classification import (

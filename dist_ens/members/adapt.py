@@ -10,12 +10,11 @@ import jax
 from dist_ens.ground.errors import UserError, call_error, first_line, name_of
 from dist_ens.ground.types import Network, PyTree
 from dist_ens.members.equinox import from_equinox
-from dist_ens.members.functions import from_init_and_apply
+from dist_ens.members.functions import from_init_and_apply, from_pytree
 from dist_ens.members.haiku import from_haiku
 from dist_ens.members.linen import from_linen
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.nnx import from_nnx
-from dist_ens.members.pytree import from_pytree
 
 _NETWORKS = (
     "Give a flax.linen module, a function of `rngs` that makes a flax.nnx module, a function of "

@@ -13,8 +13,7 @@ from dist_ens.ground.types import Batch, Key, ModelState, Params, PyTree
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import Ratio, batch_mean
 from dist_ens.members import Member
-from dist_ens.members.label_scale import standardized
-from dist_ens.members.member import floats_as
+from dist_ens.members.member import floats_as, standardized
 from dist_ens.members.modes import switch_arguments
 from dist_ens.metrics.metric import one_a_row
 

@@ -3,8 +3,8 @@
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.ending import FitResult
+from dist_ens.training.evaluating import EvalData
 from dist_ens.training.fitting import fit, run_fit
-from dist_ens.training.held_out import EvalData
 
 __all__ = [
     "BatchIterable",

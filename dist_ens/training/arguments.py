@@ -14,7 +14,7 @@ from dist_ens.ground.state import State, refuse_lists
 from dist_ens.ground.types import Callback, Data
 from dist_ens.metrics import Metric
 from dist_ens.training.data_protocol import is_tree_of_arrays
-from dist_ens.training.held_out import EvalData
+from dist_ens.training.evaluating import EvalData
 
 EPOCH = "epoch"  # Value of `eval_every` for an evaluation at the end of each epoch.
 _A_STATE = "a State, such as that of Ensemble.init or of an earlier FitResult"
@@ -44,12 +44,12 @@ class FitArguments:
     def __post_init__(self) -> None:
         for name, value, kind, instead in (
             ("The ensemble", self.ensemble, Ensemble, "a dist_ens.Ensemble"),
-            ("checkpoints", self.checkpoints, Checkpoints, "Checkpoints('runs/a')"),
-            ("order", self.order, OrderRule, "one of dist_ens.data, such as data.kfold(5)"),
-            ("The given state", self.state, State, _A_STATE),
+            ("checkpoints", self.checkpoints, Checkpoints | None, "Checkpoints('runs/a')"),
+            ("order", self.order, OrderRule | None, "one of dist_ens.data, such as data.kfold(5)"),
+            ("The given state", self.state, State | None, _A_STATE),
             ("callbacks", self.callbacks, Sequence, "a list of callbacks: callbacks=[...]"),
         ):
-            if not isinstance(value, kind | None):
+            if not isinstance(value, kind):
                 raise UserError(f"{name} is {kind_of(value)}. Give {instead}.")
         steps, epochs = self.steps, self.epochs
         if (steps is None) == (epochs is None):

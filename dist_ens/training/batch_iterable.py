@@ -19,8 +19,8 @@ from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches, rows_of
 from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.ground.errors import RunError, UserError, counted
-from dist_ens.ground.host_keys import dtype_in_jax
 from dist_ens.ground.json_text import Json
+from dist_ens.ground.narrowing import dtype_in_jax
 from dist_ens.ground.state import (
     described,
     differing,

@@ -2,10 +2,13 @@
 
 import dataclasses
 import itertools
+import math
 import pathlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 from dist_ens.callbacks import RunInfo
 from dist_ens.checkpoint import OpenCheckpoints, ids_text
@@ -16,6 +19,8 @@ from dist_ens.ensemble.failures import saved_structures
 from dist_ens.ensemble.initial_state import set_label_scale
 from dist_ens.ensemble.microbatches import microbatch_warning
 from dist_ens.ensemble.select_execution import choose
+from dist_ens.execution.lowerings import CONVOLUTION, PRODUCT
+from dist_ens.execution.rewrite import contains, equations
 from dist_ens.execution.spec import AUTO
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, counted
@@ -27,8 +32,16 @@ from dist_ens.processes import cluster
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.preparing import Job
-from dist_ens.training.states import saved_position
-from dist_ens.training.steps_per_call import choose_steps_per_call
+from dist_ens.training.saving import saved_position
+
+# Aimed duration of a call in seconds. Dispatching a call takes less than a hundredth of it. On a
+# CPU, a call must also be long enough for a member's state to stay in the cache for several steps.
+_CALL_SECS = {"cpu": 0.5}
+_CALL_SECS_OF_ACCELERATORS = 0.02
+# Order of magnitude of the operations per second of all devices of a CPU together, and of one
+# accelerator.
+_CPU_FLOPS, _ACCELERATOR_FLOPS = 1e11, 5e13
+_MOST_STEPS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,3 +240,35 @@ def _steps_per_call(
     # Only calls of one step can end where an epoch of a fractional number of steps ends.
     multiples = [int(each) if each.denominator == 1 else 1 for each in cadences if each is not None]
     return choose_steps_per_call(ensemble.layout, traced, *multiples)
+
+
+def choose_steps_per_call(layout: Layout, traced_step: ClosedJaxpr, *multiples: int) -> int:
+    """Returns the number of steps in a call for which dispatching costs little, at most 64.
+
+    It depends on the network, the batch and the platform, and on no clock, so that a run that
+    resumes makes the same calls. The result divides the multiples, which are cadences in steps.
+    """
+    if layout.platform == "cpu" and contains(traced_step, CONVOLUTION):
+        return 1  # The gradient of a convolution is slow inside a loop.
+    members = layout.members_per_device
+    flops = members * sum(_flops(eqn) for eqn in equations(traced_step.jaxpr))
+    if layout.platform == "cpu":
+        secs = flops * layout.mesh.size / _CPU_FLOPS
+    else:
+        secs = flops / _ACCELERATOR_FLOPS
+    wanted = _CALL_SECS.get(layout.platform, _CALL_SECS_OF_ACCELERATORS) / max(secs, 1e-9)
+    most = max(1, min(_MOST_STEPS, int(wanted)))
+    common = math.gcd(*multiples)  # 0 without multiples, which every number divides.
+    return max(divisor for divisor in range(1, most + 1) if common % divisor == 0)
+
+
+def _flops(eqn: Any) -> float:
+    """Returns the operations of a matrix product or a convolution; 0 for others."""
+    if eqn.primitive is PRODUCT:
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        terms = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+        return 2.0 * math.prod(eqn.outvars[0].aval.shape) * terms
+    if eqn.primitive is CONVOLUTION:
+        kernel = eqn.invars[1].aval.shape
+        return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) / max(kernel)
+    return 0.0

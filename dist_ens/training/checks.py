@@ -20,7 +20,7 @@ from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, specs_of_batch
 from dist_ens.losses import Objective
 from dist_ens.training.arguments import FitArguments
 from dist_ens.training.data_protocol import TrainingData
-from dist_ens.training.held_out import EvalData
+from dist_ens.training.evaluating import EvalData
 
 # Training is slow if the mean or the standard deviation of the labels is larger, because the
 # outputs start near 0.

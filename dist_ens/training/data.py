@@ -9,7 +9,7 @@ import numpy as np
 from typing_extensions import override
 
 from dist_ens.callbacks import RunInfo
-from dist_ens.data import Source, Split, TreeSplit, calls, example_shapes_of, shared
+from dist_ens.data import Source, Split, TreeSplit, batch_shapes_of, calls, shared
 from dist_ens.data.feed import feed
 from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches
@@ -38,11 +38,7 @@ class OrderedSplit(TrainingData):
     @property
     @override
     def batch(self) -> Shapes:
-        size = self.order.global_batch_size
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
-            example_shapes_of(self.split),
-        )
+        return batch_shapes_of(self.split, self.order.global_batch_size)
 
     @property
     @override

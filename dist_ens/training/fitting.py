@@ -10,7 +10,7 @@ from dist_ens.ground.types import Callback, Data
 from dist_ens.metrics import Metric
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult, end_run, report_end
-from dist_ens.training.held_out import EvalData
+from dist_ens.training.evaluating import EvalData
 from dist_ens.training.preparing import prepared
 from dist_ens.training.services import running
 
@@ -108,25 +108,8 @@ def fit(
     >>> int(result.state.step[0])
     20
     """
-    arguments = FitArguments(
-        ensemble=ensemble,
-        data=data,
-        steps=steps,
-        epochs=epochs,
-        batch_size=batch_size,
-        order=order,
-        state=state,
-        callbacks=callbacks,
-        checkpoints=checkpoints,
-        eval_data=eval_data,
-        eval_every=eval_every,
-        validation=validation,
-        metrics=metrics,
-        steps_per_call=steps_per_call,
-        log_every=log_every,
-        progress=progress,
-    )
-    return run_fit(arguments, Door())
+    # The arguments of this function are the fields of `FitArguments`.
+    return run_fit(FitArguments(**locals()), Door())
 
 
 def run_fit(arguments: FitArguments, door: Door) -> FitResult:

@@ -24,7 +24,7 @@ from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.checks import try_parts
 from dist_ens.training.data import training_data
 from dist_ens.training.data_protocol import TrainingData
-from dist_ens.training.held_out import EvalData, eval_data_of, with_validation
+from dist_ens.training.evaluating import EvalData, eval_data_of, with_validation
 from dist_ens.training.run_record import record_of, with_data
 
 

@@ -13,7 +13,7 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 from dist_ens.ground.randomness import KEY_RULE
 from dist_ens.ground.state import leaf_types
-from dist_ens.ground.types import Batch, PyTree
+from dist_ens.ground.types import Batch
 from dist_ens.processes import cluster
 from dist_ens.training.data_protocol import TrainingData
 
@@ -26,6 +26,7 @@ def record_of(ensemble: Ensemble, batch: Batch) -> StepRecord:
     """Returns the record of a run, without its data, given shapes and types of a global batch."""
     # The policy for failures may change on resume, so the record does not depend on it.
     ensemble = ensemble.replace(failure_policy=None)
+    leaves = leaf_types(ensemble.abstract_state(batch))
     objective, has_own = ensemble.trained_objective, ensemble.own_step is not None
     return StepRecord(
         member=ensemble.member.name,
@@ -42,7 +43,7 @@ def record_of(ensemble: Ensemble, batch: Batch) -> StepRecord:
         ),
         fingerprint=fingerprint_of_step(ensemble, batch),
         versions=versions(),
-        leaves=_hash_of_leaves(ensemble.abstract_state(batch)),
+        leaves=hashlib.sha256(repr(sorted(leaves.items())).encode()).hexdigest(),
         key_rule=KEY_RULE,
     )
 
@@ -70,10 +71,6 @@ def with_data(
         validation=validation,
         examples=of_main.hex() if any(of_main) else None,
     )
-
-
-def _hash_of_leaves(state: PyTree) -> str:
-    return hashlib.sha256(repr(sorted(leaf_types(state).items())).encode()).hexdigest()
 
 
 def _name_of(part: object) -> str:

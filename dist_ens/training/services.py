@@ -18,8 +18,7 @@ from dist_ens.training.evaluating import Evaluating, Recording
 from dist_ens.training.failure_response import FailureResponse
 from dist_ens.training.preparing import Job
 from dist_ens.training.runner import Runner
-from dist_ens.training.saving import BestState, Saving
-from dist_ens.training.states import restore_states
+from dist_ens.training.saving import BestState, Saving, restore_states
 
 
 class Progress(Service):
