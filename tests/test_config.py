@@ -71,26 +71,18 @@ def test_the_name_of_a_field_in_another_library_is_understood(name, meant):
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"stepz": 1}, "The config has no field 'stepz'. Did you mean 'steps'?"),
         ({"data": {"shufle": False}}, "no field 'data.shufle'. Did you mean 'shuffle'?"),
-        ({"steps": "many"}, "steps must be int or None: got 'many', a str."),
         ({"steps": True}, "steps must be int or None: got True, a bool."),
         ({"data": {"mean": ["a"]}}, "data.mean[0] must be float: got 'a'"),
         ({"data": 3}, "data is 3, but it is a section with fields."),
         ({"steps": 1, "epochs": 1.0}, "steps=1 and epochs=1.0: exactly one must be set."),
-        (
-            {"steps": 1, "optimizer": {"schedule": "cosine"}},
-            "A schedule that decays needs schedule_steps",
-        ),
+        ({"steps": 1, "optimizer": {"schedule": "cosine"}}, "that decays needs schedule_steps"),
         ({"steps": 1, "data": {"num_folds": 5}}, "Give data.num_folds with data.examples"),
-        (
-            {"steps": 1, "num_members": None, "members_per_group": 0},
-            "members_per_group is 0. Give a whole number",
-        ),
+        ({"steps": 1, "num_members": None, "members_per_group": 0}, "members_per_group is 0. "),
         ({"data": {"examples": "kfold", "num_folds": 0}}, "data.num_folds is 0."),
         (
             {"steps": 1, "data": {"shuffle": False}, "loss": {"mixup": 0.2}},
-            "loss.mixup=0.2 needs shuffled examples",
+            "mixup=0.2 needs shuffled",
         ),
         ({"data": {"global_batch_size": 0}}, "data.global_batch_size is 0."),
         ({"data": {"context_length": 0}}, "data.context_length is 0."),
@@ -99,14 +91,8 @@ def test_the_name_of_a_field_in_another_library_is_understood(name, meant):
         ({"compute": {"dtype": "float16"}}, "compute.dtype='float16' is unknown."),
         ({"optimizer": {"momentum": 1.0}}, "optimizer.momentum must lie in [0, 1): got 1.0."),
         ({"optimizer": {"weight_decay": -1.0}}, "optimizer.weight_decay=-1.0 must be 0 or"),
-        (
-            {"optimizer": {"schedule": "cosine", "schedule_steps": 0}},
-            "optimizer.schedule_steps is 0.",
-        ),
-        (
-            {"evaluation": {"every_steps": 1, "every_epoch": True}},
-            "evaluation.every_steps and evaluation.every_epoch: leave one out.",
-        ),
+        ({"optimizer": {"schedule": "cosine", "schedule_steps": 0}}, ".schedule_steps is 0."),
+        ({"evaluation": {"every_steps": 1, "every_epoch": True}}, "every_epoch: leave one out."),
         ({"evaluation": {"global_batch_size": 0}}, "evaluation.global_batch_size is 0."),
     ],
 )

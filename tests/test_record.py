@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import operator
 import pathlib
 import shutil
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dist_ens.data import source_of_arrays
+from dist_ens.data import ArraySplit, source_of_arrays
 from dist_ens.experiment import OwnParts
 from dist_ens.experiment.build import build_ensemble, identified
 from dist_ens.experiment.loaded import open_finished
@@ -146,41 +147,25 @@ def test_other_versions_are_said_and_not_refused(copied, capsys):
         trained(copied, 24, waved())
 
 
-class Augmenting:
-    """A split that yields its examples a little differently each time."""
+class Augmenting(ArraySplit):
+    """A split that yields other inputs each time."""
 
-    in_memory = False
-
-    def __init__(self, split):
-        self.split, self.random = split, np.random.default_rng(0)
-
-    def __len__(self):
-        return len(self.split)
+    in_memory, drawn = False, itertools.count()
 
     def take(self, indices):
-        examples = self.split.take(indices)
-        noise = self.random.normal(size=examples["inputs"].shape).astype(np.float32)
-        return {**examples, "inputs": examples["inputs"] + noise}
+        return super().take(indices) | {"inputs": self.inputs[indices] + next(self.drawn)}
 
 
 def test_a_split_that_yields_something_else_each_time_has_no_fingerprint_and_goes_on(tmp_path):
-    def augmented():
-        return dataclasses.replace(source(), train=Augmenting(source().train))
-
-    assert [*augmented().fingerprint] == ["test"]
-    trained(tmp_path, 8, data=augmented())
-    assert trained(tmp_path, 16, data=augmented()).step == 16
+    augmented = dataclasses.replace(source(), train=Augmenting(X, Y))
+    assert [*augmented.fingerprint] == ["test"]
+    trained(tmp_path, 8, data=augmented)
+    assert trained(tmp_path, 16, data=augmented).step == 16
 
 
 def test_how_precisely_jax_computes_is_no_part_of_a_step(finished):
     with jax.default_matmul_precision("highest"):
         opened(finished, plain())
-
-
-class Dense(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(4)(x)
 
 
 def test_a_steps_fingerprint_depends_on_the_step_alone():
@@ -197,7 +182,7 @@ def test_a_steps_fingerprint_depends_on_the_step_alone():
     assert fingerprint(plain(), num_members=1, devices=4) == expected
     assert fingerprint(plain(), execution="loop", layout={"waves": 2}) == expected
     assert fingerprint(plain(), optimizer={"learning_rate": 2e-2}) != expected
-    assert fingerprint(from_linen(Dense())) != expected
+    assert fingerprint(from_linen(nn.Dense(4))) != expected
     adversarial = fingerprint(plain(), loss={"adversarial": 0.01})
     assert expected != adversarial == fingerprint(plain(), loss={"adversarial": 0.01})
 
