@@ -13,7 +13,8 @@ import pytest
 import dist_ens as de
 import failing
 from dist_ens.callbacks import STOP, EarlyStopping
-from dist_ens.checkpoint import opened, saved_steps
+from dist_ens.checkpoint import opened
+from dist_ens.checkpoint import saved_steps as steps_in
 
 _RANDOM = np.random.default_rng(0)
 # 16 examples of 20 inputs are learnt by heart, so that the score of others rises from some step on.
@@ -34,9 +35,8 @@ def fit(steps=60, *, rows=2, columns=1, waves=1, said=None, **options):
     devices = jax.devices()[: rows * columns]
     layout = de.Layout.make(4, ensemble_axis=rows, devices=devices)
     objective, optimizer = de.losses.categorical(2), optax.sgd(0.2)
-    ensemble = de.Ensemble(
-        NETWORK, optimizer, objective, num_members=4, layout=layout, execution="vmap", waves=waves
-    )
+    how = {"num_members": 4, "layout": layout, "execution": "vmap", "waves": waves}
+    ensemble = de.Ensemble(NETWORK, optimizer, objective, **how)
     options = {"eval_data": OTHERS, "eval_every": 2, "steps_per_call": 2} | options
     say = None if said is None else said.append
     return ensemble, failing.fit(ensemble, TRAIN, steps=steps, say=say, **options)
@@ -44,10 +44,6 @@ def fit(steps=60, *, rows=2, columns=1, waves=1, said=None, **options):
 
 def saved_in(folder, **options):
     return de.Checkpoints(folder, every_secs=None, **options)
-
-
-def steps_in(folder):
-    return saved_steps(folder)
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +95,10 @@ def test_a_callback_of_ones_own_chooses_the_state_that_is_returned():
 
 def test_the_best_score_counts_also_where_it_improves_by_less_than_min_delta():
     stopping = EarlyStopping("loss", patience=3, min_delta=0.1, direction="lower")
-    answers = [
-        stopping.evaluated(step, types.SimpleNamespace(ensemble={"loss": loss}, metrics=()))
-        for step, loss in enumerate((1.0, 0.95, 0.92, 0.94), start=1)
-    ]
+    losses = {1: 1.0, 2: 0.95, 3: 0.92, 4: 0.94}
+    scores = [types.SimpleNamespace(ensemble={"loss": x}, metrics=()) for x in losses.values()]
     # No score is below 1.0 - 0.1, and three have come since.
-    assert answers == [None, None, None, STOP]
+    assert list(map(stopping.evaluated, losses, scores)) == [None, None, None, STOP]
     assert stopping.best_step() == 3
 
 

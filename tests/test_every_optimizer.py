@@ -18,6 +18,7 @@ MEMBERS, STEPS, BATCH, CLASSES, SEED = 4, 5, 8, 3, 7
 _RANDOM = np.random.default_rng(0)
 INPUTS = _RANDOM.normal(size=(STEPS, BATCH, 6)).astype(np.float32)
 LABELS = _RANDOM.integers(0, CLASSES, (STEPS, BATCH)).astype(np.int32)
+BATCHES = [{"inputs": x, "labels": y} for x, y in zip(INPUTS, LABELS, strict=True)]
 
 
 # The optimizers of Optax, each with arguments that let this network learn.
@@ -55,10 +56,11 @@ OPTIMIZERS = {
 
 # Those that take more than a gradient, or keep more than running means of it. The others are tested
 # in long runs.
-OF_OWN_KIND = {
-    *("adafactor", "adamw", "apply_if_finite", "flatten", "galore", "lbfgs", "mechanize", "momo"),
-    *("muon", "noisy_sgd", "polyak_sgd", "sam", "schedule_free", "sgd", "sophia"),
-}
+_OWN = """
+    adafactor adamw apply_if_finite flatten galore lbfgs mechanize momo muon noisy_sgd polyak_sgd
+    sam schedule_free sgd sophia
+"""
+OF_OWN_KIND = _OWN.split()
 
 
 def is_bias(params):
@@ -83,11 +85,8 @@ class Langevin(ByHand):
     """An optimizer whose update takes the loss and the member's own key."""
 
     def update(self, grads, state, params, *, value, key):
-        keys = jax.random.split(key, len(grads))
-        updates = {
-            name: -0.1 * grads[name] / (1 + value) + 0.01 * jax.random.normal(k, grads[name].shape)
-            for k, name in zip(keys, sorted(grads), strict=True)
-        }
+        noise = {name: jax.random.normal(key, leaf.shape) for name, leaf in grads.items()}
+        updates = jax.tree.map(lambda g, n: -0.1 * g / (1 + value) + 0.01 * n, grads, noise)
         return updates, {"count": state["count"] + 1}
 
 
@@ -145,12 +144,9 @@ COMBINED = {
 
 
 def init(key, inputs):
-    keys = jax.random.split(key, 4)
     shapes = {"w1": (inputs.shape[-1], 8), "b1": (8,), "w2": (8, CLASSES), "b2": (CLASSES,)}
-    return {
-        name: 0.5 * jax.random.normal(k, shape)
-        for k, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }, ()
+    values = map(jax.random.normal, jax.random.split(key, 4), shapes.values())
+    return {name: 0.5 * value for name, value in zip(shapes, values, strict=True)}, ()
 
 
 @functools.cache
@@ -166,36 +162,29 @@ def apply(params, model_state, inputs, key, train):
     return outputs(params, inputs), model_state
 
 
-@functools.cache
-def layout():
-    return de.Layout.make(MEMBERS, ensemble_axis=2, devices=jax.devices()[:4])
+def ensemble_of(optimizer, **options):
+    layout = de.Layout.make(MEMBERS, ensemble_axis=2, devices=jax.devices()[:4])
+    options = {"num_members": MEMBERS, "layout": layout} | options
+    parts = (init, apply), optimizer, de.losses.categorical(CLASSES)
+    return de.Ensemble(*parts, seed=SEED, execution="vmap", **options)
 
 
-def ensemble_of(optimizer):
-    objective = de.losses.categorical(CLASSES)
-    return de.Ensemble(
-        (init, apply),
-        optimizer,
-        objective,
-        num_members=MEMBERS,
-        seed=SEED,
-        layout=layout(),
-        execution="vmap",
-    )
+def after_batches(ensemble, state):
+    for batch in BATCHES:
+        state, _ = ensemble.update(state, batch)
+    return state
 
 
 def trained(optimizer):
     """Returns the ensemble and its state after five steps."""
     ensemble = ensemble_of(optimizer)
     state = ensemble.state_of([first_params(number) for number in range(MEMBERS)])
-    for inputs, labels in zip(INPUTS, LABELS, strict=True):
-        state, _ = ensemble.update(state, {"inputs": inputs, "labels": labels})
-    return ensemble, state
+    return ensemble, after_batches(ensemble, state)
 
 
-def loss_by_hand(params, inputs, labels):
-    logits = outputs(params, inputs)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+def loss_by_hand(params, batch):
+    logits = outputs(params, batch["inputs"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
 
 def with_own_key(state, key):
@@ -215,9 +204,9 @@ def trained_by_hand(optimizer):
     """Returns each member's parameters, optimizer state and gradients, trained one by one."""
 
     @jax.jit
-    def step(params, state, inputs, labels, key):
+    def step(params, state, batch, key):
         def loss(params, key=None):
-            return loss_by_hand(params, inputs, labels)
+            return loss_by_hand(params, batch)
 
         value, grads = jax.value_and_grad(loss)(params)
         extra = {"value": value, "key": key}
@@ -236,13 +225,11 @@ def trained_by_hand(optimizer):
 
     members = []
     for member_id in range(MEMBERS):
-        key = member_key(SEED, member_id)
-        params = first_params(member_id)
+        key, params, gradients = member_key(SEED, member_id), first_params(member_id), []
         state = with_own_key(optimizer.init(params), key)
-        gradients = []
-        for number, (inputs, labels) in enumerate(zip(INPUTS, LABELS, strict=True)):
+        for number, batch in enumerate(BATCHES):
             of_step = jax.random.fold_in(jax.random.fold_in(key, OPTIMIZER), number)
-            params, state, grads = step(params, state, inputs, labels, of_step)
+            params, state, grads = step(params, state, batch, of_step)
             gradients.append(grads)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *gradients)
         members.append(SimpleNamespace(params=params, opt_state=state, gradients=stacked))
@@ -269,18 +256,12 @@ def num_left_out(state, members):
     return count
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            pytest.param(name, marks=pytest.mark.long)
-            for name in OPTIMIZERS
-            if name not in OF_OWN_KIND
-        ),
-        *sorted(OF_OWN_KIND),
-        *COMBINED,
-    ],
-)
+IN_LONG_RUNS = [
+    pytest.param(name, marks=pytest.mark.long) for name in OPTIMIZERS if name not in OF_OWN_KIND
+]
+
+
+@pytest.mark.parametrize("name", [*IN_LONG_RUNS, *OF_OWN_KIND, *COMBINED])
 def test_four_members_are_trained_as_one_after_another(name):
     optimizer = (OPTIMIZERS | COMBINED)[name]
     members = trained_by_hand(optimizer)
@@ -303,10 +284,8 @@ def test_members_with_noise_draw_numbers_of_their_own():
 
 def test_noise_is_that_of_a_member_whatever_the_company():
     _, state = trained(COMBINED["add_noise"])
-    alone = ensemble_of(COMBINED["add_noise"]).replace(num_members=1, layout=None, member_ids=[2])
-    own = alone.init({"inputs": INPUTS[0], "labels": LABELS[0]})
-    for inputs, labels in zip(INPUTS, LABELS, strict=True):
-        own, _ = alone.update(own, {"inputs": inputs, "labels": labels})
+    alone = ensemble_of(COMBINED["add_noise"], num_members=1, layout=None, member_ids=[2])
+    own = after_batches(alone, alone.init(BATCHES[0]))
     for name, leaf in own.params.items():
         np.testing.assert_allclose(leaf[0], state.params[name][2], rtol=1e-4, atol=1e-5)
 
@@ -362,17 +341,16 @@ EVALUATED = {
 def test_an_ensemble_predicts_with_the_parameters_for_evaluation_of_its_optimizer(name):
     optimizer, for_evaluation = EVALUATED[name]
     ensemble, state = trained(optimizer)
-    inputs, labels = INPUTS[0], LABELS[0]
     member_probs = []
     for member in trained_by_hand(optimizer):
         params = for_evaluation(member.opt_state, member.params)
-        member_probs.append(jax.nn.softmax(outputs(params, inputs)))
-        difference = member_probs[-1] - jax.nn.softmax(outputs(member.params, inputs))
+        member_probs.append(jax.nn.softmax(outputs(params, INPUTS[0])))
+        difference = member_probs[-1] - jax.nn.softmax(outputs(member.params, INPUTS[0]))
         assert np.abs(difference).max() > 1e-3  # else the test would see no difference
     mean = np.mean(member_probs, axis=0)
-    found = ensemble.predict(state, inputs)
+    found = ensemble.predict(state, INPUTS[0])
     np.testing.assert_allclose(found.members, member_probs, atol=1e-5)
     np.testing.assert_allclose(found.mean, mean, atol=1e-5)
-    scores = de.evaluate(ensemble, state, {"inputs": inputs, "labels": labels}, intervals=False)
-    nll = -np.log(mean[np.arange(BATCH), labels]).mean()
+    scores = de.evaluate(ensemble, state, BATCHES[0], intervals=False)
+    nll = -np.log(mean[np.arange(BATCH), LABELS[0]]).mean()
     assert scores.ensemble["nll"] == pytest.approx(nll, abs=1e-5)
