@@ -12,26 +12,19 @@ import pytest
 from flax import nnx
 
 import dist_ens as de
+import networks
 from dist_ens.ensemble.initial_state import inputs_of
 from dist_ens.ground.errors import UserError
+from test_as_member import X, hk
 from test_member import Linen, Nnx
 
-try:
-    import haiku as hk
-except Exception:  # An older Haiku may use names that a newer JAX removed.
-    if jax.__version_info__ < (0, 12):
-        raise
-    hk = None
-
-X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
 DATA = {"inputs": X, "labels": X[:, :3].argmax(-1).astype(np.int32)}
 KEYS = [jax.random.key(number) for number in range(2)]
 
 
 def ensemble_of(network, ids=(0, 1), loss=None):
-    layout = de.Layout.make(len(ids), ensemble_axis=1, devices=jax.devices()[:1])
-    fields = {"num_members": len(ids), "member_ids": ids, "layout": layout, "execution": "vmap"}
-    return de.Ensemble(network, optax.adam(0.1), loss or de.losses.categorical(3), **fields)
+    layout, objective = networks.layout_on((1, 1), len(ids)), loss or de.losses.categorical(3)
+    return networks.ensemble_of(network, optax.adam(0.1), layout, objective, member_ids=ids)
 
 
 # Networks that were trained elsewhere
@@ -170,20 +163,12 @@ class LinenOfTwo(nn.Module):
         return nn.Dense(3)(y) * t[:, None]
 
 
-class NnxOfTwo(nnx.Module):
-    def __init__(self, rngs):
-        self.head = nnx.Linear(6, 3, rngs=rngs)
-
+class NnxOfTwo(Nnx):
     def __call__(self, t, y):
-        return self.head(y) * t[:, None]
+        return self.head(self.hidden(y)) * t[:, None]
 
 
-class EquinoxOfTwo(eqx.Module):
-    head: eqx.nn.Linear
-
-    def __init__(self, key):
-        self.head = eqx.nn.Linear(6, 3, key=key)
-
+class EquinoxOfTwo(Equinox):
     def __call__(self, t, y, *, key=None):
         return self.head(y) * t
 
