@@ -33,6 +33,15 @@ def mean_coverage(draw):
     return np.mean(coverages), np.std(coverages, ddof=1) / math.sqrt(NUM_DRAWS)
 
 
+def assert_exact_coverage(draw, num_calibration):
+    """Checks the bounds of the theorem, and the mean, which is between them."""
+    mean, error = mean_coverage(draw)
+    assert LEVEL - 3 * error < mean < LEVEL + 1 / (num_calibration + 1) + 3 * error
+    # Of n + 1 scores in random order the new one is among the first k with probability k / (n + 1).
+    exact = math.ceil((num_calibration + 1) * LEVEL) / (num_calibration + 1)
+    assert abs(mean - exact) < 3 * error < 0.015
+
+
 def classification(random, num_rows, num_classes=6):
     """Predictions twice as sure as they may be, and labels."""
     logits = 1.5 * random.normal(size=(num_rows, num_classes))
@@ -82,11 +91,7 @@ def test_sets_hold_the_label_exactly_as_often_as_promised(scores, num_calibratio
         probs, labels = classification(random, NUM_TEST)
         return coverage_of_sets(sets(probs), labels)
 
-    mean, error = mean_coverage(draw)
-    assert LEVEL - 3 * error < mean < LEVEL + 1 / (num_calibration + 1) + 3 * error
-    # Of n + 1 scores in random order the new one is among the first k with probability k / (n + 1).
-    exact = math.ceil((num_calibration + 1) * LEVEL) / (num_calibration + 1)
-    assert abs(mean - exact) < 3 * error < 0.015
+    assert_exact_coverage(draw, num_calibration)
 
 
 @every_kind_of_set
@@ -146,10 +151,7 @@ def test_calibrated_intervals_hold_the_target_exactly_as_often_as_promised(num_c
         assert coverage_of_intervals(lower, upper, targets) < 0.8
         return coverage_of_intervals(lower - margin, upper + margin, targets)
 
-    mean, error = mean_coverage(draw)
-    assert LEVEL - 3 * error < mean < LEVEL + 1 / (num_calibration + 1) + 3 * error
-    exact = math.ceil((num_calibration + 1) * LEVEL) / (num_calibration + 1)
-    assert abs(mean - exact) < 3 * error < 0.015
+    assert_exact_coverage(draw, num_calibration)
 
 
 def test_a_margin_worked_by_hand():
@@ -170,11 +172,6 @@ def fitted(inputs, targets):
     return np.linalg.lstsq(inputs, targets, rcond=None)[0]
 
 
-def left_out_by_folds(random, num_folds):
-    """Whether each model of a cross-validation of 30 examples leaves out an example."""
-    return random.permutation(np.arange(30) % num_folds) == np.arange(num_folds)[:, None]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_folds", [5, 30, None], ids=["cv+", "jackknife+", "after bootstrap"])
 def test_intervals_of_refitted_models_hold_the_target_about_as_often_as_asked(num_folds):
@@ -185,7 +182,9 @@ def test_intervals_of_refitted_models_hold_the_target_about_as_often_as_asked(nu
             bags = random.integers(30, size=(25, 30))
             left_out = np.array([~np.isin(np.arange(30), bag) for bag in bags])
         else:
-            left_out = left_out_by_folds(random, num_folds)
+            left_out = (
+                random.permutation(np.arange(30) % num_folds) == np.arange(num_folds)[:, None]
+            )
             bags = [np.flatnonzero(~out) for out in left_out]
         models = np.array([fitted(inputs[bag], targets[bag]) for bag in bags])
         residuals = np.abs(targets - out_of_bag_means(left_out, models @ inputs.T))

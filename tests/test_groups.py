@@ -12,25 +12,15 @@ from scipy.special import log_softmax
 from sklearn.preprocessing import StandardScaler
 
 import dist_ens as de
-import networks
 from dist_ens.data import ArraySplit, Source, Spec, evaluation_batches
 from dist_ens.evaluation import Evaluator, curves_of, evaluate
-from dist_ens.experiment import (
-    CheckpointConfig,
-    DataConfig,
-    Experiment,
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-    describe_source,
-    open_source,
-)
+from dist_ens.experiment import DataConfig, Experiment, describe_source, open_source
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
-from dist_ens.members import from_functions
 from dist_ens.sampling import Order
+from scored import linear_members
 
 TABLE = {
     "data": np.array([[1.0, 7.0, 10.0], [3.0, 7.0, 20.0], [5.0, 7.0, 60.0], [9.0, 7.0, 40.0]]),
@@ -94,7 +84,7 @@ def test_a_table_is_standardised_on_each_splits_training_rows(tmp_path):
         ),
         # The first feature's training rows are 1 and 3: a deviation of 1, far below 1e39.
         (
-            {"data": np.where(np.arange(12).reshape(4, 3) == 6, 1e39, TABLE["data"])[:, :3]},
+            {"data": np.where(np.arange(12).reshape(4, 3) == 6, 1e39, TABLE["data"])},
             "inputs, standardised, [split, row, column]: the value 1e+39 at index",
         ),
     ],
@@ -165,16 +155,11 @@ def test_each_group_is_an_ensemble_scored_on_its_own_examples(mesh):
     random = np.random.default_rng(0)
     inputs = random.normal(size=(3, 5, 4)).astype(np.float32)  # three groups of five examples
     labels = random.integers(0, 3, (3, 5)).astype(np.int32)
-    member = from_functions(
-        lambda key: {"w": 3 * jax.random.normal(key, (4, 3))}, lambda params, x: x @ params["w"]
-    )
     layout = Layout.make(6, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
-    ensemble = networks.ensemble_of(member, optax.identity(), layout, num_groups=3)
-    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 4), np.float32))
+    ensemble, state, weights = linear_members(layout, 3, num_groups=3)
     split = ArraySplit(inputs.reshape(15, 4), labels.ravel())
     scores = Evaluator(ensemble, 4).evaluate(state, split).scores()
 
-    weights = np.asarray(state.params["w"], np.float64)
     groups, alone = [], {}
     for group in range(3):
         members = (group, group + 3)
@@ -184,9 +169,8 @@ def test_each_group_is_an_ensemble_scored_on_its_own_examples(mesh):
         alone |= {m: -log_probs[m][range(5), labels[group]].mean() for m in members}
     assert [scored["nll"] for scored in scores.groups] == pytest.approx(groups, rel=1e-4)
     assert [scored["member_id"] for scored in scores.members] == list(range(6))
-    assert [s["nll"] for s in scores.members] == pytest.approx(
-        [alone[m] for m in range(6)], rel=1e-4
-    )
+    of_members = {scored["member_id"]: scored["nll"] for scored in scores.members}
+    assert of_members == pytest.approx(alone, rel=1e-4)
     predicted = Evaluator(ensemble, 4).predict(state, inputs[0])  # the same five by every group
     assert predicted["probs"].shape == (3, 5, 3)
     for group in range(3):
@@ -198,12 +182,10 @@ def test_each_group_is_an_ensemble_scored_on_its_own_examples(mesh):
 
 
 def test_members_in_another_order_than_their_groups_are_not_scored():
-    member = from_functions(lambda key: {"w": np.ones((4, 3))}, lambda params, x: x @ params["w"])
-    uneven = networks.ensemble_of(member, optax.identity(), Layout.make(4), num_groups=3)
+    uneven, _, _ = linear_members(Layout.make(4), 3, num_groups=3)
     with pytest.raises(UserError, match="not the same number of each of the 3 groups"):
         Evaluator(uneven, 4)
-    ensemble = networks.ensemble_of(member, optax.identity(), Layout.make(4), num_groups=2)
-    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 4), np.float32))
+    ensemble, state, _ = linear_members(Layout.make(4), 3, num_groups=2)
     split = ArraySplit(np.ones((6, 4), np.float32), np.zeros(6, np.int32))
     source = Source(Spec((4,), "float32", (), 3, num_groups=2), train=split, test=split)
     with pytest.raises(UserError, match=re.escape("The members [1, 0, 2, 3] are not")):
@@ -216,26 +198,25 @@ LINE[:, 2] = 1000 + 50 * (LINE[:, 0] - 2 * LINE[:, 1]) + RANDOM.normal(size=40)
 PARTS = np.stack([RANDOM.permutation(40) for _ in range(2)])
 
 
-def line(path, *splits):
-    """A table and some of its two splits; both, unless some are said."""
-    parts = PARTS[list(splits or (0, 1))]
-    return written(path, data=LINE, train_idx=parts[:, :30], test_idx=parts[:, 30:])
+def line(path, splits=(0, 1), data=LINE):
+    """A table and some of its two splits."""
+    parts = PARTS[list(splits)]
+    return written(path, data=data, train_idx=parts[:, :30], test_idx=parts[:, 30:])
 
 
-def experiment(data, **changes):
-    values = dict(
-        num_members=None,
-        members_per_group=2,
-        steps=60,
-        steps_per_call=20,
-        execution="vmap",
-        loss=LossConfig(name="gaussian"),
-        data=dataclasses.replace(data, global_batch_size=8),
-        model=ModelConfig(name="mlp", options={"hidden_sizes": (16,), "init": "fan_in_uniform"}),
-        optimizer=OptimizerConfig(learning_rate=0.05),
-        checkpoint=CheckpointConfig(every_steps=1000),
-    )
-    return Experiment(**(values | changes))
+def experiment(data):
+    values = {
+        "num_members": None,
+        "members_per_group": 2,
+        "steps": 60,
+        "steps_per_call": 20,
+        "execution": "vmap",
+        "loss": {"name": "gaussian"},
+        "model": {"name": "mlp", "hidden_sizes": (16,), "init": "fan_in_uniform"},
+        "optimizer": {"learning_rate": 0.05},
+        "data": {"source": data.source, "examples": "splits", "global_batch_size": 8},
+    }
+    return Experiment.from_dict(values)
 
 
 @pytest.mark.slow
@@ -294,9 +275,8 @@ def test_members_of_several_splits_are_trained_and_scored_in_their_targets_unit(
     # The same table with another number in it is another.
     changed = LINE.copy()
     changed[PARTS[0, 0], 0] += 1
-    written(tmp_path, data=changed, train_idx=PARTS[:, :30], test_idx=PARTS[:, 30:])
     with pytest.raises(UserError, match="standardization=.* there and .*standardization=.* here"):
-        train(experiment(run.experiment.data), tmp_path / "run")
+        train(experiment(line(tmp_path, data=changed)), tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -306,15 +286,10 @@ def test_a_group_learns_nothing_of_another_splits_examples(tmp_path):
     network = (lambda key: {"w": jax.random.normal(key, (2, 2))}, lambda p, x: x @ p["w"])
 
     def trained(*splits):
-        source = open_source(line(tmp_path, *splits))
+        source = open_source(line(tmp_path, splits))
         groups = source.spec.num_groups
-        ensemble = de.Ensemble(
-            network,
-            optax.sgd(0.05),
-            de.losses.gaussian(),
-            num_members=2 * groups,
-            num_groups=groups,
-        )
+        options = {"num_members": 2 * groups, "num_groups": groups}
+        ensemble = de.Ensemble(network, optax.sgd(0.05), de.losses.gaussian(), **options)
         order = de.data.permuted()
         result = de.fit(ensemble, source, steps=20, batch_size=8, order=order, progress=False)
         predicted = Evaluator(ensemble, 40, source.spec).predict(result.state, LINE[:, :2])

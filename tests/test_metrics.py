@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.integrate import quad
-from scipy.optimize import isotonic_regression
 from scipy.spatial.distance import pdist
-from scipy.stats import binned_statistic, entropy, norm
+from scipy.stats import entropy, norm
 from sklearn.metrics import (
     accuracy_score,
     brier_score_loss,
@@ -35,7 +34,6 @@ from dist_ens.metrics import (
     regression_values,
     scores_of,
 )
-from dist_ens.metrics.recalibration import fit_isotonic
 
 pytestmark = pytest.mark.quick
 
@@ -46,10 +44,6 @@ def in_rows(values):
 
 def classification_scores(values, classwise=None, weights=None):
     return scores_of(CLASSIFICATION, Rows(values, classwise, draws=weights))
-
-
-def regression_scores(values, unit=1.0):
-    return scores_of(REGRESSION, Rows(values, unit=unit))
 
 
 def scores(probs, labels, names=("accuracy", "nll", "brier", "ece")):
@@ -133,49 +127,6 @@ def test_scores_of_random_predictions_are_those_of_scikit_learn():
     assert got["brier"] == pytest.approx(np.sum(brier), rel=1e-6)
 
 
-def isotonic_by_scipy(probs, labels):
-    """Pool-adjacent-violators of each class by itself, normalised over the classes."""
-    fitted = np.empty_like(probs)
-    for c, order in enumerate(probs.argsort(axis=0).T):
-        fitted[order, c] = isotonic_regression(1.0 * (labels[order] == c)).x
-    return fitted / fitted.sum(axis=1, keepdims=True)
-
-
-def errors_by_confidence(probs, labels):
-    return (probs.argmax(1) != labels)[np.argsort(-probs.max(1))]
-
-
-SECOND_ORACLES = {
-    "aurc": (
-        lambda *rows: scores(*rows, ["aurc"])["aurc"],
-        lambda *rows: (errors_by_confidence(*rows).cumsum() / np.arange(1, 501)).mean(),
-    ),
-    "ece": (
-        lambda *rows: scores(*rows)["ece"],
-        lambda probs, labels: (
-            np.abs(
-                binned_statistic(
-                    probs.max(1), (probs.argmax(1) == labels) - probs.max(1), "sum", 15, (0, 1)
-                ).statistic
-            ).sum()
-            / 500
-        ),
-    ),
-    "isotonic": (
-        lambda probs, labels: np.exp(fit_isotonic(np.log(probs), labels)(np.log(probs))),
-        isotonic_by_scipy,
-    ),
-}
-
-
-@pytest.mark.parametrize(("ours", "other"), SECOND_ORACLES.values(), ids=SECOND_ORACLES)
-def test_what_sorts_or_bins_by_confidence_is_what_numpy_or_scipy_computes(ours, other):
-    random = np.random.default_rng(8)
-    probs = random.dirichlet(np.full(4, 0.5), 500)
-    labels = np.array([random.choice(4, p=p / p.sum()) for p in np.sqrt(probs)])
-    np.testing.assert_allclose(ours(probs, labels), other(probs, labels), atol=2e-6)
-
-
 def test_rows_that_are_masked_do_not_count_class_by_class():
     log_probs = jnp.log(jnp.array([[0.7, 0.3], [jnp.nan, jnp.nan], [0.2, 0.8]]))
     labels = np.array([0, 1, 1])
@@ -230,22 +181,21 @@ def test_votes_that_are_tied_are_counted_in_part():
 
 
 @pytest.mark.slow
-def test_a_member_that_is_no_number_has_no_vote():
+def test_a_member_that_is_no_number_has_no_vote_and_no_interval_that_holds_a_target():
     log_probs = jnp.log(jnp.array([[[0.7, 0.3]], [[jnp.nan, jnp.nan]], [[0.2, 0.8]]]))
     assert np.isnan(diversity_values(log_probs)["disagreement"]).all()
     assert np.isnan(Categorical(pooling="vote").pool({"log_probs": log_probs})["log_probs"]).all()
-
-
-@pytest.mark.slow
-def test_no_interval_of_what_is_no_number_holds_a_target():
-    mean, variance, targets = jnp.array([[0.0, jnp.nan]]), jnp.ones((1, 2)), jnp.zeros(2)
-    values = in_rows(regression_values(mean, variance, targets, as_one=True))
-    assert np.isnan(regression_scores(values)["coverage"])
-    quantiles = jnp.array([[-1.0, 0.0, 1.0], [jnp.nan] * 3])
-    values = in_rows(Quantiles((0.05, 0.5, 0.95)).row_statistics({"quantiles": quantiles}, targets))
-    assert np.isnan(regression_scores(values)["coverage"])
-    first = {name: leaf[:1] for name, leaf in values.items()}
-    assert regression_scores(first)["coverage"] == 1
+    targets, covered = jnp.zeros(2), [1, np.nan]
+    of_normals = regression_values(
+        jnp.array([[0.0, jnp.nan]]), jnp.ones((1, 2)), targets, as_one=True
+    )
+    quantiles = {"quantiles": jnp.array([[-1.0, 0.0, 1.0], [jnp.nan] * 3])}
+    of_quantiles = Quantiles((0.05, 0.5, 0.95)).row_statistics(quantiles, targets)
+    for values in (of_normals, of_quantiles):
+        for row, expected in enumerate(covered):
+            alone = {name: leaf.ravel()[row : row + 1] for name, leaf in values.items()}
+            got = scores_of(REGRESSION, Rows(jax.device_get(alone)))["coverage"]
+            np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.slow
@@ -312,7 +262,7 @@ def normal_scores(means, variances, targets, unit=1.0, names=PROPER, as_one=True
     values = jax.jit(regression_values, static_argnames="as_one")(
         means, variances, targets, as_one=as_one
     )
-    got = regression_scores(in_rows(values), unit)
+    got = scores_of(REGRESSION, Rows(in_rows(values), unit=unit))
     return {name: got[name] for name in names}
 
 
