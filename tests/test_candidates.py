@@ -1,9 +1,7 @@
 """Which executions are worth trying, by the operations of a network."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import dist_ens
@@ -11,26 +9,20 @@ import networks
 from dist_ens.ensemble.programs import step_of_one
 from dist_ens.execution import heuristics as room
 from dist_ens.execution.spec import Execution
-from dist_ens.experiment import ModelConfig, make_model
-from dist_ens.layout import BATCHES, Layout, copied
+from dist_ens.layout import Layout, copied
 from test_executions import narrow, pooling
 
 
 def program(network, num_members=4, steps=2, devices=1):
     """An ensemble on some devices, its state and the batches of a call."""
-    member, inputs, label_shape = network()
     layout = Layout.make(num_members, devices=jax.devices()[:devices])
-    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout)
-    batches = networks.batches_for(inputs, label_shape, steps)
-    return ensemble, networks.born_on(layout, network), layout.put(batches, BATCHES)
+    return networks.program(network, layout, steps)
 
 
 def wide():
     """Of which one member's product keeps a core busy: 2**22 multiplications."""
     side = 2**11 // int(networks.BATCH**0.5)
-    options = {"hidden_sizes": (side, side)}
-    member = make_model(ModelConfig(name="mlp", options=options), (4,), networks.CLASSES)
-    return member, jax.ShapeDtypeStruct((networks.BATCH, 4), jnp.float32), ()
+    return networks.of_config("mlp", (4,), hidden_sizes=(side, side))
 
 
 def candidates(ensemble, state, batches, steps=2):
