@@ -5,9 +5,10 @@ import itertools
 import math
 import pathlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr
 
 from dist_ens.callbacks import RunInfo
 from dist_ens.checkpoint import OpenCheckpoints, ids_text
@@ -261,7 +262,7 @@ def choose_steps_per_call(layout: Layout, traced_step: ClosedJaxpr, *multiples: 
     return max(divisor for divisor in range(1, most + 1) if common % divisor == 0)
 
 
-def _flops(eqn: JaxprEqn) -> float:
+def _flops(eqn: Any) -> float:
     """Returns the operations of a matrix product or a convolution; 0 for others."""
     if eqn.primitive is PRODUCT:
         (contracted, _), _ = eqn.params["dimension_numbers"]
