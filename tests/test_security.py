@@ -13,7 +13,7 @@ SOURCES = [path for folder in ("dist_ens", "launch") for path in (ROOT / folder)
 MAY_RUN_CODE = {
     "dist_ens/experiment/config_file.py": ["runpy"],
     "dist_ens/__init__.py": ["import_module", "import_module"],
-    "dist_ens/experiment/sources.py": ["import_module"],
+    "dist_ens/experiment/named.py": ["import_module"],
     "launch/__init__.py": ["import_module"],
 }
 RUN_CODE = {
