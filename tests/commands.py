@@ -16,12 +16,10 @@ from typing import NamedTuple
 import psutil
 
 import fast_xla
-from conftest import COMMAND_ENVIRONMENT
+from conftest import COMMAND_ENVIRONMENT, ROOT
 from forked import CLOSED, LIMIT_SECS, NOBODY
 
-__all__ = ["CLOSED", "NOBODY", "dist_ens", "start"]
-
-ROOT = pathlib.Path(__file__).parent.parent
+__all__ = ["CLOSED", "NOBODY", "dist_ens", "python", "start"]
 
 
 class Ended(NamedTuple):
@@ -117,21 +115,23 @@ def start(
         in_one: Whether both outputs of a command go to one file, `NAME_0`.
         ignored: Signals that they ignore, as after `nohup`.
     """
-    xla_flags = fast_xla.flags(devices) if xla_flags is None else xla_flags
     parts = ("", "") if in_one else ("_out", "_err")
-    return Running(
-        [
-            {
-                "words": [*map(str, words)],
-                "environ": {"XLA_FLAGS": xla_flags, **dict(environ)},
-                "folder": str(folder),
-                "cwd": str(cwd),
-                "streams": [f"{name}{part}_{place}" for part in parts],
-                "ignored": [*map(int, ignored)],
-            }
-            for place, words in enumerate(each)
-        ]
-    )
+    streams = [[f"{name}{part}_{place}" for part in parts] for place in range(len(each))]
+    options = (folder, devices, xla_flags, environ, cwd, ignored)
+    return Running([_command(*both, *options) for both in zip(each, streams, strict=True)])
+
+
+def _command(words, streams, folder, devices, xla_flags, environ, cwd=ROOT, ignored=()):
+    """A command as `forked.py` reads it."""
+    xla_flags = fast_xla.flags(devices) if xla_flags is None else xla_flags
+    return {
+        "words": [*map(str, words)],
+        "environ": {"XLA_FLAGS": xla_flags, **dict(environ)},
+        "folder": str(folder),
+        "cwd": str(cwd),
+        "streams": streams,
+        "ignored": [*map(int, ignored)],
+    }
 
 
 def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err", environ=()):
@@ -143,22 +143,28 @@ def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err", environ=()
         xla_flags: Its `XLA_FLAGS`; without any it compiles as a user's does, by default fast.
         out: Where its standard output goes: a path in place of the file that is read, `CLOSED`, or
             `NOBODY` for a pipe whose reader is gone. What went elsewhere is returned as "".
-        err: Where its standard error goes; likewise.
+        err: Where its standard error goes, as `out`.
         environ: Other variables that are changed.
     """
-    xla_flags = fast_xla.flags(devices) if xla_flags is None else xla_flags
     with tempfile.TemporaryDirectory() as folder:
-        command = {
-            "words": [*map(str, words)],
-            "environ": {"XLA_FLAGS": xla_flags, **dict(environ)},
-            "folder": folder,
-            "cwd": str(ROOT),
-            "streams": [out, err],
-        }
+        command = _command(words, [out, err], folder, devices, xla_flags, environ)
         [code] = Running([command]).codes()
         files = [pathlib.Path(folder) / name for name in ("out", "err")]
         printed = [path.read_text() if path.exists() else "" for path in files]
     return Ended(code, *printed)
+
+
+def python(*words, cwd=ROOT, **variables):
+    """A finished process of Python in a folder, and its output."""
+    variables = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | variables
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        env=COMMAND_ENVIRONMENT | variables,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
 
 
 @functools.cache

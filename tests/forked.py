@@ -3,9 +3,9 @@ they need.
 
 Standard input has a line for each set of commands that run at the same time, as JSON. A command has
 its `words` after `dist-ens`, the `environ` that is changed, the folder `cwd` in which it runs, and
-its two output `streams`, names of files in a `folder` or one of the words below; it may have the
-signals that are `ignored`. Standard output has two lines for each set: the ids of the processes,
-and the exit codes when all have ended.
+its two output `streams`, names of files in a `folder` or one of the words below, and the signals
+that are `ignored`. Standard output has two lines for each set: the ids of the processes, and the
+exit codes when all have ended.
 """
 
 import gc
@@ -41,7 +41,7 @@ def become(command):
     descriptors = [opened(stream, folder) for stream in command["streams"]]
     for number, descriptor in enumerate(descriptors, 1):  # none is opened once one is closed
         os.close(number) if descriptor is None else os.dup2(descriptor, number)
-    for number in command.get("ignored", ()):
+    for number in command["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     os.environ |= command["environ"]  # XLA reads its flags when a backend starts
     os.chdir(command["cwd"])

@@ -30,6 +30,13 @@ from dist_ens.layout import Layout
 from launch.bench import _conclusion, _curves, _ratio
 
 
+def run_of(**values):
+    """A run on the digits, and their source."""
+    experiment = Experiment.from_dict({"steps": 3, **values})
+    source = open_source(experiment.data)
+    return Run(experiment, source.spec, source.num_train_examples), source
+
+
 def test_a_config_is_timed_and_drawn(tmp_path):
     fields = "model.hidden_sizes=() num_members=1 steps_per_call=1 execution=vmap"
     flags = [f"--config.{field}" for field in fields.split()]
@@ -47,17 +54,12 @@ def test_a_config_is_timed_and_drawn(tmp_path):
 
 @pytest.mark.parametrize("examples", ["shared", "permuted"])
 def test_what_is_written_by_hand_trains_the_members_that_dist_ens_trains(examples):
-    experiment = Experiment.from_dict(
-        {
-            "num_members": 2,
-            "steps": 3,
-            "data": {"global_batch_size": 32, "std": (16.0,), "examples": examples},
-            "model": {"name": "mlp", "hidden_sizes": (8,)},
-            "optimizer": {"name": "sgd", "learning_rate": 0.1},
-        }
+    run, source = run_of(
+        num_members=2,
+        data={"global_batch_size": 32, "std": (16.0,), "examples": examples},
+        model={"name": "mlp", "hidden_sizes": (8,)},
+        optimizer={"name": "sgd", "learning_rate": 0.1},
     )
-    source = open_source(experiment.data)
-    run = Run(experiment, source.spec, len(source.train))
     layout = Layout.make(2, devices=jax.devices()[:4])
     ours = Updates(build_ensemble(run, layout), source, run.order, steps_per_call=2)
     loop = LoopByHand(build_ensemble(run, layout), source, run.order)
@@ -102,15 +104,14 @@ def test_of_a_set_that_does_not_fit_the_first_examples_are_timed(monkeypatch):
     )
 
 
-def of_waves(num_members):
-    values = {"num_members": num_members, "steps": 1, "execution": "vmap", "layout": {"waves": 2}}
-    experiment = Experiment.from_dict(values | {"model": {"name": "mlp", "hidden_sizes": ()}})
-    source = open_source(experiment.data)
-    return Run(experiment, source.spec, source.num_train_examples), source
+IN_WAVES = {
+    **{"execution": "vmap", "layout": {"waves": 2}},
+    "model": {"name": "mlp", "hidden_sizes": ()},
+}
 
 
 def test_members_that_come_in_waves_are_not_held_at_once_to_be_timed(monkeypatch):
-    run, source = of_waves(4)
+    run, source = run_of(num_members=4, **IN_WAVES)
     timed = []
 
     def of_no_time(ways, num_turns):
@@ -132,7 +133,7 @@ def test_members_that_come_in_waves_are_not_held_at_once_to_be_timed(monkeypatch
 
 
 def test_the_loop_by_hand_holds_no_more_members_than_a_device_has_at_a_time():
-    run, source = of_waves(8)
+    run, source = run_of(num_members=8, **IN_WAVES)
     ensemble = build_ensemble(run, Layout.make(8, devices=jax.devices()[:2]))
     loop = LoopByHand(ensemble, source, run.order)
     loop.run(3)

@@ -33,16 +33,9 @@ with jax.log_compiles():
 def run(cache_home, *command, **variables):
     """What a process reports that may compile."""
     variables |= {"XDG_CACHE_HOME": str(cache_home), "JAX_PLATFORMS": "cpu"}
-    command = command or ("-c", CODE)
-    ended = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env=ENVIRONMENT | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return ended.stderr
+    command, environ = [sys.executable, *(command or ("-c", CODE))], ENVIRONMENT | variables
+    options = {"cwd": ROOT, "env": environ, "capture_output": True, "text": True, "check": True}
+    return subprocess.run(command, **options).stderr
 
 
 def test_a_second_start_compiles_nothing_anew(tmp_path):
@@ -94,6 +87,12 @@ def test_a_cache_that_cannot_be_used_is_off(tmp_path, monkeypatch, caplog):
         compile_cache.use_compile_cache()
         told = f"is disabled, because its folder cannot be used: {why}. Set XDG_CACHE_HOME or"
         assert told in caplog.text
+    of_nobody = lambda name: f"~/.cache/{name}"  # noqa: E731
+    monkeypatch.setattr(compile_cache.platformdirs, "user_cache_dir", of_nobody)
+    compile_cache.use_compile_cache()
+    assert "cannot be used: this user has no home folder. Set XDG_CACHE_HOME" in caplog.text
+    keep_execution("program", "loop")
+    assert kept_execution("program") is None
     assert jax.config.values["jax_compilation_cache_dir"] == before
 
 
@@ -121,16 +120,6 @@ def test_what_the_cache_has_spared_is_never_less_than_nothing():
         )
     jax.monitoring.record_event_duration_secs("/another", 5.0)
     assert compile_cache.spared_secs() == before + 2.0
-
-
-def test_a_user_without_a_home_folder_has_no_cache(monkeypatch, caplog):
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    of_nobody = lambda name: f"~/.cache/{name}"  # noqa: E731
-    monkeypatch.setattr(compile_cache.platformdirs, "user_cache_dir", of_nobody)
-    compile_cache.use_compile_cache()
-    assert "cannot be used: this user has no home folder. Set XDG_CACHE_HOME" in caplog.text
-    keep_execution("program", "loop")
-    assert kept_execution("program") is None
 
 
 @pytest.mark.parametrize(

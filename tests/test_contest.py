@@ -32,7 +32,7 @@ class Sleeping:
 
 
 def contest(make_options, names=None, num_steps=10**9):
-    """What is found out of executions by their names, which a function of a layout makes."""
+    """What is found out of executions by name, which a function of a layout makes, and these."""
     ensemble, state, batches = program(networks.mlp, steps=2)
     options = make_options(ensemble.layout)
     call = autotune.Call(state, batches, BATCHES, 2)
@@ -112,7 +112,7 @@ def test_what_would_be_compiled_for_too_long_is_not_begun(
 
 
 @pytest.mark.parametrize(
-    ("rounds", "taken", "fastest"),
+    ("rounds", "fastest"),
     [
         # Two stay within a tenth of each other to the end: 1, 1.2 and 1.3; 1.1, 1 and 1.15.
         (
@@ -121,32 +121,23 @@ def test_what_would_be_compiled_for_too_long_is_not_begun(
                 {1: [1.2], 2: [1.0], 3: [2.0]},
                 {1: [1.3], 2: [1.15]},
             ],
-            [[1, 2, 3, 4], [1, 2, 3], [1, 2]],
             "0.002",
         ),
         # The third was faster than both only because it ran when the machine was.
-        (
-            [{1: [1.0], 2: [1.01], 3: [1.2]}, {1: [2.0], 2: [2.01]}, {1: [2.1], 2: [1.9]}],
-            [[1, 2, 3], [1, 2], [1, 2]],
-            "0.002",
-        ),
-        ([{1: [1.2], 2: [1.0]}], [[1, 2]], "0.002"),
+        ([{1: [1.0], 2: [1.01], 3: [1.2]}, {1: [2.0], 2: [2.01]}, {1: [2.1], 2: [1.9]}], "0.002"),
+        ([{1: [1.2], 2: [1.0]}], "0.002"),
         # In the median of all: not in the mean, nor in the median of the rounds' medians.
-        ([{1: [1.0, 1.0, 9.0], 2: [1.05] * 3}] * 3, [[1, 2]] * 3, "0.001"),
-        (
-            [{1: [1.0, 1.08, 1.08], 2: [1.04] * 3}] * 2 + [{1: [1.0] * 3, 2: [1.04] * 3}],
-            [[1, 2]] * 3,
-            "0.001",
-        ),
+        ([{1: [1.0, 1.0, 9.0], 2: [1.05] * 3}] * 3, "0.001"),
+        ([{1: [1.0, 1.08, 1.08], 2: [1.04] * 3}] * 2 + [{1: [1.0] * 3, 2: [1.04] * 3}], "0.001"),
     ],
 )
 def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
-    monkeypatch, sleep, rounds, taken, fastest
+    monkeypatch, sleep, rounds, fastest
 ):
     monkeypatch.setattr(autotune, "_CLOSE", 1e9)
     told = in_rounds(monkeypatch, sleep, *rounds)
     timing, _ = timed(*(ms / 1e3 for ms in rounds[0]))
-    assert told == [(names, 5) for names in taken]
+    assert told == [([*names], 5) for names in rounds]
     assert timing.fastest == fastest
     turns = {name: sum(len(r.get(name, [])) for r in rounds) for name in rounds[0]}
     assert timing.num_turns == {str(name / 1e3): count for name, count in turns.items()}
@@ -156,12 +147,11 @@ def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
 def test_a_way_that_one_core_has_not_is_no_reason_not_to_try_that_core():
     secs = {"chunk:5": 0.01, "vmap on one device": 0.02, "chunk:10 on one device": 0.03}
 
+    def options(layout):
+        return {name: Sleeping(layout, secs[name]) for name in secs}
+
     def tried():
-        return [
-            *contest(
-                lambda layout: {name: Sleeping(layout, secs[name]) for name in secs}, ["chunk:5"]
-            )[0].step_secs
-        ]
+        return [*contest(options, ["chunk:5"])[0].step_secs]
 
     assert tried() == ["chunk:5", "vmap on one device"]
     secs["chunk:5 on one device"] = 0.02

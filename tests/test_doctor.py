@@ -59,19 +59,18 @@ def test_hosts_that_do_not_share_the_workdir_are_named_by_all(tmp_path):
         assert "The processes [1] do not see the files of process 0 in" in printed
 
 
+SIZES = "--config.layout.ensemble_axis=1 --config.data.global_batch_size=7"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--workdir=README.md/run"], 2, "Nothing can be written in README.md: Not a directory."),
-        (
-            [DIGITS, "--config.layout.ensemble_axis=1", "--config.data.global_batch_size=7"],
-            45,
-            "got data.global_batch_size=7 and a data axis of 2 (2 devices",
-        ),
+        ("--workdir=README.md/run", 2, "Nothing can be written in README.md: Not a directory."),
+        (f"{DIGITS} {SIZES}", 45, "got data.global_batch_size=7 and a data axis of 2 (2 devices"),
     ],
 )
 def test_the_first_part_that_does_not_work_is_told(arguments, code, message):
-    ended = dist_ens("doctor", *arguments, devices=2)
+    ended = dist_ens("doctor", *arguments.split(), devices=2)
     assert ended.returncode == code
     assert ended.stderr.startswith("error: ")
     assert message in ended.stderr.replace(f"{ROOT}/", "")

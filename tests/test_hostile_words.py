@@ -123,32 +123,6 @@ def files_in(folder, apart_from=None):
     return {path: (status.st_size, status.st_mtime_ns) for path, status in found.items()}
 
 
-def check_configs(num_configs, num_trained, around):
-    """Builds configs, and trains some of those that are accepted for one step."""
-    before, accepted = files_in(around), {}
-
-    def check(changed):
-        with limited(), contextlib.suppress(UserError, RunError):
-            experiment = Experiment.from_dict(config_of(changed))
-            assert Experiment.from_dict(experiment.to_dict()) == experiment
-            assert Experiment.from_dict(experiment.to_config_dict().to_dict()) == experiment
-            build(experiment)
-            accepted[repr(experiment)] = experiment
-        assert files_in(around) == before
-
-    every = {"derandomize": True, "database": None, "deadline": None, "max_examples": num_configs}
-    both = st.tuples(changes, attacks).map(lambda each: each[0] + each[1])
-    settings(suppress_health_check=[*HealthCheck], **every)(given(both)(check))()
-    different = [*accepted.values()]
-    for experiment in different[:: len(different) // num_trained][:num_trained]:
-        workdir = pathlib.Path("run $(touch touched)").absolute()
-        with limited():
-            train(dataclasses.replace(experiment, steps=1, epochs=None), workdir)
-        assert json.loads((workdir / "summary.json").read_text())["steps"] == 1
-        assert files_in(around, apart_from=workdir) == before
-        shutil.rmtree(workdir)
-
-
 @pytest.mark.parametrize(
     ("num_configs", "num_trained"), [(60, 1), pytest.param(4_000, 50, marks=pytest.mark.faults)]
 )
@@ -159,4 +133,25 @@ def test_a_hostile_config_is_built_or_refused(num_configs, num_trained, tmp_path
         for name in ("x", "x.npz", "touch"):
             (folder / name).write_text("not yours")
     monkeypatch.chdir(here)
-    check_configs(num_configs, num_trained, tmp_path)
+    before, accepted = files_in(tmp_path), {}
+
+    def check(changed):
+        with limited(), contextlib.suppress(UserError, RunError):
+            experiment = Experiment.from_dict(config_of(changed))
+            assert Experiment.from_dict(experiment.to_dict()) == experiment
+            assert Experiment.from_dict(experiment.to_config_dict().to_dict()) == experiment
+            build(experiment)
+            accepted[repr(experiment)] = experiment
+        assert files_in(tmp_path) == before
+
+    every = {"derandomize": True, "database": None, "deadline": None, "max_examples": num_configs}
+    both = st.tuples(changes, attacks).map(lambda each: each[0] + each[1])
+    settings(suppress_health_check=[*HealthCheck], **every)(given(both)(check))()
+    different = [*accepted.values()]
+    for experiment in different[:: len(different) // num_trained][:num_trained]:
+        workdir = pathlib.Path("run $(touch touched)").absolute()
+        with limited():
+            train(dataclasses.replace(experiment, steps=1, epochs=None), workdir)
+        assert json.loads((workdir / "summary.json").read_text())["steps"] == 1
+        assert files_in(tmp_path, apart_from=workdir) == before
+        shutil.rmtree(workdir)

@@ -2,9 +2,8 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 import time
+from functools import partial
 
 import jax
 import numpy as np
@@ -23,7 +22,7 @@ from benchmarks.peers.jax_vmap import JaxVmap
 from benchmarks.peers.order import Order
 from benchmarks.peers.way import Absent
 from benchmarks.workloads import WORKLOADS, Workload
-from conftest import COMMAND_ENVIRONMENT, ROOT
+from commands import python
 from dist_ens.execution import timing
 from dist_ens.experiment import OptimizerConfig
 
@@ -31,24 +30,20 @@ from dist_ens.experiment import OptimizerConfig
 SGD = OptimizerConfig(name="sgd", learning_rate=0.1, momentum=0.9)
 
 
-def small(name, optimizer=SGD, **changes):
+def small(name, optimizer=SGD):
     """A workload with few members and examples."""
     workload = WORKLOADS[name]()
-    few = dict(
-        num_members=2, batch_size=4, inputs=workload.inputs[:10], labels=workload.labels[:10]
-    )
-    return dataclasses.replace(workload, optimizer=optimizer, **(few | changes))
+    few = {"inputs": workload.inputs[:10], "labels": workload.labels[:10]}
+    few |= {"num_members": 2, "batch_size": 4}
+    return dataclasses.replace(workload, optimizer=optimizer, **few)
 
 
 def tiny(network):
     """A workload of one of the tests' networks."""
     member, inputs, label_shape = network()
-    examples = networks.batches_for(inputs, label_shape, 1)
-    first = {name: examples[name][0] for name in ("inputs", "labels")}
-    names = {"name": "tiny", "title": "", "network": network.__name__}
-    return Workload(
-        **names, **first, num_members=2, batch_size=4, bare_member=member, optimizer=SGD
-    )
+    first = {k: v[0] for k, v in networks.batches_for(inputs, label_shape, 1).items()}
+    first |= {"name": "tiny", "title": "", "network": network.__name__}
+    return Workload(**first, num_members=2, batch_size=4, bare_member=member, optimizer=SGD)
 
 
 KINDS = {
@@ -69,8 +64,7 @@ def states_after(make_way, workload, num_steps):
 
 def assert_close(tree, other):
     """The leaves of two trees are the same to rounding."""
-    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), tree, other)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,13 +140,8 @@ def test_a_comparison_has_a_figure_for_every_way_that_can_do_the_workload(monkey
 
 def test_the_command_writes_what_it_has_timed(tmp_path):
     flags = ["--workloads=W2", "--ways=jax_loop,flax_pmap", "--turns=1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peers", *flags, f"--json={tmp_path / 'peers.json'}"],
-        cwd=ROOT,
-        env=COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": fast_xla.flags(1)},
-        capture_output=True,
-        text=True,
-    )
+    flags.append(f"--json={tmp_path / 'peers.json'}")
+    done = python("-m", "benchmarks.peers", *flags, XLA_FLAGS=fast_xla.flags(1))
     assert done.returncode == 0, done.stderr
     assert "flax_pmap was not timed: it needs one device for each of 5 members" in done.stdout
     (workload,) = json.loads((tmp_path / "peers.json").read_text())["workloads"]

@@ -119,14 +119,11 @@ def test_the_lines_for_sbatch_are_those_of_the_flags():
 
 
 @pytest.mark.parametrize("options", [{}, SWEEP, FULL], ids=["plain", "sweep", "full"])
-def test_bash_and_shellcheck_accept_the_script(options, tmp_path):
-    (tmp_path / "job.sh").write_text(render(**options))
-    subprocess.run(["bash", "-n", tmp_path / "job.sh"], check=True)
+def test_bash_and_shellcheck_accept_the_script(options):
     shellcheck = pathlib.Path(sys.executable).with_name("shellcheck")
     # The code of a task is in single quotes on purpose, and --setup is a file of the user.
-    command = [shellcheck, "--exclude=SC2016,SC1091", tmp_path / "job.sh"]
-    checked = subprocess.run(command, capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stdout
+    for command in (["bash", "-n"], [shellcheck, "--exclude=SC2016,SC1091", "-"]):
+        subprocess.run(command, input=render(**options), text=True, check=True)
 
 
 WORDS = st.text(
@@ -160,14 +157,11 @@ def test_a_task_of_a_sweep_has_files_of_its_own(run, given):
     assert arguments[-3:] == ["--config=b.py", "--workdir=runs/s/b", "--output=runs/p_b.npz"]
 
 
-def test_srun_ends_all_tasks_when_one_fails_and_gets_the_cpus(run, tmp_path):
+def test_srun_gets_the_flags_after_a_setup_without_which_the_job_ends(run, tmp_path):
     (tmp_path / "setup.sh").write_text("export CODES=3\n")
     ended, *_, flags = run(render(cpus_per_task=6, setup=tmp_path / "setup.sh"))
     assert ended.returncode == 3
     assert flags == ["--kill-on-bad-exit=1", "--cpus-per-task=6"]
-
-
-def test_a_setup_that_is_not_on_the_node_ends_the_job(run, tmp_path):
     ended, arguments, *_ = run(render(setup=tmp_path / "no such file.sh"))
     assert (ended.returncode, arguments) == (ExitCode.USAGE, [])
     assert b"This node cannot read the file of --setup: " in ended.stderr

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from commands import CLOSED, NOBODY, dist_ens
+from commands import CLOSED, NOBODY, dist_ens, python
 from conftest import COMMAND_ENVIRONMENT, ROOT
 
 ENVIRONMENT = COMMAND_ENVIRONMENT | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
@@ -130,7 +130,5 @@ cli.run(main, joins_cluster=lambda: False)
 
 
 def test_a_full_disk_is_a_message_with_its_own_exit_code_wherever_it_happens():
-    command = [sys.executable, "-c", FULL]
-    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
     message = "error: A file runs/a/summary.json could not be written: no space left on device. "
-    assert_ended(ended, 46, message)
+    assert_ended(python("-c", FULL), 46, message)

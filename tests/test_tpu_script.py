@@ -82,17 +82,18 @@ class Workers:
         """Arguments of each call of gcloud."""
         return [arguments_in(file) for file in sorted((self.folder / "calls").iterdir())]
 
+    def file(self, name):
+        """A file of a worker, as soon as it is there."""
+        wait_for((self.folder / name).exists, lambda: name)
+        return self.folder / name
+
     def exit_code(self, name="digits"):
-        """The exit code that a worker has recorded, as soon as there is one."""
-        file = self.folder / name / ".dist_ens/exit_code"
-        wait_for(file.exists, lambda: file)
-        return int(file.read_text())
+        """The exit code that a worker has recorded."""
+        return int(self.file(f"{name}/.dist_ens/exit_code").read_text())
 
     def received(self, name="digits"):
-        """Arguments of the last command of a worker, as soon as it has begun."""
-        record = self.folder / name / "record"
-        wait_for(record.exists, lambda: record)
-        return arguments_in(record)
+        """Arguments of the last command of a worker, which has begun."""
+        return arguments_in(self.file(f"{name}/record"))
 
     def group(self, name="digits"):
         """Number of the process group of a worker's command."""
@@ -143,26 +144,21 @@ def test_a_worker_gets_the_arguments_that_the_user_typed(tmp_path_factory, argum
 
 
 @pytest.mark.slow
-def test_a_detached_command_is_followed_to_its_exit_code(tmp_path):
+@pytest.mark.parametrize("instance_group", [False, True])
+def test_a_detached_command_is_followed_on_worker_0_to_its_exit_code(instance_group, tmp_path):
     workers = Workers(tmp_path, "echo trained; echo warned >&2; sleep 1; exit 42\n")
     followed = workers.tpu("follow")
     assert followed.returncode == 2
     assert followed.stderr == b"No command was started on this TPU.\n"
     began = time.monotonic()
-    assert workers.tpu("run", "train").returncode == 0
+    assert workers.tpu("run", "train", instance_group=instance_group).returncode == 0
     assert time.monotonic() - began < 0.9
-    followed = workers.tpu("follow")
+    followed = workers.tpu("follow", instance_group=instance_group)
     assert (followed.returncode, followed.stdout) == (42, b"trained\nwarned\n")
-    assert "--worker=0" in workers.calls()[-1]
-
-
-@pytest.mark.slow
-def test_the_worker_0_of_a_group_is_followed(tmp_path):
-    workers = Workers(tmp_path, "exit 43\n")
-    workers.tpu("run", "train", instance_group=True)
-    assert workers.exit_code("a2") == 43
-    assert workers.tpu("follow", instance_group=True).returncode == 43
-    assert [call[2] for call in workers.calls()[-2:]] == ["x1", "a2"]
+    if instance_group:
+        assert [call[2] for call in workers.calls()[-2:]] == ["x1", "a2"]
+    else:
+        assert "--worker=0" in workers.calls()[-1]
 
 
 @pytest.mark.slow
@@ -212,13 +208,6 @@ def test_the_script_is_printed_and_gcloud_is_looked_for(tmp_path):
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "STAND_IN": str(tmp_path)}
     subprocess.run(["bash", "-c", printed.stdout], env=environment, check=True)
     assert workers.received() == ["train", *HOSTILE]
-    checked = subprocess.run(
-        [pathlib.Path(sys.executable).with_name("shellcheck"), "--exclude=SC2086", "-"],
-        input=printed.stdout,
-        capture_output=True,
-        text=True,
-    )
-    assert checked.returncode == 0, checked.stdout
-    ended = dist_ens("tpu", "folow", *flags)
-    assert ended.returncode == 2
-    assert "Did you mean 'follow'" in ended.stderr
+    shellcheck = [pathlib.Path(sys.executable).with_name("shellcheck"), "--exclude=SC2086", "-"]
+    subprocess.run(shellcheck, input=printed.stdout, text=True, check=True)
+    assert "Did you mean 'follow'" in dist_ens("tpu", "folow", *flags).stderr

@@ -1,6 +1,5 @@
 """The partition specs of arrays on the mesh, and their names in the public API."""
 
-
 import jax
 from jax.sharding import PartitionSpec
 
