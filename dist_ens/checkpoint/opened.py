@@ -190,8 +190,6 @@ class OpenCheckpoints:
         try:
             if not write_checkpoint(self._folder, snapshot, token, first=self._renew):
                 return
-        except jax.errors.JaxRuntimeError:
-            raise
         # TensorStore reports a full disk as a ValueError.
         except (OSError, ValueError, SaveError) as error:
             if cluster.is_main():
