@@ -47,6 +47,7 @@ FAULTS = {
     "stuck": "time.sleep(600)",
     "preempted": "os.kill(os.getpid(), signal.SIGTERM)",
     "waiting": "pass",
+    "beating": "from dist_ens.processes.peers import Peers; Peers.current._beat_secs = 2e-4",
 }
 
 
@@ -126,6 +127,12 @@ def test_processes_that_wait_for_another_in_vain_say_who_they_are(tmp_path):
         assert told in log(tmp_path, i)
         assert "DEADLINE_EXCEEDED" in log(tmp_path, i)  # JAX's own message stands before it.
         assert "Traceback" not in log(tmp_path, i)
+
+
+def test_a_process_whose_work_is_done_ends_well_while_it_sends_beats(tmp_path):
+    write_config(tmp_path, "beating", 1, steps=8)
+    run = started(tmp_path, together(2))
+    assert run.codes() == [0, 0], log(tmp_path, 0) + log(tmp_path, 1)
 
 
 def test_a_port_that_is_in_use_is_told(tmp_path):
