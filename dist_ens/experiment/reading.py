@@ -53,7 +53,8 @@ _GIVEN_BY = {
     "pooling=": "evaluation.pooling=",
     "shuffle=": "data.shuffle=",
 }
-_ARGUMENT = re.compile(rf"(?<![\w.])({'|'.join(_GIVEN_BY)})")
+# A name in quotes is one in the user's own code.
+_ARGUMENT = re.compile(rf"(?<![\w.'])({'|'.join(_GIVEN_BY)})")
 
 
 def to_config_dict_of(section: object) -> ConfigDict:
