@@ -44,14 +44,11 @@ def catch_abort() -> None:
 
 def end(code: int) -> NoReturn:
     """Ends this process, which has done its work, when the others have done theirs, too."""
-    if _peers is None:
-        sys.exit(code)
-    _peers.end()
-    atexit._run_exitfuncs()  # JAX waits for the other processes here.
-    sys.stdout.flush()
-    # A thread that is inside JAX's client, as that of the peers may be, would abort the process
-    # when Python takes itself down.
-    os._exit(code)
+    if _peers is not None:
+        _peers.end()
+        atexit._run_exitfuncs()  # JAX waits for the other processes here.
+        _peers.stop()
+    sys.exit(code)
 
 
 def are_several() -> bool:

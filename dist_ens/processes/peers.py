@@ -77,14 +77,16 @@ class Peers:
         self._beat_secs = min(_LONGEST_BEAT_SECS, timeout_secs / 5)
         self._holdings: Sequence[str] = ()
         self._has_ended = self._has_failed = False
+        self._stopped = threading.Event()
         self._answered = time.monotonic()  # When process 0 answered last.
         self._heard: dict[int, tuple[str, float]] = {}
 
     def begin(self) -> None:
         """Starts to tell the others that this process is alive, and to watch them."""
         Peers.current = self
-        for work in (self._talk, self._watch):
-            threading.Thread(target=work, name="peers", daemon=True).start()
+        self._talking = threading.Thread(target=self._talk, name="peers", daemon=True)
+        self._talking.start()
+        threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
     def hold(self, holdings: Sequence[str]) -> None:
         """Stores what each process holds, such as "members 0 to 3, data column 0"."""
@@ -119,6 +121,11 @@ class Peers:
         with contextlib.suppress(Exception):  # Process 0 may have been lost.
             self._client.key_value_set(f"{_BEATS}/{self._process_id}", _ENDED, allow_overwrite=True)
 
+    def stop(self) -> None:
+        """Ends the thread that uses JAX's client, so that Python can take itself down."""
+        self._stopped.set()
+        self._talking.join(self._timeout_secs)
+
     def wait_for_cause(self) -> None:
         """Waits until this process is ended because of another, after an error that follows."""
         time.sleep(self._timeout_secs + _READ_SECS)
@@ -151,7 +158,8 @@ class Peers:
     def _talk(self) -> None:
         """Sends beats and looks for failures, until the process ends."""
         for number in itertools.count():
-            time.sleep(self._beat_secs)
+            if self._stopped.wait(self._beat_secs):
+                return
             # Each beat differs from the one before.
             beat = _ENDED if self._has_ended else f"{progress.count()} {number}"
             with contextlib.suppress(Exception):  # Process 0 is lost; `_watch` notices it.
