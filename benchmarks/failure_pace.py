@@ -63,7 +63,7 @@ class _Training:
             num_members=workload.num_members,
             layout=layout,
             execution=execution,
-            failures=failures,
+            failure_policy=failures,
         )
         shape = (workload.steps_per_call, workload.batch_size)
         order = np.random.default_rng(0).integers(len(workload.inputs), size=shape)

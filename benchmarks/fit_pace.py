@@ -21,11 +21,8 @@ import dist_ens as de
 from benchmarks.peers.jax_loop import JaxLoop
 from benchmarks.peers.jax_scan import JaxScan
 from benchmarks.peers.jax_vmap import JaxVmap
-from benchmarks.workloads import WORKLOADS, Workload
-from dist_ens.data import TreeSplit
+from benchmarks.workloads import WORKLOADS
 from dist_ens.experiment import make_optimizer
-from dist_ens.sampling import Order
-from dist_ens.training import OrderedSplit
 from launch import cli
 
 _WORKLOAD = flags.DEFINE_enum("workload", "W1", ["W1", "W2", "W3", "W4"], "Workload to train.")
@@ -49,8 +46,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         result = de.fit(
             ensemble,
-            _data_of(workload),
+            {"inputs": workload.inputs, "labels": workload.labels},
             steps=10**7,
+            batch_size=workload.batch_size,
+            order=de.data.permuted() if workload.own_batches else de.data.shared(),
             callbacks=[turns],
             checkpoints=de.Checkpoints(folder),
             progress=False,
@@ -68,15 +67,6 @@ def main() -> None:
         f"{workload.name}: fit ({result.ensemble.execution}, mesh {result.ensemble.layout}) has "
         f"{statistics.median(ratios):.3f} of the steps/s of {best} (median of {len(ratios)} "
         f"rounds, {min(ratios):.3f} to {max(ratios):.3f})"
-    )
-
-
-def _data_of(workload: Workload) -> OrderedSplit:
-    """Returns the examples of a workload, with the order in which members see them."""
-    count, size = len(workload.inputs), workload.batch_size
-    order = Order(count, size, per_member=workload.own_batches)
-    return OrderedSplit(
-        TreeSplit({"inputs": workload.inputs, "labels": workload.labels}), order, seed=0
     )
 
 

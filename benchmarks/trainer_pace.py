@@ -94,7 +94,7 @@ def _asked_for() -> tuple[Experiment, Source, OwnParts]:
         UserError: If both a config and a workload are given.
     """
     if _WORKLOAD.value is not None:
-        if _CONFIG.file is not None:
+        if _CONFIG.file.path is not None:
             raise UserError(
                 "--config and --workload were both given, and only one of them can be timed. Leave "
                 "one out."
@@ -102,7 +102,7 @@ def _asked_for() -> tuple[Experiment, Source, OwnParts]:
         return of_workload(WORKLOADS[_WORKLOAD.value]())
     experiment = _CONFIG.experiment()
     source = open_source(experiment.data)
-    return experiment, source, _CONFIG.own_parts(source.spec)
+    return experiment, source, _CONFIG.file.own_parts(source.spec)
 
 
 def of_workload(workload: Workload) -> tuple[Experiment, Source, OwnParts]:

@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
             num_members=8,
             epochs=3.0,
             steps_per_call=16,
-            loss=dict(name="class_mean_cross_entropy"),
+            loss=dict(name="class_mean_categorical"),
             data=dict(source="tfds:mnist", global_batch_size=128, shuffle=False),
             model=dict(name="mlp", hidden_sizes=(512, 512), init="normal", init_stddev=0.01),
             optimizer=dict(name="sgd", learning_rate=0.01),

@@ -34,7 +34,7 @@ def get_config() -> ConfigDict:
             members_per_group=5,
             epochs=40.0,
             steps_per_call=50,
-            loss=dict(name="gaussian_nll"),
+            loss=dict(name="gaussian"),
             data=dict(source="uci:FILE", global_batch_size=100, examples="splits"),
             model=dict(name="mlp", hidden_sizes=(50,), init="fan_in_uniform"),
             optimizer=dict(name="adam", learning_rate=0.01),

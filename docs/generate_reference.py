@@ -18,7 +18,7 @@ import mkdocs_gen_files
 import launch
 from dist_ens import models
 from dist_ens.experiment import Experiment, model_options
-from dist_ens.experiment.named import loss_names, loss_options
+from dist_ens.experiment.named import LOSSES, loss_options
 from dist_ens.experiment.reading import OPTIONS
 
 
@@ -73,7 +73,7 @@ def losses() -> Iterator[str]:
     """Yields a row for each loss that a config can name, with its arguments and the methods."""
     yield "## Losses\n\n"
     yield "| `loss.name` | arguments and methods, with their defaults |\n| --- | --- |\n"
-    for name in loss_names():
+    for name in LOSSES:
         yield f"| `{name}` | {told(loss_options(name))} |\n"
     yield "\n"
 

@@ -47,7 +47,7 @@ def loss_fn(params, model_state, batch, key):
 
 def main(**options):
     member = de.as_member(init=init)
-    ensemble = de.Ensemble(member, optax.sgd(0.05), loss_fn, num_members=8, failures="freeze")
+    ensemble = de.Ensemble(member, optax.sgd(0.05), loss_fn, num_members=8, failure_policy="freeze")
     return de.fit(ensemble, DATA, steps=200, batch_size=32, callbacks=[RestartMembers()], **options)
 
 

@@ -10,26 +10,20 @@ from dist_ens.ground.paths import shortened
 from launch import glibc_tuning, signals, stdio
 
 VERBS = (
-    "train",
-    "evaluate",
-    "predict",
-    "members",
-    "report",
-    "replay",
-    "plan",
-    "bench",
-    "doctor",
-    "local",
-    "slurm",
-    "k8s",
-    "tpu",
+    *("train", "evaluate", "predict", "members", "report", "replay", "plan", "bench", "doctor"),
+    *("local", "slurm", "k8s", "tpu"),
 )
 
 
-if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command.
+def _begin() -> None:
+    """Prepares this process for a command, before JAX is imported."""
     stdio.begin()
     glibc_tuning.ask()
     signals.begin()
+
+
+if sys.argv[0] == "-m":  # Python is about to run a module of this package as a command.
+    _begin()
 
 
 def _overview() -> str:
@@ -40,15 +34,13 @@ def _overview() -> str:
         docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         what = docstring.partition(": dist-ens")[0].splitlines()[0].rstrip(".")
         lines.append(f"  {verb:<9} {what}")
-    return "\n".join(
-        ["dist-ens VERB …", "", *lines, "", "dist-ens help VERB lists the flags of a verb."]
-    )
+    flags = "dist-ens help VERB lists the flags of a verb."
+    return "\n".join(["dist-ens VERB …", "", *lines, "", flags])
 
 
 def main() -> None:
     """Runs the verb on the command line."""
-    stdio.begin()
-    glibc_tuning.ask()
+    _begin()
     if sys.argv[1:2] == ["help"]:  # `help VERB` is `VERB --help`.
         sys.argv[1:] = [*sys.argv[2:3], "--help"]
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -65,5 +57,4 @@ def main() -> None:
             "verb does.",
         )
     del sys.argv[1]
-    signals.begin()
     importlib.import_module(f"launch.{verb}").run()

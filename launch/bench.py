@@ -26,23 +26,16 @@ from dist_ens.experiment.record import Run
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.paths import shortened
-from dist_ens.ground.terminal import PlainConsole
+from dist_ens.ground.terminal import PlainConsole, print_table
 from dist_ens.layout import Layout
-from dist_ens.metrics.table import print_table
 from launch import cli
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
-_PLOT = define_path(
-    "plot", "bench.png", "PNG file for the plot of steps/s over the number of members."
-)
+_PLOT = define_path("plot", "bench.png", "PNG file of steps/s over the number of members.")
 _JSON = define_path("json", None, "File to write the figures to.")
 _TURNS = flags.DEFINE_integer(
-    "turns",
-    5,
-    "Number of times that each program is timed, in turns with the others. More give a smaller "
-    "spread.",
-    lower_bound=2,
+    "turns", 5, "Number of timings of each program. More give a smaller spread.", lower_bound=2
 )
 _CONFIG = ConfigFlags()
 
@@ -56,7 +49,7 @@ def main() -> None:
         raise UserError("One process times a config with its own devices. Start one.")
     cli.check_outputs(_PLOT, _JSON)
     console = PlainConsole()
-    source = _CONFIG.open_source(experiment.data)
+    source = _CONFIG.file.open_source(experiment.data)
     num_examples = len(source.train)
     source = with_examples_that_fit(source, Layout.make(1))
     if len(source.train) < num_examples:
@@ -65,7 +58,7 @@ def main() -> None:
             "because more do not fit in memory in every way. Reading of data is not timed.",
             soft_wrap=True,
         )
-    parts = _CONFIG.own_parts(source.spec)
+    parts = _CONFIG.file.own_parts(source.spec)
     run = Run(experiment, source.spec, source.num_train_examples)
 
     def make_ensemble(layout: Layout) -> Ensemble:
@@ -91,50 +84,43 @@ def main() -> None:
 
 
 def _tell(console: Console, points: Sequence[Point]) -> None:
-    """Prints the table and the conclusion."""
     print_table(console, _table(points))
-    in_doubt = [point for point in points if not all(map(point.is_conclusive, point.ratios))]
-    if in_doubt and points[-1] not in in_doubt:  # Otherwise the conclusion says so.
-        console.print("?: the spread is too wide to conclude.")
     if any(VMAP not in point.ratios for point in points):
         console.print(f"{VMAP} is not timed for waves, because it holds all members at once.")
     console.print(_conclusion(points[-1]), soft_wrap=True)
 
 
 def _write(points: Sequence[Point]) -> None:
-    """Writes the files with the measurements so far."""
     if _JSON.value is not None:
         as_json = {"sizes": [point.to_dict() for point in points]}
         cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))
-    cli.write_file(_PLOT, lambda path: report.plot_rates(path, *_curves(points)))
+    from dist_ens.report.figures import plot_rates  # Matplotlib is slow to import.
+
+    cli.write_file(_PLOT, lambda path: plot_rates(path, *_curves(points)))
 
 
 def _table(points: Sequence[Point]) -> Table:
     """Returns the table of the measurements."""
-    table = Table(title="member-examples per second", title_justify="left")
+    title = "member-examples per second (?: the spread is too wide to conclude)"
+    table = Table(title=title, title_justify="left")
     for column in ("members", DIST_ENS, LOOP, VMAP, f"x {LOOP}", f"x {VMAP}"):
         table.add_column(column, justify="right", min_width=len(column))
     table.add_column("execution", no_wrap=True)  # The name of an execution must not be cut.
     for point in points:
+        rates = map(point.examples_per_second.get, (DIST_ENS, LOOP, VMAP))
         table.add_row(
             str(point.num_members),
-            *(_rate(point, name) for name in (DIST_ENS, LOOP, VMAP)),
+            *("" if rate is None else f"{rate:,.0f}" for rate in rates),
             *(_ratio(point, name) for name in (LOOP, VMAP)),
             point.execution,
         )
     return table
 
 
-def _rate(point: Point, name: str) -> str:
-    """Returns the member-examples per second of a way as a text; empty without a measurement."""
-    rate = point.examples_per_second.get(name)
-    return "" if rate is None else f"{rate:,.0f}"
-
-
 def _ratio(point: Point, name: str) -> str:
     """Returns the median and the range of a way's ratios as a text; empty without measurements."""
     ratios = point.ratios.get(name)
-    if ratios is None:
+    if not ratios:
         return ""
     doubt = "" if point.is_conclusive(name) else " ?"
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}){doubt}"
@@ -164,10 +150,7 @@ def _curves(points: Sequence[Point]) -> tuple[list[int], dict[str, list[float]]]
     }
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _CONFIG.prepare)
-
+run = cli.command(main, _CONFIG.prepare)
 
 if __name__ == "__main__":
     run()

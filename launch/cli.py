@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import functools
 import os
 import pathlib
 import signal
 import sys
+import tempfile
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,13 +19,7 @@ from absl import app, flags, logging
 
 from dist_ens.checkpoint.causes import explained
 from dist_ens.ground.commands import printable, quoted
-from dist_ens.ground.errors import (
-    ExitCode,
-    RunError,
-    UserError,
-    code_of_write,
-    first_line,
-)
+from dist_ens.ground.errors import RunError, UserError, code_of_write, first_line
 from dist_ens.ground.paths import given_path, shortened
 from dist_ens.processes import cluster
 from dist_ens.processes.compile_cache import use_compile_cache
@@ -31,34 +27,28 @@ from dist_ens.processes.stop_signal import StopSignal
 from launch import hosts, signals, stdio
 from launch.started_command import split_at_dashes
 
-_COORDINATOR_ADDRESS = flags.DEFINE_string(
-    "coordinator_address",
-    None,
-    "Address host:port of process 0. Not needed where JAX finds the cluster.",
-)
-_NUM_PROCESSES = flags.DEFINE_integer(
-    "num_processes", None, "Number of processes. Not needed where JAX finds the cluster."
-)
-_PROCESS_ID = flags.DEFINE_integer(
-    "process_id", None, "Number of this process, from 0. Not needed where JAX finds the cluster."
-)
 START_TIMEOUT_SECS = flags.DEFINE_float(
-    "start_timeout_secs",
-    600.0,
-    "Time to wait at the start for the other processes, in seconds.",
-    lower_bound=1.0,
+    "start_timeout_secs", 600.0, "Seconds to wait for the others at the start.", lower_bound=1.0
 )
 _HEARTBEAT_TIMEOUT_SECS = flags.DEFINE_float(
     "heartbeat_timeout_secs",
     100.0,
-    "Time after which a process that is silent is lost, and the others end, in seconds.",
+    "Seconds of silence after which a process is lost, and the others end.",
     lower_bound=1.0,
 )
-_SHUTDOWN_TIMEOUT_SECS = flags.DEFINE_float(
-    "shutdown_timeout_secs",
-    300.0,
-    "Time to wait at the end for the other processes, in seconds.",
-    lower_bound=1.0,
+_CLUSTER: Sequence[flags.FlagHolder] = (
+    flags.DEFINE_string(
+        "coordinator_address", None, "host:port of process 0. Not needed where JAX finds it."
+    ),
+    flags.DEFINE_integer(
+        "num_processes", None, "Number of processes. Not needed where JAX finds the cluster."
+    ),
+    flags.DEFINE_integer("process_id", None, "Number of this process, from 0."),
+    START_TIMEOUT_SECS,
+    _HEARTBEAT_TIMEOUT_SECS,
+    flags.DEFINE_float(
+        "shutdown_timeout_secs", 300.0, "Seconds to wait for the others at the end.", lower_bound=1
+    ),
 )
 # JAX has no special error for a platform that cannot start, so the file of the error decides.
 _BEGINS_PLATFORMS = "xla_bridge.py"
@@ -77,7 +67,6 @@ def run(
 
     `prepare` takes the command line before it is parsed, and returns what is left to parse.
     """
-
     signals.raise_at_interrupt()
     StopSignal.numbers = (signal.SIGINT, *signals.caught_preemptions())
 
@@ -91,14 +80,7 @@ def run(
             parsed(argv, known_only=True)
             use_compile_cache()
             if joins_cluster():
-                cards = cluster.start(
-                    _COORDINATOR_ADDRESS.value,
-                    _NUM_PROCESSES.value,
-                    _PROCESS_ID.value,
-                    start_timeout_secs=START_TIMEOUT_SECS.value,
-                    heartbeat_timeout_secs=_HEARTBEAT_TIMEOUT_SECS.value,
-                    shutdown_timeout_secs=_SHUTDOWN_TIMEOUT_SECS.value,
-                )
+                cards = cluster.start(**{flag.name: flag.value for flag in _CLUSTER})
                 hosts.begin(cards, _HEARTBEAT_TIMEOUT_SECS.value)
             cluster.use_cores_as_devices()
             rest = parsed(prepare(list(argv)))
@@ -106,7 +88,7 @@ def run(
                 raise UserError(f"{shortened(' '.join(rest[1:]))} is not a flag, as --NAME=VALUE.")
         return rest
 
-    def command(_: Sequence[str]) -> None:
+    def work(_: Sequence[str]) -> None:
         """Runs the command and ends the process with its exit code."""
         if not flags.FLAGS["verbosity"].present:  # Messages of libraries are not for the user.
             logging.set_verbosity(logging.WARNING)
@@ -117,11 +99,19 @@ def run(
         signals.end_at_interrupt()  # No code that would report it is left.
         hosts.end(stdio.exit_code(code))
 
-    app.run(command, flags_parser=parse)
+    app.run(work, flags_parser=parse)
+
+
+def command(
+    main: Callable[[], int | None],
+    prepare: Callable[[list[str]], list[str]] = list,
+    joins_cluster: Callable[[], bool] = lambda: True,
+) -> Callable[[], None]:
+    """Returns a function that runs a command; see `run`."""
+    return functools.partial(run, main, prepare, joins_cluster)
 
 
 def _show_help(module: types.ModuleType) -> NoReturn:
-    """Prints the docstring of a command, and its flags."""
     # absl stores the flags of a file that is run as a script under the path of the file.
     name = sys.argv[0] if module.__name__ == "__main__" else module.__name__
     flags_of = filter(None, map(flags.FLAGS.module_help, (name, "launch.config_flags", __name__)))
@@ -155,13 +145,34 @@ def parsed(argv: Sequence[str], *, known_only: bool = False) -> list[str]:
         raise UserError(f"{why}{end} --help lists the flags.") from error
 
 
-def without_runs(argv: Sequence[str], example: str) -> tuple[list[pathlib.Path], list[str]]:
-    """Returns the folders of runs in a command line, and the other arguments."""
-    _, *words = parsed(argv, known_only=True)
-    runs = [word for word in words if not word.startswith("-")]
-    if not runs or any(word.startswith("--workdir") for word in words):
-        raise UserError(f"The folder of a run is missing. Type it without a flag: {example}.")
-    return [given_path(run, "RUN") for run in runs], [word for word in argv if word not in runs]
+class _Argument(str):
+    """An argument of the command line. Two of them are never the same object."""
+
+
+def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments of a command line that are not flags, and the command line without."""
+    # A word is known by the object that it is: a flag may have a value of the same text.
+    argv = [*map(_Argument, argv)]
+    words = [word for word in parsed(argv, known_only=True)[1:] if not word.startswith("-")]
+    return words, [argument for argument in argv if not any(argument is word for word in words)]
+
+
+class RunFolders:
+    """The folders of runs on a command line, which are typed without a flag: `paths`."""
+
+    def __init__(self, example: str) -> None:
+        self._example = example
+        self.paths: list[pathlib.Path] = []
+
+    def prepare(self, argv: Sequence[str]) -> list[str]:
+        """Returns the command line without the folders."""
+        words, rest = split_words(argv)
+        if not words or any(word.startswith("--workdir") for word in rest):
+            raise UserError(
+                f"The folder of a run is missing. Type it without a flag: {self._example}."
+            )
+        self.paths = [given_path(word, "RUN") for word in words]
+        return rest
 
 
 @contextlib.contextmanager
@@ -169,8 +180,6 @@ def _reported_as_sentences() -> Iterator[None]:
     """Reports an error of its body as a message, and ends the process."""
     try:
         yield
-    except flags.Error as error:
-        _fail(ExitCode.USAGE, f"error: {error}")
     except (UserError, RunError) as error:
         hosts.wait_if_of_another(error)
         _fail(error.exit_code, f"error: {error}")
@@ -212,7 +221,6 @@ def _leave_without_devices(error: Exception) -> NoReturn:
 
 
 def _fail(code: int, message: str) -> NoReturn:
-    """Prints a message and ends the process."""
     if hosts.are_several():  # An orderly end would wait for processes that may never end.
         hosts.leave(code, message)
     stdio.fail(code, message)
@@ -234,6 +242,15 @@ def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
     return flag.value
 
 
+def check_folder(folder: pathlib.Path) -> None:
+    """Raises a `UserError` if no file can be written in a folder."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"Nothing can be written in {quoted(folder)}: {error.strerror}.") from error
+
+
 def check_outputs(*of_files: flags.FlagHolder) -> None:
     """Raises a `UserError` before the work, if the file of a flag cannot be written."""
     # Only process 0 writes. Asking for its number would start the devices, so a process without a
@@ -247,18 +264,12 @@ def check_outputs(*of_files: flags.FlagHolder) -> None:
         # A file is first written beside its final place, under a longer name.
         given_path(path.with_name(f"{path.name}.unfinished"), f"--{flag.name}")
         if path.is_dir():
-            why = "it is a folder"
-        elif not path.parent.is_dir():
-            why = f"{path.parent} is not a folder"
+            raise UserError(f"--{flag.name}={shortened(str(flag.value))} is a folder, not a file.")
         # A file with this name is replaced by the new one, which only needs a writable folder.
-        elif not os.access(path.parent, os.W_OK | os.X_OK):
-            why = f"nothing can be written in {path.parent}"
-        else:
-            continue
-        raise UserError(f"--{flag.name}={shortened(str(flag.value))} cannot be written: {why}.")
+        check_folder(path.parent)
 
 
-def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], None]) -> None:
+def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], object]) -> None:
     """Writes the file that a flag names, by a function of its path."""
     try:
         write(_target(flag))

@@ -7,9 +7,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 from ml_collections.config_dict import placeholder
 
-from dist_ens.data import Source, Spec
 from dist_ens.experiment import (
-    DataConfig,
     Experiment,
     LossConfig,
     ModelConfig,
@@ -20,14 +18,13 @@ from dist_ens.experiment import (
     model_options,
     optimizer_options,
 )
-from dist_ens.experiment.config_file import ConfigFile, ExperimentFile, OwnParts
+from dist_ens.experiment.config_file import ConfigFile, stored_experiment
 from dist_ens.experiment.named import Options, method_options
 from dist_ens.experiment.reading import nearest_field
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.paths import shortened
 
 _CONFIG, _EXPERIMENT = "config", "experiment"
-_NO_FILE = ConfigFile()
 _OF_NEW_RUN = (
     "Config file, the path of a Python file. --config.FIELD=VALUE overrides one of its fields, "
     "such as --config.optimizer.learning_rate=0.01. The fields are the arguments of the network in "
@@ -59,7 +56,10 @@ _WITH_OPTIONS = (
 
 
 class ConfigFlags:
-    """The flags `--config=FILE`, `--experiment=FILE` and `--config.FIELD=VALUE` of a command."""
+    """The flags `--config=FILE`, `--experiment=FILE` and `--config.FIELD=VALUE` of a command.
+
+    `file` is the config file that `prepare` reads, without a path if none is given.
+    """
 
     def __init__(self, *, overridable: bool = True) -> None:
         # The flag stands here for the list of flags alone. `prepare` reads it, and defines it anew.
@@ -69,7 +69,7 @@ class ConfigFlags:
             flags.DEFINE_string(_CONFIG, None, meaning)
         if overridable and _EXPERIMENT not in flags.FLAGS:
             flags.DEFINE_string(_EXPERIMENT, None, _OF_EXPERIMENT)
-        self.file: ConfigFile | None = None
+        self.file = ConfigFile()
         self._overridable = overridable
         self._overrides: flags.FlagHolder | None = None
         self._given: set[str] = set()
@@ -86,25 +86,24 @@ class ConfigFlags:
         }
         if self._given and not self._overridable:
             raise UserError(f"{prefix}{min(self._given)} cannot be changed in a finished run.")
-        described = self.file or stored
+        described = stored if self.file.path is None else self.file.experiment()
         if described is None:
             if self._given:
                 raise UserError(f"{prefix}{min(self._given)} needs a file. Add --config=FILE.")
             return rest
-        config = described.experiment().to_config_dict()
-        file = self.file or _NO_FILE
+        config = described.to_config_dict()
         for name, cls, options_of, replaced_by in _WITH_OPTIONS:
-            if not file.defines(replaced_by):
+            if not self.file.defines(replaced_by):
                 self._defaults += _complete(config[name], name, cls, options_of, rest)
             elif name == "loss":  # Methods change the file's own loss too.
                 methods = _complete(config.loss, name, cls, lambda _: method_options(), rest)
                 self._defaults += methods
-        if fault := self._fault(file, rest, _paths(config)):
+        if fault := self._fault(rest, _paths(config)):
             raise UserError(fault)
         self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)
         return rest
 
-    def _without_files(self, argv: list[str]) -> tuple[list[str], ExperimentFile | None]:
+    def _without_files(self, argv: list[str]) -> tuple[list[str], Experiment | None]:
         """Returns a command line without the flags of files, and the experiment in JSON."""
         rest: list[str] = []
         stored = None
@@ -115,28 +114,22 @@ class ConfigFlags:
             if name == "--config":
                 self.file = ConfigFile(value if equals else next(arguments, ""))
             elif self._overridable and name.lstrip("-") == _EXPERIMENT and name.startswith("-"):
-                stored = ExperimentFile(value if equals else next(arguments, ""))
+                stored = stored_experiment(value if equals else next(arguments, ""))
             else:
                 rest.append(argument)
-        if self.file is not None and stored is not None:
+        if self.file.path and stored is not None:
             raise UserError("--config and --experiment describe two runs. Leave one of them out.")
         return rest, stored
 
-    def _fault(self, file: ConfigFile, rest: list[str], known: list[str]) -> str:
+    def _fault(self, rest: list[str], known: list[str]) -> str:
         """Returns a sentence about a flag whose field is unknown or has no effect, if any is."""
-        replaced = {
-            field: function
-            for function, fields in _REPLACED.items()
-            for field in fields
-            if file.defines(function)
-        }
         for name in sorted(self._given):
-            function = replaced.get(name) or replaced.get(name.partition(".")[0])
-            if function is not None:
-                return (
-                    f"--config.{name} has no effect, because {file.path} defines {function}. "
-                    "Leave the flag out."
-                )
+            for function, fields in _REPLACED.items():
+                if self.file.defines(function) and {name, name.partition(".")[0]} & {*fields}:
+                    return (
+                        f"--config.{name} has no effect, because {self.file.path} defines "
+                        f"{function}. Leave the flag out."
+                    )
             if name not in known:
                 return (
                     f"The config has no field {shortened(name)}.{nearest_field(name, known)} "
@@ -171,18 +164,6 @@ class ConfigFlags:
                     values[other] = None
         return Experiment.from_dict(values)
 
-    def own_parts(self, spec: Spec) -> OwnParts:
-        """Returns all parts that the file makes itself, except the data set."""
-        return (self.file or _NO_FILE).own_parts(spec)
-
-    def source(self, data_config: DataConfig) -> Source | None:
-        """Returns the file's own data set; None without one."""
-        return (self.file or _NO_FILE).source(data_config)
-
-    def open_source(self, data_config: DataConfig) -> Source:
-        """Returns the data set of a run: the file's own, or the one that `data.source` names."""
-        return (self.file or _NO_FILE).open_source(data_config)
-
 
 def _complete(
     section: ConfigDict,
@@ -212,5 +193,4 @@ def _complete(
 
 
 def _paths(config: ConfigDict) -> list[str]:
-    """Returns the paths of all fields, such as `data.source`."""
     return [path for path, _ in leaves(config.to_dict())]

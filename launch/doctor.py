@@ -10,7 +10,6 @@ import pathlib
 import secrets
 import shutil
 import socket
-import tempfile
 import time
 
 import jax
@@ -39,7 +38,7 @@ def main() -> None:
     _print("cache", jax.config.values["jax_compilation_cache_dir"] or "disabled")
     if _WORKDIR.value is not None:
         _print("workdir", _workdir(_WORKDIR.value))
-    if _CONFIG.file is not None:
+    if _CONFIG.file.path is not None:
         _take_step()
     _print("A run can start. Next:", "dist-ens train with the same --config and --workdir.")
 
@@ -73,11 +72,7 @@ def _workdir(workdir: pathlib.Path) -> str:
     """Describes the folder of a run, or the nearest folder above it that exists."""
     path = workdir.absolute()
     folder = next(each for each in (path, *path.parents) if each.exists())
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(f"Nothing can be written in {quoted(folder)}: {error.strerror}.") from error
+    cli.check_folder(folder)
     file = folder / f".doctor_{cluster.as_main_sees(secrets.randbits(62))}"
     if cluster.is_main():
         file.touch()
@@ -101,8 +96,8 @@ def _take_step() -> None:
     experiment = _CONFIG.experiment()
     if experiment.execution == "auto":  # The search for the fastest takes longer than a step.
         experiment = dataclasses.replace(experiment, execution="loop")
-    source = _CONFIG.open_source(experiment.data)
-    built = build(experiment, parts=_CONFIG.own_parts(source.spec), source=source)
+    source = _CONFIG.file.open_source(experiment.data)
+    built = build(experiment, parts=_CONFIG.file.own_parts(source.spec), source=source)
     layout, members = built.ensemble.layout, built.ensemble.layout.host_members
     _print(
         "config",
@@ -115,10 +110,7 @@ def _take_step() -> None:
     _print("step", f"the first took {time.monotonic() - began:.1f} s, with compiling")
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _CONFIG.prepare, joins_cluster=_begin)
-
+run = cli.command(main, _CONFIG.prepare, joins_cluster=_begin)
 
 if __name__ == "__main__":
     run()

@@ -21,19 +21,12 @@ _SETTINGS = {
 def ask() -> None:
     """Restarts this program with settings of the C library, which it reads when it begins.
 
-    Nothing is done if `GLIBC_TUNABLES` has one of these settings already.
+    Nothing is done if `GLIBC_TUNABLES` has one of these settings already. Other C libraries, and
+    versions of glibc before 2.35, ignore the settings.
     """
     said = os.environ.get(_TUNABLES, "")
-    if not can_be_asked() or any(name in said for name in _SETTINGS):
+    if sys.platform != "linux" or any(name in said for name in _SETTINGS):
         return
     settings = [f"{name}={value}" for name, value in _SETTINGS.items()]
     os.environ[_TUNABLES] = ":".join(filter(None, [said, *settings]))
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
-def can_be_asked() -> bool:
-    """Returns whether the C library reads `GLIBC_TUNABLES` with these settings."""
-    if "CS_GNU_LIBC_VERSION" not in getattr(os, "confstr_names", ()):
-        return False
-    name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
-    return name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)

@@ -1,13 +1,11 @@
 """The end of a command that runs on several hosts, with a message that names the host at fault."""
 
 import atexit
-import ctypes
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 import jax
@@ -30,13 +28,8 @@ def begin(cards: Sequence[Card], heartbeat_timeout_secs: float) -> None:
     global _peers
     if len(cards) < 2:
         return
-    _peers = Peers(
-        cluster.client(),
-        cards,
-        jax.process_index(),
-        heartbeat_timeout_secs=heartbeat_timeout_secs,
-        leave=leave,
-    )
+    number = jax.process_index()
+    _peers = Peers(cluster.client(), cards, number, heartbeat_timeout_secs, leave)
     _peers.begin()
 
 
@@ -46,25 +39,16 @@ def catch_abort() -> None:
     Call it after absl has installed its own handler, which prints the stacks of all threads.
     """
     if _peers is not None:
-        ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
-
-
-def agree(values: Mapping[str, object], timeout_secs: float) -> None:
-    """Raises a `UserError` if a process of the run has other values. All must call this, once."""
-    if _peers is not None:
-        _peers.agree(values, timeout_secs)
+        cluster.end_at_abort(_peers.text_of_abort)
 
 
 def end(code: int) -> NoReturn:
     """Ends this process, which has done its work, when the others have done theirs, too."""
-    if _peers is None:
-        sys.exit(code)
-    _peers.end()
-    atexit._run_exitfuncs()  # JAX waits for the other processes here.
-    sys.stdout.flush()
-    # A thread that is inside JAX's client, as that of the peers may be, would abort the process
-    # when Python takes itself down.
-    os._exit(code)
+    if _peers is not None:
+        _peers.end()
+        atexit._run_exitfuncs()  # JAX waits for the other processes here.
+        _peers.stop()
+    sys.exit(code)
 
 
 def are_several() -> bool:
@@ -105,13 +89,3 @@ def wait_if_of_another(error: Exception) -> None:
             f"error: An operation of all processes failed, and no process is known to be lost: "
             f"{first_line(error)} Run the same command again to continue from the last checkpoint.",
         )
-
-
-@ctypes.CFUNCTYPE(None, ctypes.c_int)
-def _on_abort(number: int) -> None:
-    """Ends this process with a message when JAX aborts it, in place of a dump of memory."""
-    try:
-        if _peers is not None:
-            stdio.say(f"error: {_peers.text_of_abort()}")
-    finally:
-        os._exit(ExitCode.HOST_LOST)

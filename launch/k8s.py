@@ -45,15 +45,10 @@ _JOBSET = (
     ),
     flags.DEFINE_string("mount_path", "/runs", "Folder where pods see the volume."),
     flags.DEFINE_list(
-        "secret_env",
-        [],
-        "Environment variables NAME=SECRET/KEY whose values are in Secrets, separated by commas.",
+        "secret_env", [], "Environment variables NAME=SECRET/KEY from Secrets, with commas."
     ),
     flags.DEFINE_integer(
-        "grace_secs",
-        120,
-        "Seconds to save before a pod is killed, after its SIGTERM.",
-        lower_bound=1,
+        "grace_secs", 120, "Seconds between SIGTERM and the kill of a pod.", lower_bound=1
     ),
 )
 _OUTPUT = define_path("output", None, "File to write. Default: standard output.")
@@ -95,10 +90,7 @@ def _next_commands(name: str, file: str) -> list[str]:
     ]
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _COMMAND.prepare, joins_cluster=lambda: False)
-
+run = cli.command(main, _COMMAND.prepare, joins_cluster=lambda: False)
 
 if __name__ == "__main__":
     run()

@@ -25,26 +25,19 @@ from launch.started_command import StartedCommand
 
 _PROCESSES = flags.DEFINE_integer("processes", 2, "Number of processes.", lower_bound=1)
 _DEVICES_PER_PROCESS = flags.DEFINE_integer(
-    "devices_per_process",
-    None,
-    "Number of devices of each process. Default: its share of the GPUs, or one CPU device.",
-    lower_bound=1,
+    "devices_per_process", None, "Default: a share of the GPUs, or one CPU device.", lower_bound=1
 )
 _MAX_RESTARTS = flags.DEFINE_integer(
     "max_restarts", 10, "Number of times that the processes are started again.", lower_bound=0
 )
 _GRACE_SECS = flags.DEFINE_float(
-    "grace_secs",
-    30.0,
-    "Time for the processes to end after a signal, in seconds. Then they are killed.",
-    lower_bound=0.0,
+    "grace_secs", 30.0, "Seconds between a signal and the kill of a process.", lower_bound=0.0
 )
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Whether to print the commands only.")
 _COMMAND = StartedCommand()
 _FOLLOW_SECS = 5.0  # Time for the other processes to end by themselves after one has failed.
 _LOOK_SECS = 0.05
-_CHILDREN_SECS = 2.0  # Time for the children of a process to end after SIGTERM.
-_LAST_OUTPUT_SECS = 2.0  # Time for the last output of a process to be printed.
+_LAST_SECS = 2.0  # Time for the children of a process to end, and for its output to be printed.
 _LAST_LINES = 20  # Number of lines of output in which the report of a failure finds its error.
 _NUM_CPU_DEVICES = "--xla_force_host_platform_device_count"
 _COLORS = (36, 33, 35, 32, 34, 31)  # Codes of a terminal for the output of each process.
@@ -67,9 +60,6 @@ class _Process:
         )
         self._last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         self._relay = threading.Thread(target=self._print_output, daemon=True)
-
-    def begin_to_print(self) -> None:
-        """Starts to print the output of the process."""
         self._relay.start()
 
     def send(self, number: int) -> None:
@@ -93,12 +83,11 @@ class _Process:
 
     def report(self) -> str:
         """Returns the report of the failure of this process."""
-        code = self.code or 0
-        killed = code > 128 and code - 128 in [*signal.Signals]
-        why = f" ({signal.Signals(code - 128).name})" if killed else ""
+        code = self._popen.returncode
+        why = f" ({signal.Signals(-code).name})" if code < 0 else ""
         errors = [line for line in self._last_lines if line.startswith("error: ")]
         what = f" It said: {errors[-1].removeprefix('error: ')}" if errors else ""
-        return f"Process {self.number} ended first, with exit code {code}{why}.{what}"
+        return f"Process {self.number} ended first, with exit code {self.code}{why}.{what}"
 
     def end_children(self) -> None:
         """Ends the children of the process, such as those that read data, by SIGTERM and SIGKILL.
@@ -106,14 +95,14 @@ class _Process:
         A helper process of Python ignores SIGTERM, and removes their shared memory at their end.
         """
         self._popen.wait()
-        until = time.monotonic() + _CHILDREN_SECS
+        until = time.monotonic() + _LAST_SECS
         with contextlib.suppress(ProcessLookupError):  # The group is empty.
             os.killpg(self._popen.pid, signal.SIGTERM)
             while time.monotonic() < until:
                 time.sleep(_LOOK_SECS)
                 os.killpg(self._popen.pid, 0)
             os.killpg(self._popen.pid, signal.SIGKILL)
-        self._relay.join(_LAST_OUTPUT_SECS)
+        self._relay.join(_LAST_SECS)
 
     def _print_output(self) -> None:
         """Prints each line behind the number of the process, in its color on a terminal."""
@@ -131,8 +120,6 @@ def _attempt(arguments: Sequence[str], received: Sequence[int]) -> _Process | No
     """Runs the processes until all have ended, and returns the one that failed first."""
     with signals.blocked():  # A process receives them as soon as it can act on them.
         processes = [_Process(i, *planned) for i, planned in enumerate(_planned(arguments))]
-    for process in processes:
-        process.begin_to_print()
     try:
         first = _first_failure(processes, received)
     finally:
@@ -188,16 +175,6 @@ def main() -> int:
     return ExitCode.DONE
 
 
-def process_commands(arguments: Sequence[str], num_processes: int, port: int) -> list[list[str]]:
-    """Returns the command of each process, given the port of this machine at which they meet."""
-    verb, *rest = arguments
-    command = [sys.executable, "-P", "-m", f"launch.{verb}", *rest]
-    if num_processes == 1:
-        return [command]
-    together = [f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={num_processes}"]
-    return [[*command, *together, f"--process_id={number}"] for number in range(num_processes)]
-
-
 def device_variables(
     environ: Mapping[str, str], num_gpus: int, num_processes: int, devices_per_process: int | None
 ) -> list[dict[str, str]]:
@@ -225,20 +202,22 @@ def device_variables(
 
 def _planned(arguments: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
     """Returns the command of each process, and its environment variables."""
+    verb, *rest = arguments
+    command = [sys.executable, "-P", "-m", f"launch.{verb}", *rest]
+    count = _PROCESSES.value
+    variables = device_variables(
+        os.environ, visible_gpus(os.environ), count, _DEVICES_PER_PROCESS.value
+    )
+    if count == 1:
+        return [(command, variables[0])]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    processes, devices = _PROCESSES.value, _DEVICES_PER_PROCESS.value
-    commands = process_commands(arguments, processes, port)
-    gpus = visible_gpus(os.environ)
-    variables = device_variables(os.environ, gpus, processes, devices)
-    return list(zip(commands, variables, strict=True))
+    command += [f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={count}"]
+    return [([*command, f"--process_id={i}"], each) for i, each in enumerate(variables)]
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _COMMAND.prepare, joins_cluster=lambda: False)
-
+run = cli.command(main, _COMMAND.prepare, joins_cluster=lambda: False)
 
 if __name__ == "__main__":
     run()

@@ -36,10 +36,7 @@ from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
 
 _STEP = flags.DEFINE_integer(
-    "step",
-    None,
-    "Step of the checkpoint. Default: the newest; every saved step for verify.",
-    lower_bound=0,
+    "step", None, "Step of a checkpoint. Default: the newest; for verify all.", lower_bound=0
 )
 _IDS = flags.DEFINE_string(
     "ids", None, "Ids of members, such as 3,5 or 8-15. Default: all members, for copy and export."
@@ -47,10 +44,6 @@ _IDS = flags.DEFINE_string(
 _TO = define_path("to", None, "Folder of the new run, or of the exported files.")
 _CONFIG = ConfigFlags()
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
-
-
-class _Argument(str):
-    """An argument of the command line. Two of them are never the same object."""
 
 
 class _CommandLine:
@@ -63,11 +56,7 @@ class _CommandLine:
 
     def prepare(self, argv: list[str]) -> list[str]:
         """Returns the command line without these arguments, and stores them."""
-        argv = _CONFIG.prepare(argv)
-        # A word is known by the object that it is: a flag may have a value of the same text.
-        argv = [*map(_Argument, argv)]
-        _, *words = cli.parsed(argv, known_only=True)
-        words = [word for word in words if not word.startswith("-")]
+        words, rest = cli.split_words(_CONFIG.prepare(argv))
         place = next((n for n, word in enumerate(words) if n and word in _ACTIONS), 0)
         folders, self.networks = words[:place], words[place + 1 :]
         self.action = words[place] if place else ""
@@ -79,7 +68,7 @@ class _CommandLine:
         if self.networks and self.action != "import":
             raise UserError(f"{self.action} takes no {shortened(self.networks[0])}.")
         self.workdirs = [given_path(folder, "RUN") for folder in folders]
-        return [argument for argument in argv if not any(argument is word for word in words)]
+        return rest
 
 
 def _list(workdir: pathlib.Path) -> int:
@@ -125,7 +114,6 @@ def _verify(workdir: pathlib.Path) -> int:
 
 
 def _copy(_: pathlib.Path) -> int:
-    """Writes a new run that has members of one run or of several."""
     workdirs, to = _COMMAND_LINE.workdirs, cli.required(_TO, "runs/new")
     return _reported(copy_members(workdirs, to, member_ids=_ids(), step=_STEP.value), to)
 
@@ -135,7 +123,7 @@ def _extend(workdir: pathlib.Path) -> int:
     ids, to = _ids(), cli.required(_TO, "runs/new")
     if ids is None:
         raise UserError("--ids is missing. Give ids, such as --ids=3,5 or --ids=8-15.")
-    members = extend(workdir, ids, to, own_parts=_CONFIG.own_parts, open_source=_CONFIG.open_source)
+    members = extend(workdir, ids, to, _CONFIG.file)
     return ExitCode.PREEMPTED if members is None else _reported(members, to)
 
 
@@ -152,15 +140,14 @@ def _export(workdir: pathlib.Path) -> int:
 def _import(workdir: pathlib.Path) -> int:
     """Makes a run out of networks."""
     experiment = _CONFIG.experiment()
-    source = _CONFIG.open_source(experiment.data)
-    parts = _CONFIG.own_parts(source.spec)
-    has_own = _CONFIG.file is not None and (parts.member is not None or parts.names)
+    source = _CONFIG.file.open_source(experiment.data)
+    parts = _CONFIG.file.own_parts(source.spec)
     members = import_members(
         _COMMAND_LINE.networks,
         experiment,
         workdir,
         parts=parts,
-        member_file=_CONFIG.file.path if has_own and _CONFIG.file else None,
+        member_file=_CONFIG.file.path,
         source=source,
     )
     return _reported(members, workdir)
@@ -207,10 +194,7 @@ def main() -> int:
     return _ACTIONS[_COMMAND_LINE.action](_COMMAND_LINE.workdirs[0])
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _COMMAND_LINE.prepare, joins_cluster=lambda: False)
-
+run = cli.command(main, _COMMAND_LINE.prepare, joins_cluster=lambda: False)
 
 if __name__ == "__main__":
     run()

@@ -9,22 +9,15 @@ from dist_ens.ground.paths import given_path
 flags.disclaim_key_flags()  # A flag belongs to the module that calls `define_path`.
 
 
-class PathParser(flags.ArgumentParser):
-    """A parser of the value of one flag."""
-
+class _PathParser(flags.ArgumentParser):
     def __init__(self, name: str) -> None:
         self._name = name
 
     def parse(self, argument: str | pathlib.Path) -> pathlib.Path:
-        """Returns the path, with `~` expanded."""
         return given_path(argument, f"--{self._name}")
-
-    def flag_type(self) -> str:
-        """Returns the name of the type for `--helpxml`."""
-        return "path"
 
 
 def define_path(name: str, default: str | None, meaning: str) -> flags.FlagHolder:
     """Defines a flag whose value is a `pathlib.Path`."""
     serializer: flags.ArgumentSerializer = flags.ArgumentSerializer()
-    return flags.DEFINE(PathParser(name), name, default, meaning, serializer=serializer)
+    return flags.DEFINE(_PathParser(name), name, default, meaning, serializer=serializer)

@@ -11,9 +11,8 @@ from dist_ens.experiment import comes_in_memory, describe_source
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.ground.errors import counted
-from dist_ens.ground.terminal import PlainConsole
+from dist_ens.ground.terminal import PlainConsole, print_table
 from dist_ens.layout import Layout
-from dist_ens.metrics.table import print_table
 from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table
 from dist_ens.processes import cluster
 from launch import cli
@@ -58,13 +57,13 @@ def main() -> None:
 def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
     """Returns a planner of a config's experiment, which prints a line before each compilation."""
     experiment = config.experiment()
-    own = config.source(experiment.data)
+    own = config.file.source(experiment.data)
     if own is None:
         spec, num_train_examples = describe_source(experiment.data)
     else:
         spec, num_train_examples = own.spec, own.num_train_examples
     run = Run(experiment, spec, num_train_examples or 0)  # An unknown number is not used.
-    parts = config.own_parts(spec)
+    parts = config.file.own_parts(spec)
 
     def make_ensemble(layout: Layout) -> Ensemble:
         return build_ensemble(run, layout, parts)
@@ -78,7 +77,7 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
         experiment,
         spec,
         None if num_train_examples is None else _training_set(run, in_memory),
-        run.per_member,
+        run.order_rule.per_member,
         make_ensemble,
         topology.devices(),
         are_cores=topology.kind == HERE and cluster.cores_are_devices(),
@@ -88,13 +87,10 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
 
 def _training_set(run: Run, in_memory: bool) -> TrainingSet | None:
     """Returns the training set that the devices may keep; None if the run is too short for it."""
-    experiment, order = run.experiment, run.order
-    batch_size = experiment.data.global_batch_size
-    call_examples = experiment.steps_per_call * batch_size
+    order = run.order
+    call_examples = run.experiment.steps_per_call * order.global_batch_size
     training_set = TrainingSet(order, run.spec.example_bytes, call_examples)
-    is_kept = training_set.is_worth_keeping(
-        in_memory=in_memory, last_step=run.num_steps, batch_size=batch_size
-    )
+    is_kept = training_set.is_worth_keeping(in_memory=in_memory, last_step=run.num_steps)
     return training_set if is_kept else None
 
 
@@ -109,10 +105,7 @@ def _prepare(argv: list[str]) -> list[str]:
     return _CONFIG.prepare(argv)
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _prepare, joins_cluster=lambda: _TOPOLOGY.value == HERE)
-
+run = cli.command(main, _prepare, joins_cluster=lambda: _TOPOLOGY.value == HERE)
 
 if __name__ == "__main__":
     run()

@@ -8,7 +8,7 @@ The first form predicts the examples in a file. It writes these arrays:
 
   probs                   of classes: probabilities [examples, classes]
   mean, variance          of real targets: [examples], in the targets' own unit
-  quantiles               of the loss pinball: [examples, levels]
+  quantiles               of the loss quantiles: [examples, levels]
   member_probs, ...       each of these by member: [members, examples, ...]
   member_id               ids of the members: [members]
   class_names             names of the classes, if they have any: [classes]
@@ -30,11 +30,9 @@ from absl import flags
 from dist_ens.data import convert_inputs
 from dist_ens.evaluation import Evaluator, broken_positions
 from dist_ens.evaluation.out_of_bag import held_out_predictions
-from dist_ens.experiment.answers import kept_calibration
-from dist_ens.experiment.assess import out_of_bag_of, without_broken
-from dist_ens.experiment.assessment import told_of_broken
+from dist_ens.experiment.assessment import out_of_bag_of, told_of_broken, without_broken
 from dist_ens.experiment.loaded import open_finished
-from dist_ens.experiment.loaded_run import LoadedRun
+from dist_ens.experiment.loaded_run import LoadedRun, kept_calibration
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.file_reading import read_npy
@@ -49,29 +47,19 @@ _WORKDIR = define_path("workdir", None, "Folder of the run.")
 _INPUT = define_path("input", None, ".npy file of examples, unscaled, in the units of the data.")
 _OUTPUT = define_path("output", None, ".npz file for the predictions.")
 _OUT_OF_BAG = flags.DEFINE_bool(
-    "out_of_bag",
-    False,
-    "Whether to predict the training examples, each by the members that were not trained on it.",
+    "out_of_bag", False, "Whether to predict training examples by the members that left them out."
 )
 _LEAVE_OUT_BROKEN = flags.DEFINE_bool(
     "leave_out_broken", False, "Whether to leave out members that predict NaN."
 )
 _CALIBRATED = flags.DEFINE_bool(
-    "calibrated",
-    False,
-    "Whether to apply the calibration of the run, which evaluate --calibration=METHOD fits.",
+    "calibrated", False, "Whether to calibrate, as fitted by evaluate --calibration=METHOD."
 )
 _CONFORMAL = flags.DEFINE_float(
-    "conformal",
-    None,
-    "Coverage of conformal sets or intervals, in (0, 1), such as 0.9. They need the rule of the "
-    "run, which evaluate --conformal=METHOD fits.",
+    "conformal", None, "Coverage in (0, 1) of the rule fitted by evaluate --conformal=METHOD."
 )
 _STEP = flags.DEFINE_integer(
-    "step",
-    None,
-    "Step of the checkpoint. Default: the newest, or the best if the run ended with its state.",
-    lower_bound=1,
+    "step", None, "Step of a checkpoint. Default: the newest, or the best.", lower_bound=1
 )
 _CONFIG = ConfigFlags(overridable=False)
 
@@ -82,14 +70,12 @@ def main() -> None:
     output = cli.required(_OUTPUT, "predictions.npz")
     if output.suffix != ".npz":
         raise UserError(f"--output={shortened(str(output))} does not end in .npz.")
-    inputs, name = None, "--input"
-    if _OUT_OF_BAG.value:
-        for flag in (_CALIBRATED, _CONFORMAL, _INPUT):
-            if flag.present:
-                raise UserError(f"--{flag.name} is of no use with --out_of_bag. Leave one out.")
-    else:
-        path = cli.required(_INPUT, "x.npy")
-        inputs, name = read_npy(path, "--input"), f"--input {shortened(str(path))}"
+    inputs = None
+    if not _OUT_OF_BAG.value:
+        inputs = read_npy(cli.required(_INPUT, "x.npy"), "--input")
+    for flag in (_CALIBRATED, _CONFORMAL, _INPUT):
+        if inputs is None and flag.present:
+            raise UserError(f"--{flag.name} is of no use with --out_of_bag. Leave one out.")
     cli.check_outputs(_OUTPUT)
     opened = open_finished(workdir, config=_CONFIG.file, step=_STEP.value)
     spec = opened.config_run.spec
@@ -97,14 +83,14 @@ def main() -> None:
         opened.require_own_members()
         predictions, told = _out_of_bag(opened)
     else:
-        predictions, told = _of_inputs(opened, convert_inputs(spec, inputs, name))
+        inputs = convert_inputs(spec, inputs, f"--input {shortened(str(_INPUT.value))}")
+        predictions, told = _of_inputs(opened, inputs)
     if spec.class_names is not None:
         predictions["class_names"] = np.array(spec.class_names)
     if not cluster.is_main():
         return
 
     def write(path: pathlib.Path) -> None:
-        """Writes the predictions."""
         with replaced_file(path) as file:
             np.savez(file, **predictions)  # type: ignore[arg-type]
 
@@ -112,8 +98,7 @@ def main() -> None:
     *others, last = predictions
     first, *rest = told
     print(f"{quoted(output)}: {', '.join(others)} and {last} of {first}.")
-    for sentence in (f"The members are those of step {opened.step:,}.", *rest):
-        print(sentence)
+    print(f"The members are those of step {opened.step:,}.", *rest, sep="\n")
 
 
 def _of_inputs(opened: LoadedRun, inputs: np.ndarray) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -200,10 +185,7 @@ def _out_of_bag(opened: LoadedRun) -> tuple[dict[str, np.ndarray], list[str]]:
     return predictions, told
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _CONFIG.prepare)
-
+run = cli.command(main, _CONFIG.prepare)
 
 if __name__ == "__main__":
     run()

@@ -1,6 +1,5 @@
 """Files for cluster managers, which are filled from `templates/`."""
 
-import pathlib
 import sys
 from collections.abc import Iterable, Mapping
 
@@ -50,9 +49,5 @@ def deliver(
         print(text, end="")
     else:
         cli.check_outputs(output)
-        cli.write_file(output, lambda path: _write(path, text))
+        cli.write_file(output, lambda path: path.write_text(text, encoding="utf-8"))
     print("Next:", *(f"  {line}" for line in next_commands), sep="\n", file=sys.stderr)
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")

@@ -1,7 +1,6 @@
 """Trains one member of a run once more, alone: dist-ens replay RUN --member=7 [--until=STEP]."""
 
 import math
-import pathlib
 
 from absl import flags
 
@@ -18,32 +17,22 @@ _UNTIL = flags.DEFINE_integer(
 _TOLERANCE = flags.DEFINE_float(
     "tolerance",
     0.0,
-    "Largest difference that still counts as the same member, relative to the largest absolute "
-    "value of each leaf.",
+    "Largest difference to the same member, relative to the largest absolute value of each leaf.",
     lower_bound=0.0,
 )
 _CONFIG = ConfigFlags(overridable=False)
-_RUN: list[pathlib.Path] = []
-
-
-def prepare(argv: list[str]) -> list[str]:
-    """Returns the command line without the folder of the run, and stores it."""
-    _RUN[:], rest = cli.without_runs(
-        _CONFIG.prepare(argv), "dist-ens replay runs/digits --member=0"
-    )
-    return rest
+_RUN = cli.RunFolders("dist-ens replay runs/digits --member=0")
 
 
 def main() -> int:
     """Trains the member and prints the comparison."""
-    if len(_RUN) != 1 or _MEMBER.value is None:
+    if len(_RUN.paths) != 1 or _MEMBER.value is None:
         raise UserError("Give one folder and the id of a member: replay runs/digits --member=0.")
     found = replay(
-        _RUN[0],
+        _RUN.paths[0],
         _MEMBER.value,
         until=_UNTIL.value,
-        open_source=_CONFIG.open_source,
-        own_parts=_CONFIG.own_parts,
+        config=_CONFIG.file,
     )
     PlainConsole().print(_sentence(found), soft_wrap=True)
     is_same = found.largest[1] <= _TOLERANCE.value  # False for NaN.
@@ -65,10 +54,11 @@ def _sentence(found: Replay) -> str:
     )
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, prepare, joins_cluster=lambda: False)
+def _prepare(argv: list[str]) -> list[str]:
+    return _RUN.prepare(_CONFIG.prepare(argv))
 
+
+run = cli.command(main, _prepare, joins_cluster=lambda: False)
 
 if __name__ == "__main__":
     run()

@@ -1,7 +1,5 @@
 """Compares runs on one page: dist-ens report RUN … [--output=report.html]."""
 
-import pathlib
-
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import counted
 from dist_ens.ground.terminal import PlainConsole
@@ -11,28 +9,17 @@ from launch import cli
 from launch.path_flags import define_path
 
 _OUTPUT = define_path("output", "report.html", "File for the page.")
-_RUNS: list[pathlib.Path] = []
-
-
-def prepare(argv: list[str]) -> list[str]:
-    """Returns the command line without the folders of the runs, and stores them."""
-    _RUNS[:], rest = cli.without_runs(
-        argv, "dist-ens report runs/digits runs/other --output=report.html"
-    )
-    return rest
+_RUNS = cli.RunFolders("dist-ens report runs/digits runs/other --output=report.html")
 
 
 def main() -> None:
     """Reads the files of the runs, and writes the page."""
-    runs = [read_run(workdir) for workdir in _RUNS]
+    runs = [read_run(workdir) for workdir in _RUNS.paths]
     cli.write_file(_OUTPUT, lambda path: write_page(path, runs))
     PlainConsole().print(f"{quoted(_OUTPUT.value)}: {counted(len(runs), 'run')}.", soft_wrap=True)
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, prepare, joins_cluster=lambda: False)
-
+run = cli.command(main, _RUNS.prepare, joins_cluster=lambda: False)
 
 if __name__ == "__main__":
     run()

@@ -32,7 +32,6 @@ LAUNCHER = "DIST_ENS_LAUNCHER"
 _PR_SET_PDEATHSIG = 1  # Of prctl(2): the signal to this process when its parent dies.
 
 _received: list[int] = []
-_left_running = ""  # What goes on after the end of a command that started it.
 _first = FirstSignal()
 _is_answered = False  # Whether the main thread has acted on the first signal.
 
@@ -67,9 +66,7 @@ def leave_running(what: str) -> None:
     Started again, the command would do its work a second time. So its exit code is that of Ctrl-C,
     after which no launcher starts it again.
     """
-    global _left_running
-    _left_running = what
-    take_over(_end_of_starter)
+    take_over(lambda number, frame: _leave(number, what, ExitCode.INTERRUPTED))
 
 
 @contextlib.contextmanager
@@ -111,7 +108,6 @@ def exit_code(number: int | None = None) -> int:
 
 
 def _handle(numbers: list[int], handler: signal.Handlers | Callable[..., object]) -> None:
-    """Sets the handler of some signals."""
     for number in numbers:
         signal.signal(number, handler)
 
@@ -131,19 +127,12 @@ def _end_with_launcher() -> None:
         _end(signal.SIGTERM)
 
 
-def _end_of_starter(number: int, frame: FrameType | None) -> NoReturn:
-    """Ends a command whose work goes on elsewhere."""
-    _leave(number, _left_running, ExitCode.INTERRUPTED)
-
-
 def _preempt(number: int, frame: FrameType | None) -> None:
-    """Ends a command that has nothing to save."""
     if _answers():
         _end(number)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raises a KeyboardInterrupt."""
     if _answers():
         raise KeyboardInterrupt
 

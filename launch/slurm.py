@@ -30,10 +30,7 @@ _JOB = (
     flags.DEFINE_integer("nodes", 1, "Number of nodes.", lower_bound=1),
     flags.DEFINE_integer("gpus_per_node", 0, "GPUs of each node.", lower_bound=0),
     flags.DEFINE_integer(
-        "tasks_per_node",
-        None,
-        "Processes on each node. Default: one for each GPU, or one on a node without GPUs.",
-        lower_bound=1,
+        "tasks_per_node", None, "Processes on each node. Default: one for each GPU.", lower_bound=1
     ),
     flags.DEFINE_integer(
         "cpus_per_task", None, "CPUs of each process. Default: Slurm's.", lower_bound=1
@@ -45,23 +42,17 @@ _JOB = (
     flags.DEFINE_string("account", None, "Account that is charged for the job."),
     flags.DEFINE_string("name", "dist_ens", "Name of the job."),
     flags.DEFINE_string(
-        "log",
-        None,
-        "File that the job's output is appended to, with sbatch's patterns. Default: "
-        "dist_ens-%j.log, or dist_ens-%A_%a.log with --configs.",
+        "log", None, "File for the output. Default: dist_ens-%j.log; of a sweep dist_ens-%A_%a.log."
     ),
     flags.DEFINE_integer(
         "grace_secs",
         120,
-        "Time before the time limit at which the run is told to save, in seconds.",
+        "Seconds before the time limit at which the run is told to save.",
         lower_bound=1,
         upper_bound=65535,
     ),
     flags.DEFINE_integer(
-        "max_restarts",
-        100,
-        "Largest number of restarts of the job. Restarts by Slurm itself count, too.",
-        lower_bound=0,
+        "max_restarts", 100, "Most restarts of the job, also by Slurm itself.", lower_bound=0
     ),
     define_path(
         "setup", None, "File of shell commands that the job runs first, such as module load."
@@ -108,7 +99,6 @@ def _submit(script: str) -> int:
         tasks = counted(len(_CONFIGS.value), "task")
         print(f"Submitted job {job_id} with {tasks}. Next: squeue -j {job_id}")
         return ExitCode.DONE
-    signals.leave_running(f"Job {job_id} is left running. To cancel it: scancel {job_id}.")
     log = _described(job_id).get("StdOut", "")
     signals.leave_running(
         f"Job {job_id} is left running. To follow it: {command_line('tail', '-F', log)}. To cancel "
@@ -162,10 +152,7 @@ def _slurm(*call: str, script: str | None = None) -> subprocess.CompletedProcess
         ) from error
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _COMMAND.prepare, joins_cluster=lambda: False)
-
+run = cli.command(main, _COMMAND.prepare, joins_cluster=lambda: False)
 
 if __name__ == "__main__":
     run()

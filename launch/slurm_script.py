@@ -66,10 +66,5 @@ def _tasks(command: Sequence[str], configs: Sequence[str]) -> list[list[str]]:
 
 
 def _of_task(file: str, name: str) -> pathlib.PurePath:
-    """Returns the file of one task of a sweep, beside the file that the command names.
-
-    >>> print(_of_task("runs/p.npz", "a"))
-    runs/p_a.npz
-    """
     path = pathlib.PurePath(file)
     return path.with_name(f"{path.stem}_{name}{path.suffix}")

@@ -43,7 +43,6 @@ class StartedCommand:
 
 
 def _one_of(word: str, known: Sequence[str], problem: str) -> str:
-    """Returns a word, or raises a `UserError` if it is not known."""
     if word not in known:
         choices = f"{did_you_mean(word, known)} Choose one of {', '.join(known)}."
         raise UserError(f"{shortened(word)} {problem}{choices}")
@@ -51,15 +50,9 @@ def _one_of(word: str, known: Sequence[str], problem: str) -> str:
 
 
 def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the arguments before the first `--`, and those after it.
-
-    >>> split_at_dashes(["dist-ens", "--nodes=2", "--", "train", "--", "x"])
-    (['dist-ens', '--nodes=2'], ['train', '--', 'x'])
-    """
+    """Returns the arguments before the first `--`, and those after it."""
     words = list(argv)
-    if "--" not in words:
-        return words, []
-    at = words.index("--")
+    at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
 

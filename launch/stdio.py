@@ -8,13 +8,12 @@ output was lost.
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import NoReturn, TextIO
+
+from typing_extensions import Buffer
 
 from dist_ens.ground.commands import printable
 from dist_ens.ground.paths import shortened
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 _LONGEST_ARGUMENT = 200  # Largest number of characters of an argument in a message.
 
@@ -26,7 +25,7 @@ class Output(io.FileIO):
         super().__init__(descriptor, "w", closefd=False)
         self.error: OSError | None = None
 
-    def write(self, data: "Buffer") -> int:
+    def write(self, data: Buffer) -> int:
         """Writes bytes, or drops them if the system cannot write them."""
         try:
             return super().write(data)

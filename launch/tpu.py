@@ -23,10 +23,7 @@ _NAME = flags.DEFINE_string("name", None, "Name of the TPU.")
 _ZONE = flags.DEFINE_string("zone", None, "Zone of the TPU, such as us-west4-a.")
 _PROJECT = flags.DEFINE_string("project", None, "Project. Default: that of gcloud.")
 _NUM_SLICES = flags.DEFINE_integer(
-    "num_slices",
-    1,
-    "Number of slices of a queued resource. Several are NAME-0, NAME-1, …",
-    lower_bound=1,
+    "num_slices", 1, "Slices of a queued resource; several are NAME-0, NAME-1, …", lower_bound=1
 )
 _INSTANCE_GROUP = flags.DEFINE_bool(
     "instance_group", False, "Whether NAME is a managed instance group of Compute Engine."
@@ -65,10 +62,7 @@ def main() -> int:
     return code
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _COMMAND.prepare, joins_cluster=lambda: False)
-
+run = cli.command(main, _COMMAND.prepare, joins_cluster=lambda: False)
 
 if __name__ == "__main__":
     run()

@@ -10,16 +10,15 @@ from dist_ens.checkpoint import FOLDER
 from dist_ens.data import Source
 from dist_ens.evaluation import Scores
 from dist_ens.experiment import leaves
-from dist_ens.experiment.answers import keep
-from dist_ens.experiment.assess import assess
-from dist_ens.experiment.assessment import EvaluationRequest
-from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment.assessment import EvaluationRequest, assess
+from dist_ens.experiment.loaded_run import keep
 from dist_ens.experiment.train import Trained, train
 from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import ExitCode
 from dist_ens.ground.terminal import PlainConsole
 from dist_ens.metrics.catalogue import formatted, headlines
 from dist_ens.processes import cluster, watchdog
+from dist_ens.processes.peers import Peers
 from launch import cli, hosts, signals
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_path
@@ -35,16 +34,14 @@ _RESUME = flags.DEFINE_enum(
 _STACKS_AFTER_SECS = flags.DEFINE_float(
     "stacks_after_secs",
     600.0,
-    "Time without a step after which the stacks of all threads are printed, in seconds; 0 for "
-    "never.",
+    "Seconds without a step after which the stacks of all threads are printed; 0 for never.",
     lower_bound=0.0,
 )
 _STUCK_AFTER_SECS = flags.DEFINE_float(
     "stuck_after_secs",
     1800.0,
-    "Time without a step after which the process ends with exit code 134, so that a launcher "
-    "starts it again, in seconds; 0 for never. Compiling and one batch of an evaluation must take "
-    "less.",
+    "Seconds without a step after which the process ends with exit code 134, so that a launcher "
+    "starts it again; 0 for never. Compiling and a batch of an evaluation must take less.",
     lower_bound=0.0,
 )
 _CONFIG = ConfigFlags()
@@ -55,14 +52,15 @@ def main() -> int:
     workdir = cli.required(_WORKDIR, "runs/digits")
     watchdog.begin(_STACKS_AFTER_SECS.value, _STUCK_AFTER_SECS.value, hosts.leave)
     experiment = _CONFIG.experiment()
-    hosts.agree(dict(leaves(experiment.to_dict())), cli.START_TIMEOUT_SECS.value)
-    source = _CONFIG.open_source(experiment.data)
-    parts = _CONFIG.own_parts(source.spec)
+    if Peers.current is not None:
+        Peers.current.agree(dict(leaves(experiment.to_dict())), cli.START_TIMEOUT_SECS.value)
+    source = _CONFIG.file.open_source(experiment.data)
+    parts = _CONFIG.file.own_parts(source.spec)
     trained = train(
         experiment,
         workdir,
         parts=parts,
-        member_file=_CONFIG.file.path if _CONFIG.file else None,
+        member_file=_CONFIG.file.path,
         source=source,
         resume=_RESUME.value,
     )
@@ -75,7 +73,7 @@ def main() -> int:
 
 def _leave_report(trained: Trained, scores: Scores, source: Source, workdir: pathlib.Path) -> None:
     """Writes the report, and prints the scores and the next command."""
-    evaluator = evaluator_of_run(trained.run, trained.ensemble, parts=trained.parts)
+    evaluator = trained.run.evaluator(trained.ensemble, metrics=trained.parts.metrics)
     found = assess(
         trained.run, evaluator, trained.state, source, EvaluationRequest(), trained.evaluation
     )
@@ -83,40 +81,36 @@ def _leave_report(trained: Trained, scores: Scores, source: Source, workdir: pat
         return
     keep(workdir, trained.step, {report.SCORES: found.scores_to_dict()})
     report.write_report(workdir, found.to_dict(), found.curves, found.pictures)
+    shown = headlines(scores.mean_member)[:2]
+    files = {"workdir": workdir, "config": trained.run.member_file}
+    told = [f"In {quoted(workdir)}: {report.PAGE}, {report.SUMMARY}, {report.METRICS}, {FOLDER}/."]
+    if not np.isnan([scores.ensemble[metric.name] for metric in shown]).any():
+        told = [*_compared(scores), *told]
+        command = command_line("dist-ens", "predict", **files, input="x.npy", output="p.npz")
+        told.append(f"Next: {command}")
+    elif len(found.broken) < len(scores.members) and len(scores.groups) == 1:
+        command = command_line("dist-ens", "evaluate", **files, leave_out_broken=True)
+        told.append(f"Next: {command}")
+    PlainConsole().print(" ".join(told), soft_wrap=True)
+
+
+def _compared(scores: Scores) -> list[str]:
+    """Returns a sentence with some scores of the ensemble and of its mean member, if any."""
+    shown = headlines(scores.mean_member)[:2]
+    if not shown:
+        return []
     ensemble, mean, count = scores.ensemble, scores.mean_member, len(scores.groups)
-    shown = headlines(mean)[:2]
-    over_groups = f" (means over {count} groups)" if count > 1 else ""
-    console = PlainConsole()
-    left = f"In {quoted(workdir)}: {report.PAGE}, {report.SUMMARY}, {report.METRICS}, {FOLDER}/."
-    if np.isnan([ensemble[metric.name] for metric in shown]).any():  # The reason was printed.
-        if len(found.broken) < len(scores.members) and count == 1:
-            config = trained.run.member_file
-            again = command_line(
-                "dist-ens", "evaluate", workdir=workdir, config=config, leave_out_broken=True
-            )
-            left += f" Next: {again}"
-        console.print(left, soft_wrap=True)
-        return
-    files = {"config": trained.run.member_file, "input": "x.npy", "output": "p.npz"}
-    predict = command_line("dist-ens", "predict", workdir=workdir, **files)
     scored = " and its ".join(
         f"{metric.label}{'' if place else ' is'} {formatted(ensemble, metric.name)}"
         for place, metric in enumerate(shown)
     )
-    of_mean = " and ".join(formatted(mean, metric.name) for metric in shown)
     verb = "are" if len(shown) > 1 else "is"
-    sentence = (
-        f"The ensemble's {scored}; its mean member's {verb} {of_mean}{over_groups}. "
-        if shown
-        else ""
-    )
-    console.print(f"{sentence}{left} Next: {predict}", soft_wrap=True)
+    of_mean = " and ".join(formatted(mean, metric.name) for metric in shown)
+    over_groups = f" (means over {count} groups)" if count > 1 else ""
+    return [f"The ensemble's {scored}; its mean member's {verb} {of_mean}{over_groups}."]
 
 
-def run() -> None:
-    """Runs the command."""
-    cli.run(main, _CONFIG.prepare)
-
+run = cli.command(main, _CONFIG.prepare)
 
 if __name__ == "__main__":
     run()

@@ -76,14 +76,6 @@ def views(batch):
     return batch["inputs"], batch["view"]
 
 
-def errors(net, batch):
-    return jnp.square(net(batch["inputs"])[:, 0] - batch["target"])
-
-
-def sum_of_errors(net, batch):
-    return errors(net, batch).sum()
-
-
 def hardest_triplet(net, batch):
     z, label = net(batch["inputs"]), batch["label"]
     apart, same = distances(z, z), label[:, None] == label[None]
@@ -263,7 +255,6 @@ def mixup(params, model_state, batch, key):
 
 PROGRAMS = {
     "InfoNCE": of_outputs(info_nce),
-    "sum of errors": of_outputs(sum_of_errors),
     "hardest triplet": of_outputs(hardest_triplet),
     "Cox": of_outputs(cox),
     "Barlow twins": of_outputs(barlow_twins),

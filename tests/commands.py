@@ -6,20 +6,20 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from typing import NamedTuple
 
 import psutil
 
 import fast_xla
-from conftest import COMMAND_ENVIRONMENT
-from forked import CLOSED, NOBODY
+from conftest import COMMAND_ENVIRONMENT, ROOT
+from forked import CLOSED, LIMIT_SECS, NOBODY
 
-__all__ = ["CLOSED", "NOBODY", "Ended", "Running", "dist_ens", "start"]
-
-ROOT = pathlib.Path(__file__).parent.parent
+__all__ = ["CLOSED", "NOBODY", "dist_ens", "python", "start"]
 
 
 class Ended(NamedTuple):
@@ -31,32 +31,39 @@ class Ended(NamedTuple):
 
 
 class Running:
-    """Commands that run at the same time.
+    """Commands that run at the same time; `pids` are the ids of their processes.
 
     Args:
         commands: Commands as `forked.py` reads them.
-
-    Attributes:
-        pids: Ids of their processes.
     """
 
     def __init__(self, commands):
         print(json.dumps(commands), file=_parent().stdin, flush=True)
         self.pids = self._told()
 
-    def kill(self, which):
-        """Kills some of the processes, given by their places in `pids`."""
-        for place in which:
+    def send(self, number, which=None):
+        """Sends a signal to processes, given by their places in `pids`; without places to all."""
+        for place in range(len(self.pids)) if which is None else which:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pids[place], signal.SIGKILL)
+                os.kill(self.pids[place], number)
 
-    def is_running(self):
-        """Whether the first process has not ended."""
-        return psutil.pid_exists(self.pids[0])
+    def kill(self, which=None):
+        """Kills processes."""
+        self.send(signal.SIGKILL, which)
 
-    def codes(self):
-        """Exit codes of the processes, when all have ended."""
-        return self._told()
+    def is_running(self, place=0):
+        """Whether a process has not ended."""
+        return is_alive(self.pids[place])
+
+    def codes(self, limit_secs=LIMIT_SECS):
+        """Exit codes of the processes, when all have ended; after a time they are killed."""
+        places = range(len(self.pids))
+        try:
+            wait_for(lambda: not any(map(self.is_running, places)), lambda: self.pids, limit_secs)
+        finally:
+            self.kill([place for place in places if self.is_running(place)])
+            ended = self._told()
+        return ended
 
     def _told(self):
         line = _parent().stdout.readline()
@@ -64,7 +71,37 @@ class Running:
         return json.loads(line)
 
 
-def start(*each, folder, name, devices=1, xla_flags=None, environ=(), cwd=ROOT):
+def is_alive(pid):
+    """Whether a process runs, or is stopped."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(condition, what, limit_secs=LIMIT_SECS):
+    """Waits until a condition holds; `what` returns a text for the error."""
+    deadline = time.monotonic() + limit_secs
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def together(num_processes):
+    """Flags of the processes of a run that meet on this machine, for each of them."""
+    both = [f"--coordinator_address=127.0.0.1:{free_port()}", f"--num_processes={num_processes}"]
+    return [[*both, f"--process_id={i}"] for i in range(num_processes)]
+
+
+def start(
+    *each, folder, name, devices=1, xla_flags=None, environ=(), cwd=ROOT, in_one=False, ignored=()
+):
     """Starts commands at the same time, before others are started.
 
     Args:
@@ -75,23 +112,29 @@ def start(*each, folder, name, devices=1, xla_flags=None, environ=(), cwd=ROOT):
         xla_flags: Their `XLA_FLAGS`; by default those with which they compile fast.
         environ: Other variables that are changed.
         cwd: Folder in which they run.
+        in_one: Whether both outputs of a command go to one file, `NAME_0`.
+        ignored: Signals that they ignore, as after `nohup`.
     """
+    parts = ("", "") if in_one else ("_out", "_err")
+    streams = [[f"{name}{part}_{place}" for part in parts] for place in range(len(each))]
+    options = (folder, devices, xla_flags, environ, cwd, ignored)
+    return Running([_command(*both, *options) for both in zip(each, streams, strict=True)])
+
+
+def _command(words, streams, folder, devices, xla_flags, environ, cwd=ROOT, ignored=()):
+    """A command as `forked.py` reads it."""
     xla_flags = fast_xla.flags(devices) if xla_flags is None else xla_flags
-    return Running(
-        [
-            {
-                "words": [*map(str, words)],
-                "environ": {"XLA_FLAGS": xla_flags, **dict(environ)},
-                "folder": str(folder),
-                "cwd": str(cwd),
-                "streams": [f"{name}_{stream}_{place}" for stream in ("out", "err")],
-            }
-            for place, words in enumerate(each)
-        ]
-    )
+    return {
+        "words": [*map(str, words)],
+        "environ": {"XLA_FLAGS": xla_flags, **dict(environ)},
+        "folder": str(folder),
+        "cwd": str(cwd),
+        "streams": streams,
+        "ignored": [*map(int, ignored)],
+    }
 
 
-def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err"):
+def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err", environ=()):
     """A finished `dist-ens` command, forked from a process that has imported what it needs.
 
     Args:
@@ -100,21 +143,28 @@ def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err"):
         xla_flags: Its `XLA_FLAGS`; without any it compiles as a user's does, by default fast.
         out: Where its standard output goes: a path in place of the file that is read, `CLOSED`, or
             `NOBODY` for a pipe whose reader is gone. What went elsewhere is returned as "".
-        err: Where its standard error goes; likewise.
+        err: Where its standard error goes, as `out`.
+        environ: Other variables that are changed.
     """
-    xla_flags = fast_xla.flags(devices) if xla_flags is None else xla_flags
     with tempfile.TemporaryDirectory() as folder:
-        command = {
-            "words": [*map(str, words)],
-            "environ": {"XLA_FLAGS": xla_flags},
-            "folder": folder,
-            "cwd": str(ROOT),
-            "streams": [out, err],
-        }
+        command = _command(words, [out, err], folder, devices, xla_flags, environ)
         [code] = Running([command]).codes()
         files = [pathlib.Path(folder) / name for name in ("out", "err")]
         printed = [path.read_text() if path.exists() else "" for path in files]
     return Ended(code, *printed)
+
+
+def python(*words, cwd=ROOT, **variables):
+    """A finished process of Python in a folder, and its output."""
+    variables = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | variables
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        env=COMMAND_ENVIRONMENT | variables,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECS,
+    )
 
 
 @functools.cache

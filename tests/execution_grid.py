@@ -2,19 +2,28 @@
 
 python tests/execution_grid.py CONFIG FILE
 
-It writes to FILE, for each execution, a list of what `compared` returns. XLA compiles as for a
-user: tests have flags with which it compiles soon, and other programs may have other bits.
+It writes to FILE what `compared` returns for each execution.
 """
 
 import hashlib
 import json
-import os
 import pathlib
 import runpy
 import sys
 from unittest import mock
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+
+from dist_ens.experiment import Experiment
+from dist_ens.experiment.build import build_ensemble
+from dist_ens.experiment.record import Run
+from dist_ens.ground.state import select_members
+from dist_ens.layout import BATCHES, MEMBERS, Layout
+from test_hlo import SPECS
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 BATCH = 4
@@ -47,19 +56,22 @@ def executions_of(config):
     return [*MESHES, *lowered, *LOWERINGS["multiplies"]]
 
 
+def random_batches(spec):
+    """Batches of one step."""
+    random = np.random.default_rng(0)
+    shape = (1, BATCH, *spec.input_shape)
+    if spec.input_dtype.startswith("float"):
+        inputs = random.normal(size=shape)
+    else:
+        inputs = random.integers(0, spec.num_classes, shape)
+    labels = random.integers(0, spec.num_classes or 2, (1, BATCH, *spec.label_shape))
+    return {"inputs": inputs.astype(spec.input_dtype), "labels": labels.astype(spec.label_dtype)}
+
+
 class Grid:
     """At most `most` members of a shipped config, each born the same in every ensemble."""
 
     def __init__(self, config, most=16):
-        import jax
-
-        from dist_ens.experiment import Experiment
-        from dist_ens.experiment.build import build_ensemble
-        from dist_ens.experiment.record import Run
-        from dist_ens.layout import Layout
-        from test_hlo import SPECS
-        from test_loop_bits import random_batches
-
         get_config = runpy.run_path(str(CONFIGS / f"{config}.py"))["get_config"]
         experiment = Experiment.from_dict(get_config().to_dict())
         self.run = Run(experiment, SPECS[config], 1000)
@@ -72,8 +84,6 @@ class Grid:
 
     def trained(self, execution, num_members, num_devices):
         """The bytes of each array of the member and its losses, and its loss in each call."""
-        import jax
-
         ensemble, state, batches, position = self._put(execution, num_members, num_devices)
         losses = []
         for _ in range(CALLS):
@@ -89,11 +99,6 @@ class Grid:
         The gradient of a ReLU jumps at zero. So executions whose roundings differ can have
         gradients that differ by more, if an input of a ReLU is as near to zero as a rounding.
         """
-        import flax.linen as nn
-        import jax
-
-        from dist_ens.layout import MEMBERS
-
         ensemble, state, batches, position = self._put(execution, num_members, num_devices)
         ensemble = ensemble.replace(optimizer=keeping_gradients())
         zeros = jax.tree.map(np.zeros_like, jax.device_get(state.params))
@@ -105,10 +110,6 @@ class Grid:
 
     def _put(self, execution, num_members, num_devices):
         """The ensemble, its state and its batches on devices, and the member's position."""
-        from dist_ens.experiment.build import build_ensemble
-        from dist_ens.ground.state import select_members
-        from dist_ens.layout import BATCHES, MEMBERS, Layout
-
         layout = Layout.make(
             num_members, ensemble_axis=num_devices, devices=self.devices[:num_devices]
         )
@@ -123,9 +124,6 @@ class Grid:
 
 def keeping_gradients():
     """An optimizer that changes nothing, and whose state is the last gradient."""
-    import jax
-    import jax.numpy as jnp
-    import optax
 
     def update(gradients, state, params=None):
         return jax.tree.map(jnp.zeros_like, gradients), gradients
@@ -156,8 +154,6 @@ def compared(grid, execution, loss, gradient):
 
 
 def main(config, file):
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-    os.environ["JAX_PLATFORMS"] = "cpu"
     grid = Grid(config)
     _, (loss, *_) = grid.trained("loop", *PAIR)
     gradient = grid.smooth_gradient("loop", *PAIR)

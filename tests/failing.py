@@ -8,7 +8,6 @@ import numpy as np
 import optax
 
 import dist_ens as de
-from dist_ens.callbacks import StepInfo
 from dist_ens.losses import batch_mean
 from dist_ens.training import Door, FitArguments, run_fit
 
@@ -88,29 +87,11 @@ def ensemble(
     """Returns the ensemble, whose member 3 can be made to fail by its batches."""
     devices = jax.devices()[: rows * columns]
     layout = de.Layout.make(MEMBERS, devices=devices, ensemble_axis=rows)
-    return de.Ensemble(
-        (init_of(width), apply),
-        OPTIMIZERS[optimizer],
-        own_loss if own else de.losses.categorical(CLASSES),
-        num_members=MEMBERS,
-        layout=layout,
-        execution=execution,
-        waves=waves,
-        methods=(failing,),
-        failures=policy,
-        seed=seed,
-    )
-
-
-class Losses:
-    """A callback that keeps the metrics of every step, by name."""
-
-    def __init__(self):
-        self.rows = {}
-
-    def __call__(self, info: StepInfo):
-        for name, rows in info.metrics.items():
-            self.rows.setdefault(name, []).extend(rows)
+    parts = (init_of(width), apply), OPTIMIZERS[optimizer]
+    loss = own_loss if own else de.losses.categorical(CLASSES)
+    how = {"layout": layout, "execution": execution, "waves": waves, "seed": seed}
+    how |= {"methods": (failing,), "failure_policy": policy}
+    return de.Ensemble(*parts, loss, num_members=MEMBERS, **how)
 
 
 def fit(made, data, *, say=None, **options):

@@ -3,8 +3,9 @@ they need.
 
 Standard input has a line for each set of commands that run at the same time, as JSON. A command has
 its `words` after `dist-ens`, the `environ` that is changed, the folder `cwd` in which it runs, and
-its two output `streams`, names of files in a `folder` or one of the words below. Standard output
-has two lines for each set: the ids of the processes, and the exit codes when all have ended.
+its two output `streams`, names of files in a `folder` or one of the words below, and the signals
+that are `ignored`. Standard output has two lines for each set: the ids of the processes, and the
+exit codes when all have ended.
 """
 
 import gc
@@ -27,7 +28,7 @@ def opened(stream, folder):
         reads, writes = os.pipe()
         os.close(reads)
         return writes
-    return os.open(folder / stream, os.O_WRONLY | os.O_CREAT)
+    return os.open(folder / stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def become(command):
@@ -40,6 +41,8 @@ def become(command):
     descriptors = [opened(stream, folder) for stream in command["streams"]]
     for number, descriptor in enumerate(descriptors, 1):  # none is opened once one is closed
         os.close(number) if descriptor is None else os.dup2(descriptor, number)
+    for number in command["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
     os.environ |= command["environ"]  # XLA reads its flags when a backend starts
     os.chdir(command["cwd"])
     sys.argv = ["dist-ens", *command["words"]]
@@ -48,7 +51,7 @@ def become(command):
 
 def main():
     import dist_ens.evaluation.calibration
-    import dist_ens.experiment.assess
+    import dist_ens.experiment.assessment
     import dist_ens.experiment.bench
     import dist_ens.experiment.train  # noqa: F401
     import launch  # noqa: F401

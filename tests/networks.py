@@ -1,6 +1,6 @@
 """Small networks and batches that several tests train."""
 
-from functools import cache
+from functools import cache, partial
 
 import flax.linen as nn
 import jax
@@ -32,9 +32,25 @@ class ConvNet(nn.Module):
         return nn.Dense(CLASSES)(nn.relu(x).mean(axis=(1, 2)))
 
 
+class Asking(nn.Module):
+    """A network whose dropout is on while it is given a key."""
+
+    num_outputs: int = CLASSES
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(nn.Dense(8)(x))
+        return nn.Dense(self.num_outputs)(x)
+
+
+def of_config(name, shape, dtype=jnp.float32, label_shape=(), **options):
+    """A network of the config door, with the inputs and the shape of the labels of its batches."""
+    member = make_model(ModelConfig(name=name, options=options), shape, CLASSES)
+    return member, jax.ShapeDtypeStruct((BATCH, *shape), dtype), label_shape
+
+
 def mlp():
-    member = make_model(ModelConfig(name="mlp", options={"hidden_sizes": (32, 32)}), (12,), CLASSES)
-    return member, jax.ShapeDtypeStruct((BATCH, 12), jnp.float32), ()
+    return of_config("mlp", (12,), hidden_sizes=(32, 32))
 
 
 def convolutional():
@@ -43,14 +59,11 @@ def convolutional():
 
 def transformer():
     options = {"num_blocks": 1, "width": 16, "num_heads": 2, "mlp_size": 32}
-    member = make_model(ModelConfig(name="transformer", options=options), (6,), CLASSES)
-    return member, jax.ShapeDtypeStruct((BATCH, 6), jnp.int32), (6,)
+    return of_config("transformer", (6,), jnp.int32, (6,), **options)
 
 
 def dropout():
-    options = {"hidden_sizes": (32,), "dropout_rate": 0.5}
-    member = make_model(ModelConfig(name="mlp_bn_dropout", options=options), (12,), CLASSES)
-    return member, jax.ShapeDtypeStruct((BATCH, 12), jnp.float32), ()
+    return of_config("mlp_bn_dropout", (12,), hidden_sizes=(32,), dropout_rate=0.5)
 
 
 def batches_for(inputs, label_shape, steps, seed=0):
@@ -63,6 +76,23 @@ def batches_for(inputs, label_shape, steps, seed=0):
         values = random.normal(size=shape).astype(np.float32)
     labels = random.integers(0, CLASSES, (steps, inputs.shape[0], *label_shape)).astype(np.int32)
     return {"inputs": values, "labels": labels}
+
+
+def check_member(member, inputs, output_shape=None):
+    """Shapes of a traced member's parameters and state, after a look at those of its outputs."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params, model_state = jax.eval_shape(member.init, key, inputs)
+    if member.has_apply:
+        outputs, _ = jax.eval_shape(member.evaluate, params, model_state, inputs, key)
+        assert output_shape in (None, getattr(outputs, "shape", None))
+    return params, model_state
+
+
+def layout_on(mesh, num_members):
+    """A layout with so many rows and columns of the first devices."""
+    rows, columns = mesh
+    devices = jax.devices()[: rows * columns]
+    return Layout.make(num_members, ensemble_axis=rows, devices=devices)
 
 
 def ensemble_of(member, optimizer, layout, objective=None, **options):
@@ -95,27 +125,57 @@ def born_on(layout, network, optimizer=SGD, member_ids=None):
     return layout.moved(copied(born(network, optimizer, ids)), MEMBERS)
 
 
-def train(
-    network,
-    *,
-    num_members=8,
-    ensemble_axis=None,
-    devices=None,
-    member_ids=None,
-    optimizer=SGD,
-    steps=3,
-    execution="vmap",
-):
-    """The state, the metrics and the ensemble after some calls of one step, from seed 0."""
+def program(network, layout, steps=2, optimizer=SGD, **options):
+    """An ensemble on a layout, its state at step 0, and the batches of a call."""
     member, inputs, label_shape = network()
-    layout = Layout.make(num_members, ensemble_axis=ensemble_axis, devices=devices)
-    ensemble = ensemble_of(member, optimizer, layout, execution=execution)
+    ensemble = ensemble_of(member, optimizer, layout, **options)
+    batches = layout.put(batches_for(inputs, label_shape, steps), BATCHES)
+    return ensemble, born_on(layout, network, optimizer), batches
+
+
+def train(network, mesh, num_members=8, *, member_ids=None, optimizer=SGD):
+    """The state and the metrics after three calls of one step, from seed 0."""
+    member, inputs, label_shape = network()
+    layout = layout_on(mesh, num_members)
+    ensemble = ensemble_of(member, optimizer, layout)
     state = born_on(layout, network, optimizer, member_ids)
-    batches = batches_for(inputs, label_shape, steps)
+    batches = batches_for(inputs, label_shape, 3)
     metrics = []
-    for step in range(steps):
+    for step in range(3):
         batch = {name: leaf[step : step + 1] for name, leaf in batches.items()}
         state, metrics_of_step = ensemble.update_steps(state, layout.put(batch, BATCHES))
         metrics.append(jax.device_get(metrics_of_step))
     metrics = jax.tree.map(lambda *leaves: np.concatenate(leaves), *metrics)
-    return jax.device_get(state), metrics, ensemble
+    return jax.device_get(state), metrics
+
+
+def member_of(tree, position):
+    """One member's part of a tree whose leaves are [members, ...]."""
+    return jax.tree.map(lambda leaf: leaf[position], tree)
+
+
+def numbers(tree):
+    """A tree on the host, with the words of keys in the place of keys."""
+
+    def of_leaf(leaf):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return jax.random.key_data(leaf) if is_key else leaf
+
+    return jax.device_get(jax.tree.map(of_leaf, tree))
+
+
+def assert_equal(found, expected):
+    """Compares the bits of two trees."""
+    jax.tree.map(np.testing.assert_array_equal, numbers(found), numbers(expected))
+
+
+def assert_close(found, expected):
+    """Compares two trees that differ by rounding."""
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, numbers(found), numbers(expected))
+
+
+def assert_close_to_scale(found, expected):
+    """Compares two trees, each leaf to 1e-5 of its largest value."""
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())

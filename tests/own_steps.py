@@ -165,11 +165,8 @@ GAN = Case(
 )
 
 
-def net_init(key, batch):
-    return layers(key, 1, 8, 1)
-
-
-# A padded graph, in the form of jraph: the last nodes and edges are padding.
+# A padded graph, in the form of jraph: the last edges are padding. A batch is no rows, as it has
+# other numbers of nodes and edges.
 
 
 def graph_init(key, graph):
@@ -193,36 +190,30 @@ def graph_step(weights, graph, key):
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), {"loss": loss}
 
 
-def graph(seed, nodes=24, edges=30, padded=32):
+def graph(seed, nodes=24, padded_nodes=26, edges=30, padded_edges=32):
     rng = np.random.default_rng(seed)
-    ends = rng.integers(0, nodes, (2, padded)).astype(np.int32)
+    ends = rng.integers(0, nodes, (2, padded_edges)).astype(np.int32)
     return {
-        "nodes": rng.normal(size=(padded, 3)).astype(np.float32),
-        "targets": rng.normal(size=padded).astype(np.float32),
+        "nodes": rng.normal(size=(padded_nodes, 3)).astype(np.float32),
+        "targets": rng.normal(size=padded_nodes).astype(np.float32),
         "senders": ends[0],
         "receivers": ends[1],
-        "node_is_real": np.arange(padded) < nodes,
-        "edge_is_real": np.arange(padded) < edges,
+        "node_is_real": np.arange(padded_nodes) < nodes,
+        "edge_is_real": np.arange(padded_edges) < edges,
     }
 
 
-GRAPH = Case(graph_init, graph_step, graph_outputs, list(map(graph, range(STEPS))), graph(9))
-
-
-# Batches that are no rows: a graph with other numbers of nodes and edges, and no batch at all.
-
-
-def ragged(seed):
-    whole = graph(seed)
-    return whole | {name: whole[name][:26] for name in ("nodes", "targets", "node_is_real")}
-
-
-RAGGED = dataclasses.replace(
-    GRAPH,
-    batches=list(map(ragged, range(STEPS))),
-    inputs=ragged(9),
-    settings={"batch_specs": "shared"},
+GRAPH = Case(
+    graph_init,
+    graph_step,
+    graph_outputs,
+    [graph(seed) for seed in range(STEPS)],
+    graph(9),
+    {"batch_specs": "shared"},
 )
+
+
+# No batch at all.
 
 
 def drawn_step(weights, batch, key):
@@ -231,12 +222,8 @@ def drawn_step(weights, batch, key):
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), {"loss": loss}
 
 
-DRAWN = Case(net_init, drawn_step, mlp, [None] * STEPS, normals(5, 1))
+DRAWN = Case(
+    lambda key, batch: layers(key, 1, 8, 1), drawn_step, mlp, [None] * STEPS, normals(5, 1)
+)
 
-CASES = {
-    "dqn": DQN,
-    "gan": GAN,
-    "graph": GRAPH,
-    "ragged_graph": RAGGED,
-    "no_data": DRAWN,
-}
+CASES = {"dqn": DQN, "gan": GAN, "graph": GRAPH, "no_data": DRAWN}

@@ -10,17 +10,13 @@ import optax
 import pytest
 
 import dist_ens as de
+import own_steps
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.randomness import INIT, PREDICT, UPDATE, member_key
+from own_steps import MEMBERS, MESHES, layout_of
 
-MEMBERS, SEED, STEPS = 4, 3, 4
-NODES, EDGES = 48, 96
-MESHES = [(1, 1), (4, 1), (2, 2)]
-
-
-def layout_of(mesh):
-    devices = jax.devices()[: mesh[0] * mesh[1]]
-    return de.Layout.make(MEMBERS, ensemble_axis=mesh[0], devices=devices)
+SEED, STEPS = 3, 4
+NODES = 48
 
 
 def init(key):
@@ -28,15 +24,9 @@ def init(key):
 
 
 def graph(number):
-    """A padded graph with as many real nodes as `mask` has ones, and numbers of the whole."""
-    random = np.random.default_rng(number)
-    return {
-        "nodes": random.normal(size=(NODES, 3)).astype(np.float32),
-        "senders": random.integers(0, NODES, EDGES).astype(np.int32),
-        "receivers": random.integers(0, NODES, EDGES).astype(np.int32),
-        "mask": random.random(NODES) < 0.8,
-        "globals": np.float32(number),
-    }
+    """A padded graph with 24 real nodes and a number of the whole."""
+    sizes = {"padded_nodes": NODES, "edges": 96, "padded_edges": 96}
+    return own_steps.graph(number, **sizes) | {"globals": np.float32(number)}
 
 
 def messages(params, graph):
@@ -45,8 +35,8 @@ def messages(params, graph):
 
 
 def loss_of_graph(params, model_state, graph, key):
-    errors = (messages(params, graph) - params["b"] - graph["globals"]) ** 2 * graph["mask"]
-    return errors.sum() / graph["mask"].sum(), (model_state, {})
+    errors = (messages(params, graph) - params["b"] - graph["globals"]) ** 2 * graph["node_is_real"]
+    return errors.sum() / graph["node_is_real"].sum(), (model_state, {})
 
 
 class Points(NamedTuple):
@@ -86,10 +76,8 @@ LOSSES = {
 def ensemble_of(kind, mesh, **options):
     loss, _, specs = LOSSES[kind]
     options = {"seed": SEED, "execution": "vmap", "batch_specs": specs} | options
-    network = de.as_member(init=init, apply=messages)
-    return de.Ensemble(
-        network, optax.sgd(0.1), loss, num_members=MEMBERS, layout=layout_of(mesh), **options
-    )
+    network, layout = de.as_member(init=init, apply=messages), layout_of(mesh)
+    return de.Ensemble(network, optax.sgd(0.1), loss, num_members=MEMBERS, layout=layout, **options)
 
 
 @functools.cache
@@ -97,12 +85,12 @@ def by_hand(kind):
     """Returns losses [steps, members] and parameters of one network trained after another."""
     loss, batch_of, _ = LOSSES[kind]
     losses, trained = np.zeros((STEPS, MEMBERS)), []
+    gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
     for member in range(MEMBERS):
         key = member_key(SEED, member)
         params = init(jax.random.fold_in(key, INIT))
         for step in range(STEPS):
             of_step = jax.random.fold_in(jax.random.fold_in(key, UPDATE), step)
-            gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))
             (losses[step, member], _), grads = gradient(params, (), batch_of(step), of_step)
             params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
         trained.append(params)
@@ -117,17 +105,13 @@ def require_equal(state, kind):
     )
 
 
-def data_of(kind):
-    _, batch_of, _ = LOSSES[kind]
-    return None if kind == "nothing" else lambda: map(batch_of, range(STEPS))
+def fit(kind, ensemble, **options):
+    batch_of = LOSSES[kind][1]
+    data = None if kind == "nothing" else lambda: map(batch_of, range(STEPS))
+    return de.fit(ensemble, data, **{"steps": STEPS, "progress": False} | options)
 
 
-def fit(ensemble, data, **options):
-    options = {"steps": STEPS, "progress": False} | options
-    return de.fit(ensemble, data, **options)
-
-
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("kind", LOSSES)
 def test_update_trains_as_by_hand(kind, mesh):
     _, batch_of, _ = LOSSES[kind]
@@ -142,30 +126,28 @@ def test_update_trains_as_by_hand(kind, mesh):
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [
-        ((1, 1), {"execution": "auto"}),
-        ((4, 1), {"execution": "loop"}),
-        ((2, 2), {"execution": "loop"}),
-        ((2, 2), {"waves": 2}),
+        ("1x1", {"execution": "auto"}),
+        ("4x1", {"execution": "loop"}),
+        ("2x2", {"execution": "loop", "waves": 2}),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("kind", LOSSES)
 def test_fit_trains_as_by_hand_with_several_steps_in_a_call(kind, mesh, options):
-    found = fit(ensemble_of(kind, mesh, **options), data_of(kind), steps_per_call=2)
+    found = fit(kind, ensemble_of(kind, mesh, **options), steps_per_call=2)
     require_equal(found.state, kind)
 
 
 @pytest.mark.parametrize("kind", LOSSES)
 def test_a_run_resumes_at_its_batch_and_its_key(kind, tmp_path):
+    ensemble, saved = ensemble_of(kind, "1x1"), de.Checkpoints(tmp_path, every_secs=None)
     for steps in (2, STEPS):
-        saved = de.Checkpoints(tmp_path, every_secs=None)
-        found = fit(ensemble_of(kind, (1, 1)), data_of(kind), steps=steps, checkpoints=saved)
+        found = fit(kind, ensemble, steps=steps, checkpoints=saved)
     require_equal(found.state, kind)
-    state = de.load(tmp_path, ensemble=ensemble_of(kind, (1, 1))).state
-    require_equal(state, kind)
+    require_equal(de.load(tmp_path, ensemble=ensemble).state, kind)
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", MESHES)
 def test_batches_without_rows_are_scored_one_after_another(mesh):
     ensemble = ensemble_of("graph", mesh)
     graphs = [graph(number) for number in range(3)]
@@ -176,26 +158,23 @@ def test_batches_without_rows_are_scored_one_after_another(mesh):
     ]
     found = de.evaluate(ensemble, state, iter(graphs)).members
     np.testing.assert_allclose([member["loss"] for member in found], expected, rtol=1e-5)
-    scores = fit(ensemble, data_of("graph"), steps=0, eval_data=graphs).scores
+    scores = fit("graph", ensemble, steps=0, eval_data=graphs).scores
     np.testing.assert_allclose([each["loss"] for each in scores.members], expected, rtol=1e-5)
 
 
 def test_a_loss_without_data_is_scored_on_the_same_draw_every_time():
-    ensemble = ensemble_of("nothing", (2, 2))
+    ensemble = ensemble_of("nothing", "2x2")
     state = ensemble.init(None)
-    expected = [
-        loss_of_drawn_points(
-            params, (), None, jax.random.fold_in(member_key(SEED, member), PREDICT)
-        )
-        for member, params in enumerate(de.unstack_members(jax.device_get(state.params)))
+    losses = [
+        loss_of_drawn_points(params, (), None, jax.random.fold_in(member_key(SEED, k), PREDICT))[0]
+        for k, params in enumerate(de.unstack_members(jax.device_get(state.params)))
     ]
     found = de.evaluate(ensemble, state, [None]).members
-    losses = [loss for loss, _ in expected]
     np.testing.assert_allclose([member["loss"] for member in found], losses, rtol=1e-5)
 
 
 def test_inputs_without_rows_are_not_padded():
-    ensemble = ensemble_of("graph", (2, 2))
+    ensemble = ensemble_of("graph", "2x2")
     # All leaves have 48 rows here. With copies of the last edge, a node would get more messages.
     inputs = {name: leaf[:NODES] for name, leaf in graph(0).items() if name != "globals"}
     state = ensemble.init(graph(0))
@@ -205,12 +184,14 @@ def test_inputs_without_rows_are_not_padded():
 
 
 def test_a_leaf_that_does_not_divide_is_refused_with_its_name():
-    ensemble = ensemble_of("points", (2, 2), batch_specs="batch")
+    ensemble = ensemble_of("points", "2x2", batch_specs="batch")
     message = r"^Leaf .boundary of the batch has the shape \[15, 3\], and its axis 0 is divided"
     state = ensemble.init(points(0))
-    for use in (lambda: ensemble.update(state, points(0)), lambda: fit(ensemble, [points(0)])):
+    for batch in (points(0), jax.tree.map(jnp.asarray, points(0))):
         with pytest.raises(UserError, match=message):
-            use()
+            ensemble.update(state, batch)
+    with pytest.raises(UserError, match=message):
+        fit("points", ensemble)
 
 
 @pytest.mark.parametrize(
@@ -223,4 +204,4 @@ def test_a_leaf_that_does_not_divide_is_refused_with_its_name():
 )
 def test_what_needs_rows_is_refused(options, message):
     with pytest.raises(UserError, match=f"^{message}"):
-        fit(ensemble_of("points", (1, 1), **options), [points(0)])
+        fit("points", ensemble_of("points", "1x1", **options))

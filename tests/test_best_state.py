@@ -3,6 +3,7 @@
 import shutil
 import signal
 import types
+from unittest import mock
 
 import jax
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 import dist_ens as de
 import failing
 from dist_ens.callbacks import STOP, EarlyStopping
-from dist_ens.checkpoint import saved_steps
+from dist_ens.checkpoint import opened
+from dist_ens.checkpoint import saved_steps as steps_in
 
 _RANDOM = np.random.default_rng(0)
 # 16 examples of 20 inputs are learnt by heart, so that the score of others rises from some step on.
@@ -33,9 +35,8 @@ def fit(steps=60, *, rows=2, columns=1, waves=1, said=None, **options):
     devices = jax.devices()[: rows * columns]
     layout = de.Layout.make(4, ensemble_axis=rows, devices=devices)
     objective, optimizer = de.losses.categorical(2), optax.sgd(0.2)
-    ensemble = de.Ensemble(
-        NETWORK, optimizer, objective, num_members=4, layout=layout, execution="vmap", waves=waves
-    )
+    how = {"num_members": 4, "layout": layout, "execution": "vmap", "waves": waves}
+    ensemble = de.Ensemble(NETWORK, optimizer, objective, **how)
     options = {"eval_data": OTHERS, "eval_every": 2, "steps_per_call": 2} | options
     say = None if said is None else said.append
     return ensemble, failing.fit(ensemble, TRAIN, steps=steps, say=say, **options)
@@ -43,10 +44,6 @@ def fit(steps=60, *, rows=2, columns=1, waves=1, said=None, **options):
 
 def saved_in(folder, **options):
     return de.Checkpoints(folder, every_secs=None, **options)
-
-
-def steps_in(folder):
-    return saved_steps(folder)
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +95,10 @@ def test_a_callback_of_ones_own_chooses_the_state_that_is_returned():
 
 def test_the_best_score_counts_also_where_it_improves_by_less_than_min_delta():
     stopping = EarlyStopping("loss", patience=3, min_delta=0.1, direction="lower")
-    answers = [
-        stopping.evaluated(step, types.SimpleNamespace(ensemble={"loss": loss}, metrics=()))
-        for step, loss in enumerate((1.0, 0.95, 0.92, 0.94), start=1)
-    ]
+    losses = {1: 1.0, 2: 0.95, 3: 0.92, 4: 0.94}
+    scores = [types.SimpleNamespace(ensemble={"loss": x}, metrics=()) for x in losses.values()]
     # No score is below 1.0 - 0.1, and three have come since.
-    assert answers == [None, None, None, STOP]
+    assert list(map(stopping.evaluated, losses, scores)) == [None, None, None, STOP]
     assert stopping.best_step() == 3
 
 
@@ -153,3 +148,14 @@ def test_the_best_evaluation_of_the_ensemble_or_of_each_member_is_saved(kept, tm
     names = [f"test/nll/member_0{k}" for k in range(4)] if "members" in kept else ["test/nll"]
     bests = {min(of_steps, key=lambda at: at[name])["step"] for name in names}
     assert steps_in(tmp_path) == sorted({*bests, 60})
+
+
+def test_a_run_killed_before_it_deleted_a_checkpoint_deletes_it_when_it_resumes(tmp_path):
+    def run():
+        return fit(4, checkpoints=saved_in(tmp_path, keep=1, every_steps=2), eval_every=None)
+
+    with mock.patch.object(opened, "give_up_checkpoint", side_effect=OSError):
+        run()
+    assert steps_in(tmp_path) == [2, 4]
+    run()  # Its last step is saved already.
+    assert steps_in(tmp_path) == [4]

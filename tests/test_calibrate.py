@@ -1,5 +1,6 @@
 """Calibrated predictions in Python: their numbers, their coverage, and whose they are."""
 
+import dataclasses
 import json
 
 import jax
@@ -62,17 +63,13 @@ def test_calibrated_probabilities_are_the_pooled_ones_to_the_power_of_one_over_t
     assert p.aleatoric is p.epistemic is p.sets is p.interval is None
 
 
-@pytest.mark.parametrize("standardize", [False, True])
-def test_calibrated_variances_and_intervals_are_those_of_numpy(standardize):
-    # Targets far from 0: the state holds their mean 1000 and deviation 50 if it standardises them.
-    mean, std = (1000.0, 50.0) if standardize else (0.0, 1.0)
-    ensemble, state, outputs = linear(de.losses.gaussian(standardize=standardize), 2)
-    if standardize:
-        held_scale = {"label_mean": mean, "label_std": std}
-        scale = {
-            n: ensemble.layout.put(np.full(3, v, "f"), "members") for n, v in held_scale.items()
-        }
-        state = state._replace(model_state={**state.model_state, **scale})
+def test_calibrated_variances_and_intervals_are_those_of_numpy():
+    # Targets far from 0, of which the state holds the mean and the deviation.
+    mean, std = 1000.0, 50.0
+    ensemble, state, outputs = linear(de.losses.gaussian(standardize=True), 2)
+    held_scale = {"label_mean": np.full(3, mean, "f"), "label_std": np.full(3, std, "f")}
+    scale = ensemble.layout.put(held_scale, "members")
+    state = state._replace(model_state={**state.model_state, **scale})
     held, x = inputs_of(99, 0), inputs_of(20, 1)
 
     def normal(inputs):
@@ -123,27 +120,15 @@ def test_sets_hold_the_label_as_often_as_asked_and_each_row_has_its_own(method):
     fewer = ensemble.predict(state, x, calibration=calibration.at(0.6)).sets
     assert coverage_of_sets(fewer, truth) == pytest.approx(0.6, abs=0.04)
     # The set of an example does not depend on the other examples of the call, nor on its type.
-    alone = np.stack(
-        [
-            ensemble.predict(state, row[None].astype(float), calibration=calibration).sets[0]
-            for row in x[:9]
-        ]
-    )
-    np.testing.assert_array_equal(alone, p.sets[:9])
+    for row, expected in zip(x[:9], p.sets[:9], strict=True):
+        alone = ensemble.predict(state, row[None].astype(float), calibration=calibration).sets
+        np.testing.assert_array_equal(alone, expected[None])
 
 
 def test_sets_of_votes_hold_labels_of_equal_scores():
     # Three votes give every class one of four scores, so that nearly all scores are ties.
-    distribution = de.losses.Categorical(pooling="vote")
-    given = de.losses.categorical(CLASSES)
-    objective = de.losses.Objective(
-        "votes",
-        given.example_loss,
-        distribution,
-        given.training_scores,
-        num_outputs=CLASSES,
-        num_classes=CLASSES,
-    )
+    votes = de.losses.Categorical(pooling="vote")
+    objective = dataclasses.replace(de.losses.categorical(CLASSES), distribution=votes)
     ensemble, state, outputs = linear(objective, CLASSES)
     held, x = inputs_of(1000, 0), inputs_of(1000, 1)
     labels, truth = (
@@ -170,26 +155,17 @@ def test_intervals_of_quantiles_hold_the_target_as_often_as_asked():
     assert coverage_of_intervals(low, high, truth) == pytest.approx(0.8, abs=0.04)
 
 
-@pytest.fixture(scope="module")
-def calibrated():
+def test_a_calibration_holds_after_a_round_trip_through_json_and_for_its_prediction_alone():
     ensemble, state, _ = linear(de.losses.categorical(CLASSES), CLASSES)
     data = {"inputs": inputs_of(60, 0), "labels": np.arange(60) % CLASSES}
-    return ensemble, state, de.calibrate(ensemble, state, data, conformal="aps", level=0.8)
-
-
-def test_a_calibration_is_the_same_after_a_round_trip_through_json(calibrated):
-    ensemble, state, calibration = calibrated
+    calibration = de.calibrate(ensemble, state, data, conformal="aps", level=0.8)
     again = de.Calibration.from_dict(json.loads(json.dumps(calibration.to_dict())))
-    x = inputs_of(30, 1)
+    x = inputs_of(32, 1)
     p, q = (ensemble.predict(state, x, calibration=each) for each in (calibration, again))
     np.testing.assert_array_equal(p.mean, q.mean)
     np.testing.assert_array_equal(p.sets, q.sets)
-    assert ensemble.predict(state, x, calibration=again).first(7).sets.shape == (7, CLASSES)
+    assert q.first(7).sets.shape == (7, CLASSES)
 
-
-def test_another_step_other_members_and_another_objective_are_refused(calibrated):
-    ensemble, state, calibration = calibrated
-    x = inputs_of(32, 1)
     copy = jax.tree.map(lambda leaf: leaf.copy(), state)
     later, _ = ensemble.update(copy, {"inputs": x, "labels": np.zeros(32, int)})
     fewer = de.select_members(state, [0, 2])
@@ -206,16 +182,12 @@ def test_another_step_other_members_and_another_objective_are_refused(calibrated
 
 
 @pytest.mark.parametrize(
-    ("objective", "outputs"),
-    [
-        (de.losses.gaussian(), 2),
-        (de.losses.squared_error(), 1),
-        (de.losses.quantiles((0.1, 0.5, 0.9)), 3),
-    ],
-    ids=["gaussian", "squared_error", "quantiles"],
+    "objective",
+    [de.losses.gaussian(), de.losses.squared_error(), de.losses.quantiles((0.1, 0.5, 0.9))],
+    ids=lambda objective: objective.name,
 )
-def test_a_prediction_has_what_a_conformal_rule_of_its_objective_reads(objective, outputs):
-    distribution = objective.distribution
+def test_a_prediction_has_what_a_conformal_rule_of_its_objective_reads(objective):
+    distribution, outputs = objective.distribution, objective.num_outputs
     prediction = distribution.predict(np.ones((2, 4, outputs), np.float32))
     members = jax.vmap(distribution.from_outputs)(np.ones((2, 1, 4, outputs), np.float32))
     summary = distribution.summary(distribution.pool(members))

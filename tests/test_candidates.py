@@ -1,33 +1,28 @@
 """Which executions are worth trying, by the operations of a network."""
 
 import jax
-import jax.numpy as jnp
-import optax
+import numpy as np
 import pytest
 
+import dist_ens
 import networks
+from dist_ens.ensemble.programs import step_of_one
 from dist_ens.execution import heuristics as room
 from dist_ens.execution.spec import Execution
-from dist_ens.experiment import ModelConfig, make_model
-from dist_ens.layout import BATCHES, Layout
+from dist_ens.layout import Layout, copied
 from test_executions import narrow, pooling
 
 
 def program(network, num_members=4, steps=2, devices=1):
     """An ensemble on some devices, its state and the batches of a call."""
-    member, inputs, label_shape = network()
     layout = Layout.make(num_members, devices=jax.devices()[:devices])
-    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout)
-    batches = networks.batches_for(inputs, label_shape, steps)
-    return ensemble, networks.born_on(layout, network), layout.put(batches, BATCHES)
+    return networks.program(network, layout, steps)
 
 
 def wide():
     """Of which one member's product keeps a core busy: 2**22 multiplications."""
     side = 2**11 // int(networks.BATCH**0.5)
-    options = {"hidden_sizes": (side, side)}
-    member = make_model(ModelConfig(name="mlp", options=options), (4,), networks.CLASSES)
-    return member, jax.ShapeDtypeStruct((networks.BATCH, 4), jnp.float32), ()
+    return networks.of_config("mlp", (4,), hidden_sizes=(side, side))
 
 
 def candidates(ensemble, state, batches, steps=2):
@@ -54,6 +49,34 @@ def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
     assert names[0] == first
     assert len(set(names)) == len(names) > 1
     assert [str(Execution.parse(name)) for name in names] == names
+
+
+@pytest.mark.parametrize("network", [pooling, narrow])
+def test_every_program_outside_of_fit_takes_the_rules_choice_for_auto(network):
+    ensemble, state, batches = program(network)
+    inputs = batches["inputs"][0]
+
+    def texts(execution):
+        """The programs of an update of several steps, of an update, and of a prediction."""
+        by = ensemble.replace(execution=execution)
+        step = step_of_one(by)
+        specs = {"in_specs": ("members", "batch"), "out_specs": "members"}
+        lifted = dist_ens.lift(step, layout=by.layout, execution=execution, **specs)
+        one = {name: leaf[0] for name, leaf in batches.items()}
+        lowered = (
+            by.update_steps.lower(state, batches),
+            lifted.lower(state, one),
+            by.outputs.lower(state, inputs),
+        )
+        return [each.as_text() for each in lowered], by.update(copied(state), one)[1]["loss"]
+
+    (found, loss), (expected, same_loss) = map(
+        texts, ("auto", candidates(ensemble, state, batches)[0])
+    )
+    assert found == expected
+    np.testing.assert_array_equal(loss, same_loss)
+    others, _ = texts("vmap")
+    assert all(a != b for a, b in zip(found, others, strict=True))
 
 
 def test_what_takes_long_to_compile_is_no_candidate():

@@ -14,7 +14,7 @@ import pytest
 import tensorstore as ts
 
 from dist_ens.ground.errors import RunError
-from dist_ens.layout import Layout, Waves
+from dist_ens.layout import Layout, copied_off_devices
 from saving import assert_same, begun, reader, reseal, save, shapes_of, snapshot, steps_in
 
 
@@ -60,7 +60,7 @@ def test_what_is_saved_is_the_state_though_it_is_used_up_at_once(tmp_path, rows,
     state = state_on(layout)
     expected = jax.device_get(state)
     if waves > 1:
-        state = Waves(layout, waves).off_devices(state)
+        state = copied_off_devices(state)
     shapes = shapes_of(state)
     is_used_up = threading.Event()
     with begun(tmp_path) as opened:

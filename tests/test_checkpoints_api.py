@@ -29,14 +29,9 @@ def record(**changes):
     return {**RECORD, **changes}
 
 
-def resume(checkpoints, changed_record):
-    with checkpoints.open(changed_record):
-        pass
-
-
 def save(checkpoints, scores, **fields):
     """Saves steps with the scores of each by its step, and returns those that are kept."""
-    with checkpoints.open(record(), **fields) as opened:
+    with checkpoints.open(RECORD, **fields) as opened:
         for step, found in scores.items():
             opened.save(snapshot(step, state_of(1.0), scores=found))
     return steps_in(checkpoints.folder)
@@ -115,7 +110,7 @@ def seen_by_two(tmp_path_factory):
 
 
 def test_two_hosts_save_at_the_same_steps_and_read_the_clock_rarely(seen_by_two):
-    _, saw = seen_by_two
+    saw = seen_by_two[1]
     assert all("Another run is training in" in s["refusal"] for s in saw)
     assert saw[0]["due"] == saw[1]["due"]
     # 800 calls of at least 4 ms take 3.2 s or more, and an interval is 1 s.
@@ -125,9 +120,9 @@ def test_two_hosts_save_at_the_same_steps_and_read_the_clock_rarely(seen_by_two)
 
 def test_two_hosts_each_get_the_bytes_that_they_saved_and_one_host_gets_none(seen_by_two):
     folder, saw = seen_by_two
-    assert [s["position"] for s in saw] == [f"host {i} at step {CALLS}" for i in range(2)]
-    assert [s["absent"] for s in saw] == [None, None]
-    assert [s["saved_step"] for s in saw] == [CALLS, CALLS]
+    for i, seen in enumerate(saw):
+        assert (seen["saved_step"], seen["absent"]) == (CALLS, None)
+        assert seen["position"] == f"host {i} at step {CALLS}"
     saved = reader(folder / "run", CALLS)
     with pytest.raises(RunError, match=r"by 2 hosts, .* this run has 1 host\. Resume on as many"):
         saved.host_file("position")
@@ -138,12 +133,12 @@ def test_two_hosts_each_get_the_bytes_that_they_saved_and_one_host_gets_none(see
 def test_two_hosts_resume_the_same_older_step_though_one_alone_sees_the_damage(seen_by_two):
     folder, saw = seen_by_two
     older = steps_in(folder / "run")[0]
-    assert [s["resumed_step"] for s in saw] == [older, older]
-    assert [s["resumed_position"] for s in saw] == [f"host {i} at step {older}" for i in range(2)]
+    for i, seen in enumerate(saw):
+        assert seen["resumed_step"] == older
+        assert seen["resumed_position"] == f"host {i} at step {older}"
     [told], nothing = (s["said"] for s in saw)  # Process 0 reports.
-    assert told.startswith(
-        f"The checkpoint of step {CALLS} is damaged: process 1 found it. It is kept as "
-    )
+    told_by_main = f"The checkpoint of step {CALLS} is damaged: process 1 found it. It is kept as "
+    assert told.startswith(told_by_main)
     assert nothing == []
     assert (folder / "damaged" / "checkpoints" / f"{CALLS}.damaged").is_dir()
 
@@ -163,11 +158,11 @@ def test_two_hosts_return_the_state_of_the_best_evaluation_also_when_they_resume
 
 def test_a_folder_gives_back_what_was_saved_last(tmp_path):
     checkpoints, chosen = Checkpoints(tmp_path / "new" / "run"), record(execution="vmap")
-    with checkpoints.open(record()) as opened:
+    with checkpoints.open(RECORD) as opened:
         assert (opened.saved_step, opened.saved_record, opened.notes) == (0, None, [])
         opened.save(snapshot(3, state_of(3.0)))
         opened.save(snapshot(5, state_of(5.0), chosen, host_files={"at": b"\0five"}))
-    with checkpoints.open(record()) as opened:
+    with checkpoints.open(RECORD) as opened:
         assert (opened.saved_step, opened.saved_record) == (5, chosen)
         restored = opened.restore_state(shapes_of(state_of(0.0)))
         np.testing.assert_array_equal(restored["w"], np.full((4, 3), 5.0))
@@ -229,22 +224,16 @@ def test_an_error_of_the_run_still_ends_its_save(tmp_path):
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    "fields",
+    ("name", "value"),
     [
-        {"every_secs": 0},
-        {"every_secs": float("nan")},
-        {"every_secs": "60"},
-        {"every_steps": 2.5},
-        {"keep_every_steps": 0},
-        {"keep": 0},
-        {"resume": "always"},
-        {"folder": ""},
+        *(("every_secs", 0), ("every_secs", float("nan")), ("every_secs", "60")),
+        *(("every_steps", 2.5), ("keep_every_steps", 0), ("keep", 0)),
+        *(("resume", "always"), ("folder", "")),
     ],
 )
-def test_fields_that_cannot_be_used_are_refused_when_made(fields):
-    [name] = fields
+def test_fields_that_cannot_be_used_are_refused_when_made(name, value):
     with pytest.raises(UserError, match=f"^{name}[ =]"):
-        Checkpoints(**{"folder": "run", **fields})
+        Checkpoints(**{"folder": "run", name: value})
 
 
 # Which checkpoints are kept
@@ -271,7 +260,7 @@ def test_a_checkpoint_whose_scores_cannot_be_read_is_kept_until_they_can(tmp_pat
 
     checkpoints = Checkpoints(tmp_path, keep=1, keep_best="score")
     save(checkpoints, {1: {"score": 0.2}}, directions={"score": "lower"})
-    with checkpoints.open(record(), directions={"score": "lower"}) as opened:
+    with checkpoints.open(RECORD, directions={"score": "lower"}) as opened:
         with monkeypatch.context() as patch:
             patch.setattr("dist_ens.checkpoint.opened.Manifest.read", refuse)
             opened.save(snapshot(2, state_of(1.0), scores={"score": 0.4}))
@@ -292,20 +281,12 @@ def test_the_best_checkpoint_of_each_member_is_kept(tmp_path, direction, best):
 
 
 def test_a_run_saves_the_score_of_each_member_by_its_id(tmp_path):
-    network = (
-        lambda key: {"w": jax.random.normal(key, (3, 2))},
-        lambda params, inputs: inputs @ params["w"],
-    )
+    network = (lambda key: {"w": jax.random.normal(key, (3, 2))}, lambda p, x: x @ p["w"])
     data = {"inputs": np.ones((8, 3)), "labels": np.ones(8, int)}
     ensemble = de.Ensemble(network, optax.sgd(0.1), de.losses.categorical(2), num_members=2)
-    result = de.fit(
-        ensemble,
-        data,
-        steps=4,
-        eval_data=data,
-        checkpoints=Checkpoints(tmp_path, keep_best_of_members="nll"),
-        progress=False,
-    )
+    checkpoints = Checkpoints(tmp_path, keep_best_of_members="nll")
+    options = {"eval_data": data, "checkpoints": checkpoints, "progress": False}
+    result = de.fit(ensemble, data, steps=4, **options)
     scores = Manifest.read(Disk(tmp_path / "checkpoints" / "4")).scores
     assert scores["nll/member_01"] == pytest.approx(result.scores.members[1]["nll"])
     assert "brier/member_01" not in scores
@@ -338,29 +319,27 @@ def test_a_record_is_read_back_as_it_was_written():
         ({"num_members": 1, "member_ids": [0]}, "num_members is 8 there and 1 here"),
         ({"seed": 1}, "the seed is 0 there and 1 here"),
         ({"batch": "other"}, "the batch is 'inputs float32.*' there and 'other' here"),
-        (
-            {"fingerprint": "1" * 64},
-            r"a hyperparameter was changed \(.* 0{12} there and 1{12} here",
-        ),
+        ({"fingerprint": "1" * 64}, r"hyperparameter was changed \(.* 0{12} there and 1{12} here"),
     ],
 )
 def test_another_run_is_refused_by_both_values_and_resumed_anyway(changes, told):
     with pytest.raises(UserError, match=f"holds another run: .*{told}.*resume='anyway'"):
-        notes_on_resuming(record(**changes), record(), "runs/a")
-    [note] = notes_on_resuming(record(**changes), record(), "runs/a", "anyway")
+        notes_on_resuming(record(**changes), RECORD, "runs/a")
+    [note] = notes_on_resuming(record(**changes), RECORD, "runs/a", "anyway")
     assert note.startswith("Resuming another run, as resume='anyway' says: ")
 
 
 def test_differences_that_make_no_other_run_are_said_or_passed_over():
     saved = record(versions={"jax": "0.9.0", "flax": "0.12"}, fingerprint="1" * 64)
-    [note] = notes_on_resuming(record(), saved, "runs/a")
-    assert note.startswith(
-        "The saved run was made with flax 0.12 (here absent), jax 0.9.0 (here 0."
-    )
-    assert notes_on_resuming(record(fingerprint=None), record(), "runs/a") == []
-    assert notes_on_resuming(record(), record(fingerprint=None), "runs/a") == []
-    saved = record(execution="loop", num_devices=4, steps_per_call=10)
-    assert notes_on_resuming(record(execution="vmap", num_devices=1), saved, "runs/a") == []
+    [note] = notes_on_resuming(RECORD, saved, "runs/a")
+    told = "The saved run was made with flax 0.12 (here absent), jax 0.9.0 (here 0."
+    assert note.startswith(told)
+    for here, there in (
+        (record(fingerprint=None), RECORD),
+        (RECORD, record(fingerprint=None)),
+        (record(execution="vmap", num_devices=1), record(execution="loop", num_devices=4)),
+    ):
+        assert notes_on_resuming(here, there, "runs/a") == []
 
 
 def test_neither_door_resumes_the_run_of_the_other(tmp_path):
@@ -368,10 +347,10 @@ def test_neither_door_resumes_the_run_of_the_other(tmp_path):
     train(experiment(steps=4), by_config)
     for whatever in ("same", "anyway"):
         with pytest.raises(UserError, match="started from a config. Resume it with `dist-ens tr"):
-            resume(Checkpoints(by_config, resume=whatever), record())
+            save(Checkpoints(by_config, resume=whatever), {})
     save(Checkpoints(by_python), {1: {}})
     sentence = r"started in Python, of the member 'MLP'\. Resume it in Python with fit\("
     with pytest.raises(UserError, match=sentence):
         train(experiment(steps=4), by_python)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match="was made in Python: member MLP, .* Give them again, as"):
         open_finished(by_python)

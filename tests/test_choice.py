@@ -138,7 +138,7 @@ def test_a_run_that_begins_again_before_it_is_saved_has_what_was_chosen(
 
     monkeypatch.setattr(autotune, "PART_OF_THE_RUN", 1e9)
     with monkeypatch.context() as patch:
-        patch.setattr("dist_ens.training.metrics.MetricsReader.dispatched", killed)
+        patch.setattr("dist_ens.training.runner.MetricsReader.dispatched", killed)
         # On a machine where nothing is remembered.
         patch.setenv("XDG_CACHE_HOME", "/dev/null")
         for steps in (8, 16):

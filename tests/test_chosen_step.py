@@ -11,38 +11,33 @@ import dist_ens as de
 from commands import dist_ens
 from dist_ens.checkpoint import newest, read_members
 from dist_ens.checkpoint.reading import SavedStep
-from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.networks import export_members
+from dist_ens.experiment.train import train
 from dist_ens.ground.errors import ReplacedError, UserError
-from test_replay import trained
+from test_replay import experiment
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     """A run with the steps 3 and 6, and a page."""
     folder = tmp_path_factory.mktemp("chosen_step") / "run"
-    trained(folder, execution="vmap", layout={"ensemble_axis": 1})
+    train(experiment(execution="vmap", layout={"ensemble_axis": 1}), folder)
     (folder / "report.html").write_text("of the newest step")
     return folder
 
 
 def probs_at(workdir, step, inputs):
     finished = open_finished(workdir, step=step)
-    return evaluator_of_run(finished.run, finished.ensemble).predict(finished.state, inputs)
+    return finished.run.evaluator(finished.ensemble).predict(finished.state, inputs)
 
 
 @pytest.mark.parametrize(("flags", "step"), [(["--step=3"], 3), ([], 6)])
 def test_predict_uses_a_step_and_names_it(workdir, tmp_path, flags, step):
     inputs = np.random.default_rng(0).uniform(0, 16, (5, 8, 8)).astype(np.float32)
     np.save(tmp_path / "x.npy", inputs)
-    ended = dist_ens(
-        "predict",
-        f"--workdir={workdir}",
-        f"--input={tmp_path / 'x.npy'}",
-        f"--output={tmp_path / 'p.npz'}",
-        *flags,
-    )
+    files = [f"--input={tmp_path / 'x.npy'}", f"--output={tmp_path / 'p.npz'}"]
+    ended = dist_ens("predict", f"--workdir={workdir}", *files, *flags)
     assert ended.returncode == 0, ended.stderr
     assert f"The members are those of step {step}." in ended.stdout
     expected = {at: probs_at(workdir, at, inputs)["member_probs"] for at in (3, 6)}
@@ -54,9 +49,8 @@ def test_predict_uses_a_step_and_names_it(workdir, tmp_path, flags, step):
 def test_evaluate_uses_a_step_and_names_it_and_leaves_the_page_of_the_newest(workdir, tmp_path):
     (tmp_path / "scores.json").write_text("{}")
     (tmp_path / "link.json").symlink_to(tmp_path / "scores.json")
-    ended = dist_ens(
-        "evaluate", f"--workdir={workdir}", "--step=3", f"--json={tmp_path / 'link.json'}"
-    )
+    flags = [f"--workdir={workdir}", "--step=3", f"--json={tmp_path / 'link.json'}"]
+    ended = dist_ens("evaluate", *flags)
     assert ended.returncode == 0, ended.stderr
     assert "Scores of step 3:" in ended.stdout
     assert (workdir / "report.html").read_text() == "of the newest step"

@@ -2,9 +2,7 @@
 
 import json
 import os
-import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +15,9 @@ import pytest
 import dist_ens as de
 import fast_xla
 import two_hosts
-from conftest import COMMAND_ENVIRONMENT
+from commands import free_port, together, wait_for
+from commands import start as start_commands
+from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.data.feed import Placement, TrainingSet
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
@@ -27,14 +27,7 @@ from dist_ens.processes import cluster
 from dist_ens.processes.stop_signal import COPY_SECS, StopSignal
 from dist_ens.sampling import Order
 
-ROOT = pathlib.Path(__file__).parent.parent
 LIMIT_SECS = 240
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def start(command, log):
@@ -85,9 +78,7 @@ def trained_by_two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_hosts")
     two_hosts.write_table(folder)
     processes = start_two("hang", folder)
-    deadline = time.monotonic() + LIMIT_SECS
-    while not (folder / "killed" / "checkpoints" / "4").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for((folder / "killed" / "checkpoints" / "4").exists, lambda: two_logs(folder))
     for process in processes:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -171,40 +162,30 @@ def assert_same_run(workdir, experiment, tmp_path):
 
 def start_training(folder, *flags):
     """Two processes that train digits from the command line."""
-    command = [
-        *(sys.executable, "-m", "launch.train", "--config=configs/digits.py"),
-        *(f"--workdir={folder / 'run'}", *flags),
-        *(f"--coordinator_address=127.0.0.1:{free_port()}", "--num_processes=2"),
-    ]
-    logs = two_logs(folder)
-    return [start([*command, f"--process_id={i}"], logs[i]) for i in range(2)]
+    words = ["train", "--config=configs/digits.py", f"--workdir={folder / 'run'}", *flags]
+    each = [[*words, *own] for own in together(2)]
+    return start_commands(*each, folder=folder, name="log", in_one=True)
 
 
 def test_the_command_line_joins_a_cluster_and_fails_as_one(tmp_path):
     sizes = ["--config.data.global_batch_size=7", "--config.layout.ensemble_axis=1"]
-    logs = two_logs(tmp_path)
-    codes = finish(start_training(tmp_path, *sizes), logs)
-    assert codes == [ExitCode.IMPOSSIBLE_LAYOUT] * 2, logs[0].read_text()
-    for log in logs:
-        assert "global_batch_size=7 and a data axis of 2 (2 devices" in log.read_text()
+    codes = start_training(tmp_path, *sizes).codes()
+    assert codes == [ExitCode.IMPOSSIBLE_LAYOUT] * 2, (tmp_path / "log_0").read_text()
+    for i in range(2):
+        told = (tmp_path / f"log_{i}").read_text()
+        assert "global_batch_size=7 and a data axis of 2 (2 devices" in told
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_host_stops_both_at_one_step_with_a_checkpoint(tmp_path, number):
-    logs = two_logs(tmp_path)
-    processes = start_training(
-        tmp_path, "--config.steps=1000000", "--config.logging.every_steps=10"
-    )
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + LIMIT_SECS
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    processes[1].send_signal(number)
-    codes = finish(processes, logs)
+    run = start_training(tmp_path, "--config.steps=1000000", "--config.logging.every_steps=10")
+    metrics, log = tmp_path / "run" / "metrics.jsonl", tmp_path / "log_0"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size, log.read_text)
+    run.send(number, [1])
     own = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.PREEMPTED
-    assert codes == [ExitCode.PREEMPTED, own], "\n".join(x.read_text() for x in logs)
-    step = int(logs[0].read_text().split("Stopped at step ")[1].split()[0].replace(",", ""))
+    assert run.codes() == [ExitCode.PREEMPTED, own], log.read_text()
+    step = int(log.read_text().split("Stopped at step ")[1].split()[0].replace(",", ""))
     state = open_finished(tmp_path / "run").state
     assert jax.device_get(state.step).tolist() == [step] * 8
 

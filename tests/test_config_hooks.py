@@ -3,16 +3,15 @@
 import dataclasses
 import json
 import re
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
 
-from dist_ens.data import OrderRule, Spec, shared, source_of_arrays
+from dist_ens.data import OrderRule, Spec, source_of_arrays
 from dist_ens.experiment import DataConfig, Experiment, OwnParts
-from dist_ens.experiment.build import build, build_ensemble
+from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.config_file import EXPERIMENT, ConfigFile
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
@@ -68,7 +67,13 @@ def file_with(tmp_path, text):
     return ConfigFile(str(tmp_path / "own.py"))
 
 
+def forget_config_flags():
+    for name in [name for name in flags.FLAGS if name.split(".")[0] == "config"]:
+        delattr(flags.FLAGS, name)
+
+
 def flags_with(tmp_path, text, *arguments):
+    forget_config_flags()
     (tmp_path / "own.py").write_text(CONFIG + text)
     config = ConfigFlags()
     rest = config.prepare(["dist-ens", f"--config={tmp_path / 'own.py'}", *arguments])
@@ -79,8 +84,7 @@ def flags_with(tmp_path, text, *arguments):
 @pytest.fixture(autouse=True)
 def config_flags_of_one_test():
     yield
-    for name in [name for name in flags.FLAGS if name.split(".")[0] == "config"]:
-        delattr(flags.FLAGS, name)
+    forget_config_flags()
 
 
 def test_a_file_makes_every_part_of_a_run(tmp_path):
@@ -97,9 +101,10 @@ def test_a_file_makes_every_part_of_a_run(tmp_path):
         "optimizer": "GradientTransformationExtraArgs",
         "method 1": "make_methods.<locals>.<lambda>",
     }
-    assert flags_with(tmp_path, PARTS).open_source(DataConfig(global_batch_size=9)).spec == SPEC
-    source = file.source(DataConfig(global_batch_size=9))
-    assert (len(source.train), source.spec.input_shape) == (7, (4,))
+    config = flags_with(tmp_path, PARTS)
+    assert config.file.open_source(DataConfig(global_batch_size=9)).spec == SPEC
+    source = file.source(DataConfig(global_batch_size=9, validation=0.3))
+    assert (len(source.train), len(source.valid), source.spec.input_shape) == (5, 2, (4,))
 
 
 def test_a_file_without_functions_makes_no_part(tmp_path):
@@ -107,9 +112,8 @@ def test_a_file_without_functions_makes_no_part(tmp_path):
     assert file.own_parts(SPEC) == OwnParts()
     assert OwnParts().names == {}
     assert file.source(DataConfig()) is None
-    assert ConfigFlags().own_parts(SPEC) == OwnParts()
-    assert ConfigFlags().source(DataConfig()) is None
-    assert ConfigFlags().open_source(DataConfig()).spec.num_classes == 10  # the digits
+    assert ConfigFlags().file.own_parts(SPEC) == OwnParts()
+    assert ConfigFlags().file.open_source(DataConfig()).spec.num_classes == 10  # the digits
     assert file.open_source(DataConfig()).spec.num_classes == 10
 
 
@@ -119,7 +123,7 @@ def test_a_file_without_functions_makes_no_part(tmp_path):
         ("def make_member(spec): pass", "model.name=mlp", "make_member"),
         ("def make_optimizer(spec): pass", "optimizer.learning_rate=0.5", "make_optimizer"),
         ("def make_objective(spec): pass", "loss.beta=0.5", "make_objective"),
-        ("def make_loss(spec): pass", "loss.name=mse", "make_loss"),
+        ("def make_loss(spec): pass", "loss.name=squared_error", "make_loss"),
         ("def make_step(spec): pass", "optimizer.learning_rate=0.5", "make_step"),
         ("def make_source(data_config): pass", "data.source=digits", "make_source"),
     ],
@@ -131,23 +135,24 @@ def test_a_flag_that_a_function_of_the_file_replaces_is_refused(tmp_path, text, 
         flags_with(tmp_path, text, f"--config.{flag}")
 
 
-def test_a_flag_beside_a_function_of_the_file_has_its_effect(tmp_path):
+def test_flags_set_fields_and_arguments_of_what_is_named(tmp_path):
+    def read(*given, text=""):
+        return flags_with(tmp_path, text, *(f"--config.{flag}" for flag in given)).experiment()
+
+    # Beside functions of the file that make other parts.
     text = "def make_objective(spec): pass\ndef make_source(data_config): pass"
-    given = ["--config.loss.label_smoothing=0.1", "--config.data.num_classes=3"]
-    experiment = flags_with(tmp_path, text, *given).experiment()
-    assert (experiment.loss.options["label_smoothing"], experiment.data.num_classes) == (0.1, 3)
-
-
-def test_the_arguments_of_the_named_optimizer_are_flags(tmp_path):
-    given = ["--config.optimizer.b2=0.5", "--config.optimizer.mu_dtype=bfloat16"]
-    optimizer = flags_with(tmp_path, "", *given).experiment().optimizer
+    changed = read("loss.label_smoothing=0.1", "data.num_classes=3", text=text)
+    assert (changed.loss.options["label_smoothing"], changed.data.num_classes) == (0.1, 3)
+    optimizer = read("optimizer.b2=0.5", "optimizer.mu_dtype=bfloat16").optimizer
     assert optimizer.name == "lion"
     assert optimizer.options == {"b1": 0.8, "b2": 0.5, "mu_dtype": "bfloat16"}
-
-
-def test_another_optimizer_on_the_command_line_drops_the_arguments_in_the_file(tmp_path):
-    config = flags_with(tmp_path, "", "--config.optimizer.name=adam", "--config.optimizer.b2=0.5")
-    assert config.experiment().optimizer.options == {"b2": 0.5}
+    # Another name drops the arguments in the file.
+    assert read("optimizer.name=adam", "optimizer.b2=0.5").optimizer.options == {"b2": 0.5}
+    model = read("model.name=mlp_bn_dropout", "model.dropout_rate=0.3", "model.hidden_sizes=(16,)")
+    assert model.model.options == {"dropout_rate": 0.3, "hidden_sizes": (16,)}
+    # Steps and epochs replace each other.
+    changed = read("epochs=0.5")
+    assert (changed.steps, changed.epochs) == (None, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +173,7 @@ def test_the_function_of_the_file_wins_over_the_name_of_the_optimizer(tmp_path):
     text += "    config.optimizer.name = 'mine'\n    return config\n"
     config = flags_with(tmp_path, text)
     assert config.experiment().optimizer.name == "mine"
-    assert config.own_parts(SPEC).names["optimizer"] == "GradientTransformationExtraArgs"
+    assert config.file.own_parts(SPEC).names["optimizer"] == "GradientTransformationExtraArgs"
 
 
 def test_a_misspelt_function_of_a_config_file_is_refused(tmp_path):
@@ -181,15 +186,9 @@ def test_a_misspelt_function_of_a_config_file_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_an_experiment_in_json_is_the_run_that_it_was_stored_by(tmp_path):
-    experiment = Experiment.from_dict(
-        {
-            "steps": 3,
-            "num_members": 3,
-            "data": {"std": (16.0,)},
-            "model": {"name": "mlp", "hidden_sizes": (5, 4)},
-            "optimizer": {"name": "lion", "b1": 0.8},
-        }
-    )
+    model, optimizer = {"name": "mlp", "hidden_sizes": (5, 4)}, {"name": "lion", "b1": 0.8}
+    values = {"steps": 3, "num_members": 3, "data": {"std": (16.0,)}}
+    experiment = Experiment.from_dict(values | {"model": model, "optimizer": optimizer})
     train(experiment, tmp_path / "run")
     flag = f"--experiment={tmp_path / 'run' / EXPERIMENT}"
     config = ConfigFlags()
@@ -198,7 +197,7 @@ def test_an_experiment_in_json_is_the_run_that_it_was_stored_by(tmp_path):
     changed = config.experiment()
     assert (changed.steps, changed.model.options["hidden_sizes"]) == (7, (2,))
     assert dataclasses.replace(changed, steps=3, model=experiment.model) == experiment
-    assert config.own_parts(SPEC) == OwnParts()
+    assert config.file.own_parts(SPEC) == OwnParts()
 
 
 @pytest.mark.parametrize(
@@ -245,7 +244,6 @@ CLASSES = source_of_arrays((X, np.arange(8) % 3), (X, np.arange(8) % 3))
 TWO_GROUPS = dataclasses.replace(CLASSES, spec=dataclasses.replace(SPEC, num_groups=2))
 STEP = OwnParts(step={"init": dict, "step": dict, "eval_loss": dict})
 STANDARDIZED = OwnParts(objective=gaussian(standardize=True))
-METRIC = SimpleNamespace(name="top3")
 
 
 @pytest.mark.parametrize(
@@ -253,33 +251,28 @@ METRIC = SimpleNamespace(name="top3")
     [
         (TABLE, STANDARDIZED, {}, "make_objective returned gaussian with standardize=True"),
         (TABLE, OwnParts(), {"std": (2.0,)}, "whose inputs are standardised already."),
-        (CLASSES, OwnParts(), {"validation": 0.5}, "has no validation split."),
-        (CLASSES, OwnParts(loss=sum, metrics=[METRIC]), {}, "The metric 'top3' scores"),
-        (CLASSES, dataclasses.replace(STEP, metrics=[METRIC]), {}, "The metric 'top3' scores"),
+        (CLASSES, OwnParts(), {"num_folds": 9, "examples": "kfold"}, "data.num_folds=9 does not"),
+        (CLASSES, OwnParts(), {"global_batch_size": 12}, "data.global_batch_size=12 is larger"),
+        (CLASSES, OwnParts(loss=sum), {}, "needs a network. Define make_member(spec) too."),
         (CLASSES, STEP, {"examples": "bootstrap"}, "data.examples='bootstrap' has no effect"),
         (CLASSES, dataclasses.replace(STEP, methods=[sum]), {}, "make_methods has no effect"),
-        (TWO_GROUPS, OwnParts(), {"shuffle": False}, "num_folds needs per_member, which needs"),
+        (TWO_GROUPS, OwnParts(), {"shuffle": False}, "OrderRule(data.shuffle=False, per_member"),
     ],
 )
-def test_a_part_that_does_not_fit_the_run_is_refused(source, parts, data, sentence):
-    loss = {"name": "softmax_cross_entropy" if source.spec.num_classes else "gaussian_nll"}
+def test_a_part_that_does_not_fit_the_run_is_refused(source, parts, data, sentence, tmp_path):
+    loss = {"name": "categorical" if source.spec.num_classes else "gaussian"}
     data = {"global_batch_size": 4} | data
-    experiment = Experiment.from_dict({"steps": 1, "loss": loss, "data": data})
+    values = {"num_members": 2, "steps": 1, "loss": loss, "data": data}
+    experiment = Experiment.from_dict(values)
     with pytest.raises(UserError, match=re.escape(sentence)):
-        _ = build(experiment, parts=parts, source=source).arguments
+        train(experiment, tmp_path / "run", parts=parts, source=source)
+    assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("order", "sentence"),
-    [
-        (lambda: OrderRule(shuffle=False, per_member=True), "per_member, which needs shuffle"),
-        (lambda: OrderRule(num_folds=2), "num_folds needs per_member"),
-        (lambda: shared(shuffle=False).order(8, 4, 2), "num_groups=2 needs a shuffled order"),
-    ],
-)
-def test_an_order_that_members_would_not_have_is_refused(order, sentence):
-    with pytest.raises(UserError, match=sentence):
-        order()
+@pytest.mark.parametrize("fields", [{"shuffle": False, "per_member": True}, {"num_folds": 2}])
+def test_an_order_that_members_would_not_have_is_refused(fields):
+    with pytest.raises(UserError, match=r"is no order\. Use permuted\(\) or kfold"):
+        OrderRule(**fields)
 
 
 METHODS_AND_LOSS = """
@@ -292,12 +285,9 @@ def make_objective(spec):
     return Objective("absolute", example_loss, Point(), lambda o, l: {}, num_outputs=1)
 
 def make_methods(spec):
-    def doubled(loss):
-        def twice(params, model_state, batch, info):
-            value, rest = loss(params, model_state, batch, info)
-            return 2 * value, rest
-        return twice
-    return [doubled]
+    def twice(value, rest):
+        return 2 * value, rest
+    return [lambda loss: lambda *args: twice(*loss(*args))]
 """
 
 
@@ -313,10 +303,8 @@ def test_a_method_and_an_objective_of_the_file_are_trained_with(tmp_path):
         train(experiment, tmp_path / name, parts=own, source=source)
         for name, own in (("once", dataclasses.replace(parts, methods=())), ("twice", parts))
     )
-    losses = [
-        json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])["train/loss"]
-        for name in ("once", "twice")
-    ]
+    logs = ((tmp_path / name / "metrics.jsonl").read_text() for name in ("once", "twice"))
+    losses = [json.loads(log.splitlines()[0])["train/loss"] for log in logs]
     assert losses[1] == pytest.approx(2 * losses[0])
     assert once.run.record.methods == ()
     assert twice.run.record.methods == ("make_methods",)

@@ -33,6 +33,15 @@ def mean_coverage(draw):
     return np.mean(coverages), np.std(coverages, ddof=1) / math.sqrt(NUM_DRAWS)
 
 
+def assert_exact_coverage(draw, num_calibration):
+    """Checks the bounds of the theorem, and the mean, which is between them."""
+    mean, error = mean_coverage(draw)
+    assert LEVEL - 3 * error < mean < LEVEL + 1 / (num_calibration + 1) + 3 * error
+    # Of n + 1 scores in random order the new one is among the first k with probability k / (n + 1).
+    exact = math.ceil((num_calibration + 1) * LEVEL) / (num_calibration + 1)
+    assert abs(mean - exact) < 3 * error < 0.015
+
+
 def classification(random, num_rows, num_classes=6):
     """Predictions twice as sure as they may be, and labels."""
     logits = 1.5 * random.normal(size=(num_rows, num_classes))
@@ -82,11 +91,7 @@ def test_sets_hold_the_label_exactly_as_often_as_promised(scores, num_calibratio
         probs, labels = classification(random, NUM_TEST)
         return coverage_of_sets(sets(probs), labels)
 
-    mean, error = mean_coverage(draw)
-    assert LEVEL - 3 * error < mean < LEVEL + 1 / (num_calibration + 1) + 3 * error
-    # Of n + 1 scores in random order the new one is among the first k with probability k / (n + 1).
-    exact = math.ceil((num_calibration + 1) * LEVEL) / (num_calibration + 1)
-    assert abs(mean - exact) < 3 * error < 0.015
+    assert_exact_coverage(draw, num_calibration)
 
 
 @every_kind_of_set
@@ -108,21 +113,6 @@ def test_sets_of_predictions_with_ties_and_zeros_hold_the_label_at_least_as_ofte
     assert mean > LEVEL - 3 * error
 
 
-def test_scores_of_classes_worked_by_hand():
-    probs, u = np.array([[0.2, 0.5, 0.3]]), np.array([0.25])
-    np.testing.assert_allclose(class_scores("lac", probs, u), [[0.8, 0.5, 0.7]])
-    # u = 0.25. By falling probability: 0.25 * 0.5, 0.5 + 0.25 * 0.3, 0.8 + 0.25 * 0.2;
-    # of raps with k_reg 1 the second costs 0.1 more and the third 0.2.
-    aps = class_scores("aps", probs, u)
-    np.testing.assert_allclose(aps, [[0.85, 0.125, 0.575]], atol=1e-12)
-    raps = adaptive_scores(probs, u, penalty=0.1, k_reg=1)
-    np.testing.assert_allclose(raps, [[1.05, 0.125, 0.675]], atol=1e-12)
-    # u = 0, and 0.01 for each class after the fifth: 7/28 before the second, 13/28, 18/28, …
-    expected = np.array([0, 7, 13, 18, 22, 25 + 0.28, 27 + 0.56]) / 28
-    raps = class_scores("raps", np.arange(7, 0, -1)[None] / 28, np.zeros(1))
-    np.testing.assert_allclose(raps, [expected], atol=1e-12)
-
-
 @pytest.mark.parametrize(("penalty", "k_reg"), [(0.0, 0), (0.01, 5), (0.2, 2)])
 def test_adaptive_scores_are_those_of_a_loop_over_rows_and_classes(penalty, k_reg):
     random = np.random.default_rng(3)
@@ -138,6 +128,10 @@ def test_adaptive_scores_are_those_of_a_loop_over_rows_and_classes(penalty, k_re
     # Without a penalty, or with all classes free, these are the scores of aps.
     aps = class_scores("aps", probs, uniforms)
     np.testing.assert_array_equal(adaptive_scores(probs, uniforms, 9.0, 6), aps)
+    # raps has a penalty of 0.01 for each class after the fifth.
+    raps = class_scores("raps", probs, uniforms)
+    np.testing.assert_array_equal(adaptive_scores(probs, uniforms, 0.01, 5), raps)
+    np.testing.assert_allclose(class_scores("lac", probs, uniforms), 1 - probs)
 
 
 def regression(random, num_rows):
@@ -157,10 +151,7 @@ def test_calibrated_intervals_hold_the_target_exactly_as_often_as_promised(num_c
         assert coverage_of_intervals(lower, upper, targets) < 0.8
         return coverage_of_intervals(lower - margin, upper + margin, targets)
 
-    mean, error = mean_coverage(draw)
-    assert LEVEL - 3 * error < mean < LEVEL + 1 / (num_calibration + 1) + 3 * error
-    exact = math.ceil((num_calibration + 1) * LEVEL) / (num_calibration + 1)
-    assert abs(mean - exact) < 3 * error < 0.015
+    assert_exact_coverage(draw, num_calibration)
 
 
 def test_a_margin_worked_by_hand():
@@ -181,11 +172,6 @@ def fitted(inputs, targets):
     return np.linalg.lstsq(inputs, targets, rcond=None)[0]
 
 
-def left_out_by_folds(random, num_folds):
-    """Whether each model of a cross-validation of 30 examples leaves out an example."""
-    return random.permutation(np.arange(30) % num_folds) == np.arange(num_folds)[:, None]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_folds", [5, 30, None], ids=["cv+", "jackknife+", "after bootstrap"])
 def test_intervals_of_refitted_models_hold_the_target_about_as_often_as_asked(num_folds):
@@ -196,7 +182,9 @@ def test_intervals_of_refitted_models_hold_the_target_about_as_often_as_asked(nu
             bags = random.integers(30, size=(25, 30))
             left_out = np.array([~np.isin(np.arange(30), bag) for bag in bags])
         else:
-            left_out = left_out_by_folds(random, num_folds)
+            left_out = (
+                random.permutation(np.arange(30) % num_folds) == np.arange(num_folds)[:, None]
+            )
             bags = [np.flatnonzero(~out) for out in left_out]
         models = np.array([fitted(inputs[bag], targets[bag]) for bag in bags])
         residuals = np.abs(targets - out_of_bag_means(left_out, models @ inputs.T))
@@ -232,19 +220,6 @@ def test_intervals_are_those_of_brute_force_whatever_the_chunk(monkeypatch, leve
     held_out = np.array([of_members[lacks].mean(axis=0) for lacks in out_of_bag.T])
     got = jackknife_plus(residuals, out_of_bag, of_members, level)
     np.testing.assert_allclose(got, brute_force(residuals, held_out, level), atol=1e-12)
-
-
-def test_intervals_worked_by_hand():
-    # k = ceil(4 * 0.5) = 2. Members of folds: mu - residual is 9, 8, 17, whose 2nd largest is 9;
-    # mu + residual is 11, 12, 23, whose 2nd smallest is 12.
-    residuals, predictions = np.array([1.0, 2.0, 3.0]), np.array([[10.0], [20.0]])
-    of_folds = np.array([[True, True, False], [False, False, True]])
-    assert jackknife_plus(residuals, of_folds, predictions, 0.5) == (9.0, 12.0)
-    # The second example was out of both bags: mu = 10, 15, 20. 9, 13, 17 and 11, 17, 23.
-    out_of_bag = np.array([[True, True, False], [False, True, True]])
-    assert jackknife_plus(residuals, out_of_bag, predictions, 0.5) == (13.0, 17.0)
-    means = out_of_bag_means(out_of_bag, np.array([[1.0, 2.0, 9.0], [9.0, 6.0, 7.0]]))
-    assert means.tolist() == [1.0, 4.0, 7.0]
 
 
 def test_many_rows_are_predicted_in_little_memory_and_in_double():

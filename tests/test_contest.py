@@ -21,27 +21,30 @@ class Sleeping:
     """An execution whose calls of two steps take some time, the first that of a compiler too."""
 
     def __init__(self, layout, secs, execution="map", compiling_secs=0.0):
-        self.layout, self.secs, self.calls, self.disturbed = layout, secs, 0, 0
+        self.layout, self.secs, self.calls = layout, secs, 0
         self.execution, self.compiling_secs = execution, compiling_secs
 
     def update_steps(self, state, batches):
         self.calls += 1
-        time.sleep(self.secs * (5 if self.calls <= self.disturbed else 1))
+        time.sleep(self.secs)
         time.sleep(self.compiling_secs if self.calls == 1 else 0)
         return state, {}
 
 
-def timed(*call_secs, num_steps=10**9, disturbed=0):
-    """What is found out of executions whose calls take so long, the first the rule's.
-
-    So many of that one's first calls take five times as long.
-    """
+def contest(make_options, names=None, num_steps=10**9):
+    """What is found out of executions by name, which a function of a layout makes, and these."""
     ensemble, state, batches = program(networks.mlp, steps=2)
-    options = {str(secs): Sleeping(ensemble.layout, secs) for secs in call_secs}
-    options[str(call_secs[0])].disturbed = disturbed
-    return autotune.timed(
-        options, [*options], autotune.Call(state, batches, BATCHES, 2), num_steps
-    ), options
+    options = make_options(ensemble.layout)
+    call = autotune.Call(state, batches, BATCHES, 2)
+    return autotune.timed(options, names or [*options], call, num_steps), options
+
+
+def timed(*call_secs, num_steps=10**9):
+    """What is found out of executions whose calls take so long, the first the rule's."""
+    return contest(
+        lambda layout: {str(secs): Sleeping(layout, secs) for secs in call_secs},
+        num_steps=num_steps,
+    )
 
 
 def in_rounds(monkeypatch, sleep, *rounds, secs_of_each=1.0):
@@ -58,7 +61,7 @@ def in_rounds(monkeypatch, sleep, *rounds, secs_of_each=1.0):
         sleep(secs_of_each * len(ways))
         return [secs[name] for name in names]
 
-    monkeypatch.setattr(autotune.timing, "step_secs_of_short_turns", next_round)
+    monkeypatch.setattr(autotune.timing, "step_secs_of_turns", next_round)
     return told
 
 
@@ -102,16 +105,14 @@ def test_what_would_be_compiled_for_too_long_is_not_begun(
     monkeypatch, executions, longest_secs, tried
 ):
     monkeypatch.setattr(autotune, "LONGEST_SECS", longest_secs)
-    ensemble, state, batches = program(networks.mlp, num_members=4, steps=2)
-    options = {name: Sleeping(ensemble.layout, 0.03, name, 0.4) for name in executions}
-    timing = autotune.timed(
-        options, [*options], autotune.Call(state, batches, BATCHES, 2), num_steps=10**9
+    timing, _ = contest(
+        lambda layout: {name: Sleeping(layout, 0.03, name, 0.4) for name in executions}
     )
     assert [*timing.step_secs] == list(tried or executions)
 
 
 @pytest.mark.parametrize(
-    ("rounds", "taken", "fastest"),
+    ("rounds", "fastest"),
     [
         # Two stay within a tenth of each other to the end: 1, 1.2 and 1.3; 1.1, 1 and 1.15.
         (
@@ -120,32 +121,23 @@ def test_what_would_be_compiled_for_too_long_is_not_begun(
                 {1: [1.2], 2: [1.0], 3: [2.0]},
                 {1: [1.3], 2: [1.15]},
             ],
-            [[1, 2, 3, 4], [1, 2, 3], [1, 2]],
             "0.002",
         ),
         # The third was faster than both only because it ran when the machine was.
-        (
-            [{1: [1.0], 2: [1.01], 3: [1.2]}, {1: [2.0], 2: [2.01]}, {1: [2.1], 2: [1.9]}],
-            [[1, 2, 3], [1, 2], [1, 2]],
-            "0.002",
-        ),
-        ([{1: [1.2], 2: [1.0]}], [[1, 2]], "0.002"),
+        ([{1: [1.0], 2: [1.01], 3: [1.2]}, {1: [2.0], 2: [2.01]}, {1: [2.1], 2: [1.9]}], "0.002"),
+        ([{1: [1.2], 2: [1.0]}], "0.002"),
         # In the median of all: not in the mean, nor in the median of the rounds' medians.
-        ([{1: [1.0, 1.0, 9.0], 2: [1.05] * 3}] * 3, [[1, 2]] * 3, "0.001"),
-        (
-            [{1: [1.0, 1.08, 1.08], 2: [1.04] * 3}] * 2 + [{1: [1.0] * 3, 2: [1.04] * 3}],
-            [[1, 2]] * 3,
-            "0.001",
-        ),
+        ([{1: [1.0, 1.0, 9.0], 2: [1.05] * 3}] * 3, "0.001"),
+        ([{1: [1.0, 1.08, 1.08], 2: [1.04] * 3}] * 2 + [{1: [1.0] * 3, 2: [1.04] * 3}], "0.001"),
     ],
 )
 def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
-    monkeypatch, sleep, rounds, taken, fastest
+    monkeypatch, sleep, rounds, fastest
 ):
     monkeypatch.setattr(autotune, "_CLOSE", 1e9)
     told = in_rounds(monkeypatch, sleep, *rounds)
     timing, _ = timed(*(ms / 1e3 for ms in rounds[0]))
-    assert told == [(names, 5) for names in taken]
+    assert told == [([*names], 5) for names in rounds]
     assert timing.fastest == fastest
     turns = {name: sum(len(r.get(name, [])) for r in rounds) for name in rounds[0]}
     assert timing.num_turns == {str(name / 1e3): count for name, count in turns.items()}
@@ -153,18 +145,17 @@ def test_those_that_stay_close_take_more_turns_and_all_of_them_count(
 
 
 def test_a_way_that_one_core_has_not_is_no_reason_not_to_try_that_core():
-    ensemble, state, batches = program(networks.mlp, steps=2)
     secs = {"chunk:5": 0.01, "vmap on one device": 0.02, "chunk:10 on one device": 0.03}
-    options = {name: Sleeping(ensemble.layout, secs[name]) for name in secs}
-    timing = autotune.timed(
-        options, ["chunk:5"], autotune.Call(state, batches, BATCHES, 2), num_steps=10**9
-    )
-    assert [*timing.step_secs] == ["chunk:5", "vmap on one device"]
-    options["chunk:5 on one device"] = Sleeping(ensemble.layout, 0.02)
-    timing = autotune.timed(
-        options, ["chunk:5"], autotune.Call(state, batches, BATCHES, 2), num_steps=10**9
-    )
-    assert [*timing.step_secs] == ["chunk:5", "chunk:5 on one device"]
+
+    def options(layout):
+        return {name: Sleeping(layout, secs[name]) for name in secs}
+
+    def tried():
+        return [*contest(options, ["chunk:5"])[0].step_secs]
+
+    assert tried() == ["chunk:5", "vmap on one device"]
+    secs["chunk:5 on one device"] = 0.02
+    assert tried() == ["chunk:5", "chunk:5 on one device"]
 
 
 class Failing(Sleeping):
@@ -189,12 +180,10 @@ class Reading(Sleeping):
 
 @pytest.mark.parametrize("failing", ["a", "b"])
 def test_a_candidate_that_uses_the_state_up_and_raises_is_left_out(failing):
-    ensemble, state, batches = program(networks.mlp, steps=2)
-    options = {
-        name: (Failing if name == failing else Reading)(ensemble.layout, 0.05) for name in "abc"
-    }
-    for option in options.values():
-        option.execution = "vmap"
-    timing = autotune.timed(options, [*options], autotune.Call(state, batches, BATCHES, 2), 10**9)
-    assert [*timing.step_secs] == [name for name in options if name != failing]
+    def options(layout):
+        kinds = {name: Failing if name == failing else Reading for name in "abc"}
+        return {name: kind(layout, 0.05, "vmap") for name, kind in kinds.items()}
+
+    timing, _ = contest(options)
+    assert [*timing.step_secs] == [name for name in "abc" if name != failing]
     assert timing.failed == {failing: "RuntimeError: RESOURCE_EXHAUSTED: Out of memory."}

@@ -12,8 +12,9 @@ import numpy as np
 import optax
 
 import dist_ens as de
+import networks
 
-LAYOUT = de.Layout.make(2, ensemble_axis=1, devices=jax.devices()[:1])
+LAYOUT = networks.layout_on((1, 1), 2)
 RANDOM = np.random.default_rng(0)
 
 
@@ -55,39 +56,32 @@ def loss_fn(params, model_state, batch, key):
     return cross_entropy(params, batch["inputs"], batch["y"])[0], (model_state, {})
 
 
-def ensemble():
-    fields = {"num_members": 2, "layout": LAYOUT, "execution": "vmap"}
-    return de.Ensemble(make, optax.sgd(0.1), loss_fn, **fields)
-
-
+ENSEMBLE = networks.ensemble_of(make, optax.sgd(0.1), LAYOUT, loss_fn)
 DATA = {"inputs": SEQUENCES, "y": LABELS}
 
 
 def test_a_program_of_equinox_is_trained_predicted_saved_and_loaded(tmp_path):
     saved = de.Checkpoints(tmp_path)
-    fitted = de.fit(ensemble(), DATA, steps=2, batch_size=8, checkpoints=saved, progress=False)
-    found = ensemble().predict(fitted.state, SEQUENCES).members
+    fitted = de.fit(ENSEMBLE, DATA, steps=2, batch_size=8, checkpoints=saved, progress=False)
+    found = ENSEMBLE.predict(fitted.state, SEQUENCES).members
     for params, outputs in zip(de.unstack_members(fitted.state.params), found, strict=True):
         trained = eqx.combine(params, make(jax.random.key(0)))
         np.testing.assert_allclose(outputs, jax.vmap(trained)(SEQUENCES), rtol=1e-5, atol=1e-6)
-    loaded = de.load(tmp_path, ensemble=ensemble())
+    loaded = de.load(tmp_path, ensemble=ENSEMBLE)
     np.testing.assert_array_equal(loaded.predict(SEQUENCES).members, found)
 
 
 def test_a_step_of_a_module_with_other_fields_is_that_of_filter_grad():
-    made = ensemble()
-    state = made.init(DATA)
+    state = ENSEMBLE.init(DATA)
     before = de.unstack_members(state.params)
-    state, metrics = made.update(state, DATA)
+    state, metrics = ENSEMBLE.update(state, DATA)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     for number, params in enumerate(before):
         model = eqx.combine(params, make(jax.random.key(0)))
         value, grads = cross_entropy(model, SEQUENCES, LABELS)
         np.testing.assert_allclose(metrics["loss"][number], value, rtol=1e-5)
         expected = jax.tree.map(lambda p, g: p - 0.1 * g, params, eqx.filter(grads, eqx.is_array))
-        after = de.unstack_members(state.params)[number]
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), after, expected
-        )
+        jax.tree.map(close, networks.member_of(state.params, number), expected)
 
 
 class Counted(eqx.Module):
@@ -115,13 +109,11 @@ def test_a_loss_is_given_the_state_of_equinox_and_the_arrays_that_are_not_traine
         outputs, model_state = called(batch["inputs"], model_state)
         return jnp.mean(outputs**2), (model_state, {})
 
-    ensemble = de.Ensemble(Counted, optax.sgd(0.1), loss_fn, num_members=2, layout=LAYOUT)
+    ensemble = networks.ensemble_of(Counted, optax.sgd(0.1), LAYOUT, loss_fn)
+    first = jax.device_get(ensemble.init({"inputs": x}))
     state, metrics = ensemble.update(ensemble.init({"inputs": x}), {"inputs": x})
     # Normalised inputs, and weights in the member's own order.
-    first = ensemble.init({"inputs": x})
-    order, weights = (
-        np.asarray(leaf) for leaf in (first.model_state[0].order, first.params.weights)
-    )
+    order, weights = first.model_state[0].order, first.params.weights
     normal = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
     expected = [np.mean((normal[:, order[k]] @ weights[k]) ** 2) for k in range(2)]
     np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-4)

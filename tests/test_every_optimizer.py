@@ -18,64 +18,49 @@ MEMBERS, STEPS, BATCH, CLASSES, SEED = 4, 5, 8, 3, 7
 _RANDOM = np.random.default_rng(0)
 INPUTS = _RANDOM.normal(size=(STEPS, BATCH, 6)).astype(np.float32)
 LABELS = _RANDOM.integers(0, CLASSES, (STEPS, BATCH)).astype(np.int32)
+BATCHES = [{"inputs": x, "labels": y} for x, y in zip(INPUTS, LABELS, strict=True)]
 
 
 # The optimizers of Optax, each with arguments that let this network learn.
+_USUAL = """
+    adabelief adagrad adam adamax adamaxw adamw adan amsgrad fromage lamb nadam nadamw novograd
+    optimistic_adam optimistic_adam_v2 optimistic_gradient_descent radam rmsprop rprop sm3 yogi
+"""
 OPTIMIZERS = {
-    "acprop": contrib.acprop(1e-2),
-    "adabelief": optax.adabelief(1e-2),
+    **{name: getattr(optax, name)(1e-2) for name in _USUAL.split()},
+    **{name: getattr(optax, name)(1e-3) for name in ("lion", "sign_sgd", "signum")},
+    **{name: getattr(optax, name)() for name in ("lbfgs", "polyak_sgd")},  # value, value_fn
+    **{
+        name: getattr(contrib, name)(1e-2)
+        for name in ("acprop", "ademamix", "adopt", "madgrad", "muon", "schedule_free_adamw")
+    },
+    **{
+        name: getattr(contrib, name)()
+        for name in ("cocob", "dadapt_adamw", "dog", "dowg", "momo", "momo_adam", "prodigy")
+    },
     "adadelta": optax.adadelta(1.0),
     "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=2, momentum=0.9),
-    "adagrad": optax.adagrad(1e-2),
-    "adam": optax.adam(1e-2),
-    "adamax": optax.adamax(1e-2),
-    "adamaxw": optax.adamaxw(1e-2),
-    "adamw": optax.adamw(1e-2),
-    "adan": optax.adan(1e-2),
-    "ademamix": contrib.ademamix(1e-2),
-    "adopt": contrib.adopt(1e-2),
-    "amsgrad": optax.amsgrad(1e-2),
     "apply_if_finite": optax.apply_if_finite(optax.sgd(0.1), max_consecutive_errors=2),
-    "cocob": contrib.cocob(),
-    "dadapt_adamw": contrib.dadapt_adamw(),
-    "dog": contrib.dog(),
-    "dowg": contrib.dowg(),
     "flatten": optax.flatten(optax.adam(1e-2)),
-    "fromage": optax.fromage(1e-2),
     "galore": contrib.galore(1e-2, rank=2, update_proj_gap=2),
-    "lamb": optax.lamb(1e-2),
     "lars": optax.lars(1.0),
-    "lbfgs": optax.lbfgs(),  # value, grad and value_fn
-    "lion": optax.lion(1e-3),
-    "madgrad": contrib.madgrad(1e-2),
     "mechanize": contrib.mechanize(optax.sgd(0.1), s_init=0.1),
-    "momo": contrib.momo(),  # value
-    "momo_adam": contrib.momo_adam(),  # value
-    "muon": contrib.muon(1e-2),
-    "nadam": optax.nadam(1e-2),
-    "nadamw": optax.nadamw(1e-2),
     "noisy_sgd": optax.noisy_sgd(1e-2, key=jax.random.key(3)),
-    "novograd": optax.novograd(1e-2),
-    "optimistic_adam": optax.optimistic_adam(1e-2),
-    "optimistic_adam_v2": optax.optimistic_adam_v2(1e-2),
-    "optimistic_gradient_descent": optax.optimistic_gradient_descent(1e-2),
-    "polyak_sgd": optax.polyak_sgd(),  # value
-    "prodigy": contrib.prodigy(),
-    "radam": optax.radam(1e-2),
-    "rmsprop": optax.rmsprop(1e-2),
-    "rprop": optax.rprop(1e-2),
     "sam": contrib.sam(optax.sgd(0.1), contrib.normalize()),
     "schedule_free": contrib.schedule_free(optax.sgd(0.1), 0.1),
-    "schedule_free_adamw": contrib.schedule_free_adamw(1e-2),
     "schedule_free_sgd": contrib.schedule_free_sgd(0.1),
     "sgd": optax.sgd(0.1, momentum=0.9),
-    "sign_sgd": optax.sign_sgd(1e-3),
-    "signum": optax.signum(1e-3),
     "simplified_ademamix": contrib.simplified_ademamix(1e-4),
-    "sm3": optax.sm3(1e-2),
     "sophia": contrib.sophia(1e-2, update_interval=2),  # obj_fn
-    "yogi": optax.yogi(1e-2),
 }
+
+# Those that take more than a gradient, or keep more than running means of it. The others are tested
+# in long runs.
+_OWN = """
+    adafactor adamw apply_if_finite flatten galore lbfgs mechanize momo muon noisy_sgd polyak_sgd
+    sam schedule_free sgd sophia
+"""
+OF_OWN_KIND = _OWN.split()
 
 
 def is_bias(params):
@@ -100,11 +85,8 @@ class Langevin(ByHand):
     """An optimizer whose update takes the loss and the member's own key."""
 
     def update(self, grads, state, params, *, value, key):
-        keys = jax.random.split(key, len(grads))
-        updates = {
-            name: -0.1 * grads[name] / (1 + value) + 0.01 * jax.random.normal(k, grads[name].shape)
-            for k, name in zip(keys, sorted(grads), strict=True)
-        }
+        noise = {name: jax.random.normal(key, leaf.shape) for name, leaf in grads.items()}
+        updates = jax.tree.map(lambda g, n: -0.1 * g / (1 + value) + 0.01 * n, grads, noise)
         return updates, {"count": state["count"] + 1}
 
 
@@ -162,12 +144,9 @@ COMBINED = {
 
 
 def init(key, inputs):
-    keys = jax.random.split(key, 4)
     shapes = {"w1": (inputs.shape[-1], 8), "b1": (8,), "w2": (8, CLASSES), "b2": (CLASSES,)}
-    return {
-        name: 0.5 * jax.random.normal(k, shape)
-        for k, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }, ()
+    values = map(jax.random.normal, jax.random.split(key, 4), shapes.values())
+    return {name: 0.5 * value for name, value in zip(shapes, values, strict=True)}, ()
 
 
 @functools.cache
@@ -183,36 +162,29 @@ def apply(params, model_state, inputs, key, train):
     return outputs(params, inputs), model_state
 
 
-@functools.cache
-def layout():
-    return de.Layout.make(MEMBERS, ensemble_axis=2, devices=jax.devices()[:4])
+def ensemble_of(optimizer, **options):
+    layout = de.Layout.make(MEMBERS, ensemble_axis=2, devices=jax.devices()[:4])
+    options = {"num_members": MEMBERS, "layout": layout} | options
+    parts = (init, apply), optimizer, de.losses.categorical(CLASSES)
+    return de.Ensemble(*parts, seed=SEED, execution="vmap", **options)
 
 
-def ensemble_of(optimizer):
-    objective = de.losses.categorical(CLASSES)
-    return de.Ensemble(
-        (init, apply),
-        optimizer,
-        objective,
-        num_members=MEMBERS,
-        seed=SEED,
-        layout=layout(),
-        execution="vmap",
-    )
+def after_batches(ensemble, state):
+    for batch in BATCHES:
+        state, _ = ensemble.update(state, batch)
+    return state
 
 
 def trained(optimizer):
     """Returns the ensemble and its state after five steps."""
     ensemble = ensemble_of(optimizer)
     state = ensemble.state_of([first_params(number) for number in range(MEMBERS)])
-    for inputs, labels in zip(INPUTS, LABELS, strict=True):
-        state, _ = ensemble.update(state, {"inputs": inputs, "labels": labels})
-    return ensemble, state
+    return ensemble, after_batches(ensemble, state)
 
 
-def loss_by_hand(params, inputs, labels):
-    logits = outputs(params, inputs)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+def loss_by_hand(params, batch):
+    logits = outputs(params, batch["inputs"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
 
 def with_own_key(state, key):
@@ -232,9 +204,9 @@ def trained_by_hand(optimizer):
     """Returns each member's parameters, optimizer state and gradients, trained one by one."""
 
     @jax.jit
-    def step(params, state, inputs, labels, key):
+    def step(params, state, batch, key):
         def loss(params, key=None):
-            return loss_by_hand(params, inputs, labels)
+            return loss_by_hand(params, batch)
 
         value, grads = jax.value_and_grad(loss)(params)
         extra = {"value": value, "key": key}
@@ -253,13 +225,11 @@ def trained_by_hand(optimizer):
 
     members = []
     for member_id in range(MEMBERS):
-        key = member_key(SEED, member_id)
-        params = first_params(member_id)
+        key, params, gradients = member_key(SEED, member_id), first_params(member_id), []
         state = with_own_key(optimizer.init(params), key)
-        gradients = []
-        for number, (inputs, labels) in enumerate(zip(INPUTS, LABELS, strict=True)):
+        for number, batch in enumerate(BATCHES):
             of_step = jax.random.fold_in(jax.random.fold_in(key, OPTIMIZER), number)
-            params, state, grads = step(params, state, inputs, labels, of_step)
+            params, state, grads = step(params, state, batch, of_step)
             gradients.append(grads)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *gradients)
         members.append(SimpleNamespace(params=params, opt_state=state, gradients=stacked))
@@ -286,7 +256,12 @@ def num_left_out(state, members):
     return count
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, *COMBINED])
+IN_LONG_RUNS = [
+    pytest.param(name, marks=pytest.mark.long) for name in OPTIMIZERS if name not in OF_OWN_KIND
+]
+
+
+@pytest.mark.parametrize("name", [*IN_LONG_RUNS, *OF_OWN_KIND, *COMBINED])
 def test_four_members_are_trained_as_one_after_another(name):
     optimizer = (OPTIMIZERS | COMBINED)[name]
     members = trained_by_hand(optimizer)
@@ -309,10 +284,8 @@ def test_members_with_noise_draw_numbers_of_their_own():
 
 def test_noise_is_that_of_a_member_whatever_the_company():
     _, state = trained(COMBINED["add_noise"])
-    alone = ensemble_of(COMBINED["add_noise"]).replace(num_members=1, layout=None, member_ids=[2])
-    own = alone.init({"inputs": INPUTS[0], "labels": LABELS[0]})
-    for inputs, labels in zip(INPUTS, LABELS, strict=True):
-        own, _ = alone.update(own, {"inputs": inputs, "labels": labels})
+    alone = ensemble_of(COMBINED["add_noise"], num_members=1, layout=None, member_ids=[2])
+    own = after_batches(alone, alone.init(BATCHES[0]))
     for name, leaf in own.params.items():
         np.testing.assert_allclose(leaf[0], state.params[name][2], rtol=1e-4, atol=1e-5)
 
@@ -368,17 +341,16 @@ EVALUATED = {
 def test_an_ensemble_predicts_with_the_parameters_for_evaluation_of_its_optimizer(name):
     optimizer, for_evaluation = EVALUATED[name]
     ensemble, state = trained(optimizer)
-    inputs, labels = INPUTS[0], LABELS[0]
     member_probs = []
     for member in trained_by_hand(optimizer):
         params = for_evaluation(member.opt_state, member.params)
-        member_probs.append(jax.nn.softmax(outputs(params, inputs)))
-        difference = member_probs[-1] - jax.nn.softmax(outputs(member.params, inputs))
+        member_probs.append(jax.nn.softmax(outputs(params, INPUTS[0])))
+        difference = member_probs[-1] - jax.nn.softmax(outputs(member.params, INPUTS[0]))
         assert np.abs(difference).max() > 1e-3  # else the test would see no difference
     mean = np.mean(member_probs, axis=0)
-    found = ensemble.predict(state, inputs)
+    found = ensemble.predict(state, INPUTS[0])
     np.testing.assert_allclose(found.members, member_probs, atol=1e-5)
     np.testing.assert_allclose(found.mean, mean, atol=1e-5)
-    scores = de.evaluate(ensemble, state, {"inputs": inputs, "labels": labels}, intervals=False)
-    nll = -np.log(mean[np.arange(BATCH), labels]).mean()
+    scores = de.evaluate(ensemble, state, BATCHES[0], intervals=False)
+    nll = -np.log(mean[np.arange(BATCH), LABELS[0]]).mean()
     assert scores.ensemble["nll"] == pytest.approx(nll, abs=1e-5)

@@ -11,16 +11,20 @@ import sys
 import numpy as np
 import pytest
 
+import fast_xla
 from conftest import COMMAND_ENVIRONMENT
+from dist_ens.ensemble import update_steps
 from dist_ens.execution.spec import LOWERINGS as KNOWN
 from dist_ens.execution.spec import MEMBER_EXECUTIONS
 from execution_grid import (
     ALONE,
+    CALLS,
     FOUR,
     LOWERINGS,
     MESHES,
     PAIR,
     SIX,
+    SIX_ON_TWO,
     THREE,
     Grid,
     executions_of,
@@ -66,6 +70,25 @@ def grid_of(config):
     """The grid in this process, in which XLA compiles soon."""
     grid = Grid(config, most=6)
     return grid, grid.trained("loop", *PAIR)
+
+
+@pytest.mark.parametrize("config", NAMES)
+def test_a_shipped_configs_member_has_the_same_bits_among_2_on_1_device_and_6_on_2(
+    config, monkeypatch
+):
+    grid, reference = grid_of(config)
+    looped = []
+
+    class Counted(update_steps.Loop):
+        def __call__(self, *args):
+            looped.append(self)
+            return super().__call__(*args)
+
+    monkeypatch.setattr(update_steps, "Loop", Counted)
+    # XLA's thread pool is that of this process, so that its size is the same for both.
+    assert grid.trained("loop", *SIX_ON_TWO) == reference
+    assert len(looped) == CALLS
+    assert len(set(looped)) == 1  # one loop took all calls
 
 
 @pytest.mark.parametrize("config", QUICK)
@@ -117,7 +140,13 @@ def measured(config, folder):
         ended = subprocess.run(
             [sys.executable, "tests/execution_grid.py", config, str(file)],
             cwd=ROOT,
-            env=COMMAND_ENVIRONMENT | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+            # XLA compiles as for a user, since other programs may have other bits.
+            env=COMMAND_ENVIRONMENT
+            | {
+                "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+                "XLA_FLAGS": fast_xla.devices(8),
+                "JAX_PLATFORMS": "cpu",
+            },
             stdout=output,
             stderr=subprocess.STDOUT,
             timeout=GRID_SECS,

@@ -1,5 +1,7 @@
 """Every execution makes the same members."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -14,12 +16,9 @@ from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.lowerings import CONVOLUTION
 from dist_ens.execution.rewrite import contains
 from dist_ens.execution.spec import LOWERINGS, MEMBER_EXECUTIONS, STEPS
-from dist_ens.experiment import ModelConfig, make_model
-from dist_ens.layout import BATCHES, Layout
+from dist_ens.layout import Layout
 from dist_ens.losses import categorical
 from dist_ens.members import as_member, from_linen
-
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 class PoolingNet(nn.Module):
@@ -39,88 +38,51 @@ def pooling():
 
 def narrow():
     """Of two inputs, and with a layer that is no whole number of vectors wide."""
-    options = {"hidden_sizes": (20, 3)}
-    member = make_model(ModelConfig(name="mlp", options=options), (2,), networks.CLASSES)
-    return member, jax.ShapeDtypeStruct((networks.BATCH, 2), jnp.float32), ()
+    return networks.of_config("mlp", (2,), hidden_sizes=(20, 3))
 
 
-def trained(network, execution, num_members=4, mesh=(2, 2), steps=3):
-    """State, metrics and logits after one call, from seed 0."""
-    member, inputs, label_shape = network()
-    rows, columns = mesh
-    layout = Layout.make(num_members, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
-    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, execution=execution)
-    state = networks.born_on(layout, network)
-    batches = networks.batches_for(inputs, label_shape, steps)
-    state, metrics = ensemble.update_steps(state, layout.put(batches, BATCHES))
-    x = layout.put(batches["inputs"][0])
+def trained(network, execution):
+    """State, metrics and logits of four members after one call of three steps, from seed 0."""
+    layout = networks.layout_on((2, 2), 4)
+    ensemble, state, batches = networks.program(network, layout, 3, execution=execution)
+    x = layout.put(jax.device_get(batches["inputs"][0]))
+    state, metrics = ensemble.update_steps(state, batches)
     return jax.device_get((state, metrics, ensemble.outputs(state, x)))
 
 
-def assert_same(a, b):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            np.testing.assert_allclose(x, y, **TOLERANCE)
-
-
-EXECUTIONS = [name for name in MEMBER_EXECUTIONS if name != "chunk"] + [
-    "chunk:1",
-    "chunk:2",
-    "chunk:3",
+EXECUTIONS = sorted(
+    [*MEMBER_EXECUTIONS.keys() - {"vmap", "chunk"}, "chunk:1", "chunk:2", "chunk:3"]
+)
+LOWERED = [
+    *(f"vmap+{each}+masks" for each in LOWERINGS if LOWERINGS[each].primitive is CONVOLUTION),
+    *("unroll+canonical+scanned", "map+canonical+masks", "chunk:2+patches", "loop+masks"),
 ]
-CONVOLUTIONS = [name for name, each in LOWERINGS.items() if each.primitive is CONVOLUTION]
+PRODUCTS = [f"{way}+{each}" for way in ("vmap", "map", "loop") for each in ("aligned", "flat")]
+STEPPED = [f"{way}+{steps}" for way in ("vmap", "unroll", "loop") for steps in STEPS]
 
 
-@pytest.fixture(scope="module", params=[networks.mlp, pooling], ids=lambda n: n.__name__)
-def reference(request):
-    return request.param, trained(request.param, "vmap")
-
-
-@pytest.mark.parametrize("execution", EXECUTIONS)
-def test_every_execution_makes_the_same_members(reference, execution):
-    network, expected = reference
-    assert_same(trained(network, execution), expected)
-
-
-@pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("way", ["vmap", "unroll", "loop"])
-def test_the_steps_of_a_call_are_the_same_however_they_are_run(way, steps):
-    assert_same(trained(networks.mlp, f"{way}+{steps}"), trained(networks.mlp, "vmap"))
-
-
-@pytest.fixture(scope="module")
-def unlowered():
-    return trained(pooling, "unroll")
+@functools.cache
+def reference(network):
+    return trained(network, "vmap")
 
 
 @pytest.mark.parametrize(
-    "execution",
+    ("network", "execution"),
     [
-        *(f"vmap+{convolution}+masks" for convolution in CONVOLUTIONS),
-        "unroll+canonical+scanned",
-        "map+canonical+masks",
-        "chunk:2+patches",
-        "loop+masks",
+        *((networks.mlp, each) for each in (*EXECUTIONS, *STEPPED)),
+        *((pooling, each) for each in (*EXECUTIONS, *LOWERED)),
+        *((narrow, each) for each in PRODUCTS),
     ],
 )
-def test_every_lowering_makes_the_same_members(unlowered, execution):
-    assert_same(trained(pooling, execution), unlowered)
-
-
-@pytest.mark.parametrize("way", ["vmap", "map", "loop"])
-@pytest.mark.parametrize("product", ["aligned", "flat"])
-def test_every_form_of_a_product_makes_the_same_members(way, product):
-    assert_same(trained(narrow, f"{way}+{product}"), trained(narrow, "vmap"))
+def test_every_execution_makes_the_same_members(network, execution):
+    networks.assert_close(trained(network, execution), reference(network))
 
 
 def test_a_lowered_update_holds_no_slow_operation():
-    member, inputs, label_shape = pooling()
-    layout = Layout.make(2, devices=jax.devices()[:1])
-    batches = layout.put(networks.batches_for(inputs, label_shape, 2), BATCHES)
+    ensemble, *arguments = networks.program(pooling, networks.layout_on((1, 1), 2))
 
     def text(execution):
-        ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, execution=execution)
-        return ensemble.update_steps.lower(networks.born_on(layout, pooling), batches).as_text()
+        return ensemble.replace(execution=execution).update_steps.lower(*arguments).as_text()
 
     plain = text("vmap")
     assert "stablehlo.convolution" in plain

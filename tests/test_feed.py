@@ -9,9 +9,8 @@ import optax
 import pytest
 
 import networks
-from dist_ens.data import ArraySplit, Source, Spec
-from dist_ens.data.feed import Placement, TrainingSet, call_batches, feed
-from dist_ens.data.feed.on_devices import ShardedFeed
+from dist_ens.data import ArraySplit, Source, Spec, permuted
+from dist_ens.data.feed import Placement, ShardedFeed, TrainingSet, feed
 from dist_ens.ensemble import Batches, Drawn, Ensemble, MemberBatches
 from dist_ens.evaluation import evaluate
 from dist_ens.ground.errors import UserError
@@ -21,7 +20,7 @@ from dist_ens.members import as_member
 from dist_ens.methods import bootstrap
 from dist_ens.plan import collectives
 from dist_ens.sampling import Order
-from dist_ens.training import OrderedSplit, fit
+from dist_ens.training import fit
 
 SAME = partial(jax.tree.map, np.testing.assert_array_equal)
 NEAR = partial(jax.tree.map, partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6))
@@ -39,17 +38,22 @@ def source(kind=ArraySplit, count=COUNT):
     return Source(Spec(inputs.shape[1:], "float32", (), networks.CLASSES), split, split)
 
 
+def columns_of(count):
+    """A mesh of one row, over whose columns a split is divided."""
+    return Layout.make(4, ensemble_axis=1, devices=jax.devices()[:count])
+
+
 def calls_of(kind, layout, *, count=COUNT, per_member=False, **options):
     order = Order(count, networks.BATCH, per_member=per_member)
     options = {"seed": 3, "first_step": 0, "last_step": 7, "steps_per_call": 3} | options
     return feed(source(kind, count).train, order, layout, **options)
 
 
-def trained(kind, mesh=(4, 2), execution="vmap", *, waves=1, **of_calls):
+def trained(kind, mesh=(4, 2), execution="vmap", *, waves=1, methods=(), **of_calls):
     layout = Layout.make(4, ensemble_axis=mesh[0], devices=jax.devices()[: mesh[0] * mesh[1]])
     member, inputs, _ = networks.mlp()
-    how = {"execution": execution, "waves": waves}
-    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, **how)
+    how = {"execution": execution, "waves": waves, "methods": methods}
+    ensemble = networks.ensemble_of(member, networks.SGD, layout, **how)
     born = networks.born_on(layout, networks.mlp) if waves == 1 else None
     state = born or networks.begin(ensemble, inputs)
     calls = list(calls_of(kind, layout, **of_calls))
@@ -58,13 +62,19 @@ def trained(kind, mesh=(4, 2), execution="vmap", *, waves=1, **of_calls):
     return jax.device_get(state.params), calls
 
 
+def examples_of(order, steps, seed=0, member=0):
+    """The examples [steps, batch] of a member in some steps."""
+    return order.indices(
+        order.cursor(seed, steps), np.arange(order.global_batch_size), np.int32([member])
+    )
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 23, 1437])
 @pytest.mark.parametrize("per_member", [False, True])
 def test_an_epoch_is_every_example_once_in_another_order_each_time(count, per_member):
     order = Order(count, 1, per_member=per_member)
-    stream = order.indices(order.cursor(0, range(3 * count)), np.arange(1), np.int32([7])).ravel()
-    epochs = stream.reshape(3, count)
+    epochs = examples_of(order, range(3 * count), member=7).reshape(3, count)
     assert (np.sort(epochs) == np.arange(count)).all()
     if count > 5:
         assert len({tuple(epoch) for epoch in epochs}) == 3
@@ -73,12 +83,10 @@ def test_an_epoch_is_every_example_once_in_another_order_each_time(count, per_me
 @pytest.mark.quick
 def test_a_batch_may_lie_in_two_epochs_and_is_the_same_however_long_the_run():
     one, four = Order(10, 1), Order(10, 4)
-    stream = one.indices(one.cursor(5, range(20)), np.arange(1)).ravel()
-    batches = four.indices(four.cursor(5, range(5)), np.arange(4))
-    np.testing.assert_array_equal(batches.ravel(), stream)
+    of_one, of_four = examples_of(one, range(20), 5), examples_of(four, range(5), 5)
+    np.testing.assert_array_equal(of_four.ravel(), of_one.ravel())
     # Step 10**12 of 10 examples by 4: positions 4 * 10**12 and on, so epoch 4 * 10**11, offset 0.
-    assert four.cursor(5, range(10**12, 10**12 + 1))[:, 2].tolist() == [0]
-    assert four.cursor(5, range(10**12 + 1, 10**12 + 2))[:, 2].tolist() == [4]
+    assert four.cursor(5, range(10**12, 10**12 + 2))[:, 2].tolist() == [0, 4]
 
 
 @pytest.mark.quick
@@ -102,20 +110,17 @@ def test_the_steps_of_some_epochs_are_those_that_their_examples_fill(order, epoc
 
 @pytest.mark.quick
 def test_the_order_is_one_of_seed_epoch_and_member_and_stays_what_it_was():
-    order = Order(10, 10)
-    first = order.indices(order.cursor(0, range(2)), np.arange(10))
-    assert first.tolist() == [[4, 8, 1, 5, 2, 7, 9, 0, 3, 6], [6, 9, 5, 7, 0, 1, 3, 2, 8, 4]]
-    assert order.indices(order.cursor(1, range(1)), np.arange(10)).tolist() != first[:1].tolist()
-    own = Order(10, 10, per_member=True)
-    cursor = own.cursor(0, range(1))
-    of_members = [own.indices(cursor, np.arange(10), np.array([i])).tolist() for i in range(3)]
-    assert len({str(x) for x in (*of_members, first[:1].tolist())}) == 4
+    order, own = Order(10, 10), Order(10, 10, per_member=True)
+    first = examples_of(order, range(2)).tolist()
+    assert first == [[4, 8, 1, 5, 2, 7, 9, 0, 3, 6], [6, 9, 5, 7, 0, 1, 3, 2, 8, 4]]
+    of_seed = examples_of(order, range(1), seed=1).tolist()
+    of_members = [examples_of(own, range(1), member=i).tolist() for i in range(3)]
+    assert len({str(x) for x in (*of_members, first[:1], of_seed)}) == 5
 
 
 @pytest.mark.quick
 def test_a_split_is_no_longer_than_an_order_can_mix():
-    longest = Order(2**30, 8)
-    assert longest.indices(longest.cursor(0, range(1)), np.arange(8)).max() < 2**30
+    assert examples_of(Order(2**30, 8), range(1)).max() < 2**30
     with pytest.raises(UserError, match="has 1,073,741,825 examples, and a split can have at most"):
         Order(2**30 + 1, 8)
 
@@ -124,8 +129,7 @@ def test_every_order_of_the_examples_is_as_likely_as_any_other():
     # 20,000 epochs of 16 examples. Counts of (position, example), and of the example that follows
     # another, are near chi-squared with as many degrees of freedom as given; 5 sigma.
     count, epochs = 16, 20_000
-    order = Order(count, count)
-    stream = order.indices(order.cursor(0, range(epochs)), np.arange(count))
+    stream = examples_of(Order(count, count), range(epochs))
     at = np.array([np.bincount(stream[:, p], minlength=count) for p in range(count)])
     steps = np.bincount(((stream[:, 1:] - stream[:, :-1]) % count).ravel(), minlength=count)[1:]
     for counts, freedom in ((at, (count - 1) ** 2), (steps, count - 2)):
@@ -147,16 +151,16 @@ def test_drawn_on_the_device_and_streamed_are_the_same_examples(mesh, execution)
 
 
 def test_a_split_that_is_read_late_is_kept_where_the_run_needs_as_much_of_it():
-    _, calls = trained(ReadLate, last_step=3)
-    assert isinstance(calls[0], Drawn)
+    assert isinstance(next(calls_of(ReadLate, columns_of(1), last_step=3)), Drawn)
 
 
 def test_members_with_orders_of_their_own_are_what_they_are_alone():
-    together, _ = trained(ArraySplit, per_member=True)
+    own = {"per_member": True, "last_step": 6}  # Two calls of one length: one program each.
+    together, _ = trained(ArraySplit, **own)
     for mesh, execution in (((2, 1), "unroll"), ((1, 2), "loop"), ((1, 1), "chunk:2")):
-        other, _ = trained(ArraySplit, mesh, execution, per_member=True)
+        other, _ = trained(ArraySplit, mesh, execution, **own)
         NEAR(together, other)
-    shared, _ = trained(ArraySplit)
+    shared, _ = trained(ArraySplit, last_step=6)
     assert not np.allclose(jax.tree.leaves(shared)[-1], jax.tree.leaves(together)[-1], atol=1e-4)
 
 
@@ -164,9 +168,7 @@ def test_members_with_orders_of_their_own_are_what_they_are_alone():
     ("mesh", "execution", "waves"),
     [((4, 2), "vmap", 1), ((2, 2), "loop", 1), ((1, 4), "map+single", 1), ((2, 2), "vmap", 2)],
 )
-def test_members_are_sent_their_own_examples_if_they_do_not_fit(
-    monkeypatch, mesh, execution, waves
-):
+def test_members_are_sent_their_own_if_all_do_not_fit(monkeypatch, mesh, execution, waves):
     asked = {"per_member": True, "waves": waves}
     drawn, calls = trained(ArraySplit, mesh, execution, **asked)
     assert isinstance(calls[0], Drawn)
@@ -177,8 +179,8 @@ def test_members_are_sent_their_own_examples_if_they_do_not_fit(
     assert isinstance(calls[0], MemberBatches)
     SAME(drawn, sent)
     # A batch of 16 for each of four members: 16 * 52 * 4 = 3,328 bytes, 0.00317 MiB.
-    assert "hosts send 0.00317 MiB per step, 4 times" in said[0]
-    assert len(said) == 1
+    [sentence] = said
+    assert "hosts send 0.00317 MiB per step, 4 times" in sentence
 
 
 # Of 42 examples of 12 floats and a label, 52 bytes, a column of four has 11, and of those and a
@@ -198,9 +200,8 @@ OF_42_DIVIDED = 1_860
     ],
 )
 def test_a_split_goes_where_there_is_room(free_bytes, columns, per_member, place):
-    layout = Layout.make(4, ensemble_axis=1, devices=jax.devices()[:columns])
     order = Order(42, 16, per_member=per_member)
-    assert TrainingSet(order, 52, 48).place_on(layout, free_bytes) is place
+    assert TrainingSet(order, 52, 48).place_on(columns_of(columns), free_bytes) is place
 
 
 @pytest.fixture
@@ -217,7 +218,7 @@ def deals(monkeypatch):
                 dealt.append(self._steps)
             return batches
 
-    monkeypatch.setattr(call_batches, "ShardedFeed", Told)
+    monkeypatch.setattr("dist_ens.data.feed.ShardedFeed", Told)
     return dealt
 
 
@@ -225,12 +226,12 @@ def deals(monkeypatch):
 def test_members_with_other_ids_see_their_own_examples(monkeypatch, is_streamed):
     if is_streamed:
         monkeypatch.setattr(Layout, "free_bytes", lambda layout: 0)
-    data = OrderedSplit(source().train, Order(COUNT, networks.BATCH, per_member=True), 3)
-    parts = networks.mlp()[0], networks.SGD, categorical(networks.CLASSES)
+    options = {"order": permuted(), "batch_size": networks.BATCH, "steps_per_call": 2}
 
     def state_of(**members):
-        ensemble = Ensemble(*parts, execution="loop", **members)
-        return fit(ensemble, data, steps=4, steps_per_call=2, progress=False).state
+        parts = networks.mlp()[0], networks.SGD, categorical(networks.CLASSES)
+        ensemble = Ensemble(*parts, execution="loop", seed=3, **members)
+        return fit(ensemble, source(), steps=4, progress=False, **options).state
 
     few = state_of(num_members=2, member_ids=[5, 2])
     whole = state_of(num_members=6).select([5, 2])
@@ -245,15 +246,14 @@ def test_members_with_other_ids_see_their_own_examples(monkeypatch, is_streamed)
 def test_batches_of_a_divided_split_are_those_that_are_streamed(
     monkeypatch, deals, steps_per_call, steps_of_deal, first_step
 ):
-    layout = Layout.make(4, ensemble_axis=1, devices=jax.devices()[:4])
     asked = {"steps_per_call": steps_per_call, "first_step": first_step, "last_step": 13}
-    divided = [*calls_of(ArraySplit, layout, count=42, **asked)]
+    divided = [*calls_of(ArraySplit, columns_of(4), count=42, **asked)]
     # A deal is an epoch of whole calls; where a run goes on within a call, it ends within one too.
     assert {len(steps) for steps in deals} == {steps_of_deal}
     assert deals[0].start == first_step
     assert len(deals) <= -(-(13 - first_step) // steps_of_deal) + (steps_per_call > 1)
     monkeypatch.setattr(Layout, "free_bytes", lambda layout: 0)
-    streamed = [*calls_of(ArraySplit, layout, count=42, **asked)]
+    streamed = [*calls_of(ArraySplit, columns_of(4), count=42, **asked)]
     assert sum(len(batches.index) for batches in divided) == 13 - first_step
     for batches, others in zip(divided, streamed, strict=True):
         assert isinstance(batches, Batches)
@@ -262,33 +262,21 @@ def test_batches_of_a_divided_split_are_those_that_are_streamed(
 
 
 @pytest.mark.parametrize(
-    ("execution", "waves"), [("vmap", 1), ("loop", 1), ("map+single", 1), ("vmap", 2)]
+    ("execution", "how"),
+    [
+        ("vmap", {}),
+        ("vmap", {"methods": [bootstrap()]}),  # It weighs examples by their places in the split.
+        ("loop", {}),
+        ("map+single", {}),
+        ("vmap", {"waves": 2}),
+    ],
 )
-def test_members_are_the_same_where_the_split_is_divided(monkeypatch, deals, execution, waves):
-    dealt, _ = trained(ArraySplit, (2, 4), execution, waves=waves)
+def test_members_are_the_same_where_the_split_is_divided(monkeypatch, deals, execution, how):
+    dealt, _ = trained(ArraySplit, (2, 4), execution, **how)
     assert deals
     monkeypatch.undo()
-    drawn, calls = trained(ArraySplit, (2, 4), execution, waves=waves)
+    drawn, calls = trained(ArraySplit, (2, 4), execution, **how)
     assert isinstance(calls[0], Drawn)
-    SAME(drawn, dealt)
-
-
-def test_examples_are_weighed_by_their_place_where_the_split_is_divided(monkeypatch, deals):
-    layout = Layout.make(2, ensemble_axis=1, devices=jax.devices()[:4])
-    member, inputs, _ = networks.mlp()
-
-    def of_bootstrap():
-        ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, methods=[bootstrap()])
-        state = networks.begin(ensemble, inputs)
-        for batches in calls_of(ArraySplit, layout):
-            state, _ = ensemble.update_steps(state, batches)
-        return jax.device_get(state.params), batches
-
-    dealt, _ = of_bootstrap()
-    assert deals
-    monkeypatch.undo()
-    drawn, batches = of_bootstrap()
-    assert isinstance(batches, Drawn)
     SAME(drawn, dealt)
 
 
@@ -314,8 +302,7 @@ def test_batches_of_the_next_calls_are_read_while_one_is_trained_on():
             taken.release()
             return super().take(indices)
 
-    layout = Layout.make(4, ensemble_axis=1, devices=jax.devices()[:1])
-    calls = calls_of(Counted, layout, count=200, last_step=12, steps_per_call=1)
+    calls = calls_of(Counted, columns_of(1), count=200, last_step=12, steps_per_call=1)
     next(calls)
     # Nobody asks for a second call, and yet its batch and a third are read.
     assert all(taken.acquire(timeout=30) for _ in range(3))
@@ -335,9 +322,8 @@ def noise_loss(params, model_state, batch, key):
     [("arrays", 1), ("divided", 1), ("streamed", 1), ("list", 1), ("update", 2), ("evaluate", 1)],
 )
 def test_typed_keys_in_a_batch_are_typed_keys_in_the_loss(monkeypatch, door, waves):
-    layout = Layout.make(4, ensemble_axis=1, devices=jax.devices()[:2])
     member = as_member(init=lambda key, batch: ({"w": jax.numpy.ones(())}, ()))
-    how = {"num_members": 4, "layout": layout, "waves": waves}
+    how = {"num_members": 4, "layout": columns_of(2), "waves": waves}
     ensemble = Ensemble(member, optax.sgd(0.5), noise_loss, **how)
     data = {"keys": KEYS, "y": np.arange(8, dtype=np.float32)}
     draws = np.array([jax.random.normal(key) for key in KEYS])
@@ -347,12 +333,12 @@ def test_typed_keys_in_a_batch_are_typed_keys_in_the_loss(monkeypatch, door, wav
         scores = evaluate(ensemble, ensemble.init(data), data, batch_size=5)
         assert scores.members[3]["loss"] == pytest.approx(slope, rel=1e-5)
         return
+    if door in ("divided", "streamed"):
+        place = Placement.SHARDED if door == "divided" else Placement.STREAMED
+        monkeypatch.setattr(TrainingSet, "place_on", lambda *_: place)
     if door == "update":
         state, _ = ensemble.update(ensemble.init(data), data)
     else:
-        if door in ("divided", "streamed"):
-            place = Placement.SHARDED if door == "divided" else Placement.STREAMED
-            monkeypatch.setattr(TrainingSet, "place_on", lambda *_: place)
         given = [data] if door == "list" else data
         state = fit(ensemble, given, steps=1, progress=False).state
     np.testing.assert_allclose(state.params["w"], np.full(4, 1 - 0.5 * slope), rtol=1e-5)

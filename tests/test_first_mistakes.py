@@ -123,7 +123,7 @@ IN_PYTHON = {
         "methods",
     ),
     "an execution misspelt": (lambda: made(execution="vmpa"), "Did you mean 'vmap'"),
-    "a failure policy misspelt": (lambda: made(failures="skp"), "skp"),
+    "a failure policy misspelt": (lambda: made(failure_policy="skp"), "skp"),
     "a layout of other members": (
         lambda: made(layout=de.Layout.make(4)),
         "num_members",
@@ -133,6 +133,7 @@ IN_PYTHON = {
         "ensemble_axis",
     ),
     "a seed of text": (lambda: made(seed="zero"), "seed"),
+    "no ensemble": (lambda: de.fit(None, DATA, steps=1), "Give a dist_ens.Ensemble"),
     # The data.
     "a number as data": (lambda: fit(3), "int"),
     "a class as data": (lambda: fit(dict), "instance"),
@@ -249,7 +250,7 @@ ON_THE_COMMAND_LINE = {
     "a text in place of a number": (train("--workdir=RUN", "--config.steps=many"), "many"),
     "no members": (train("--workdir=RUN", "--config.num_members=0"), "num_members"),
     "a model misspelt": (train("--workdir=RUN", "--config.model.name=mpl"), "'mlp'"),
-    "a loss misspelt": (train("--workdir=RUN", "--config.loss.name=mes"), "mse"),
+    "a loss misspelt": (train("--workdir=RUN", "--config.loss.name=gausian"), "gaussian"),
     "an order misspelt": (
         train("--workdir=RUN", "--config.data.examples=premuted"),
         "permuted",
@@ -263,8 +264,8 @@ ON_THE_COMMAND_LINE = {
         "learning_rate",
     ),
     "a loss of targets for classes": (
-        train("--workdir=RUN", "--config.loss.name=mse"),
-        "softmax_cross_entropy",
+        train("--workdir=RUN", "--config.loss.name=squared_error"),
+        "categorical",
     ),
     "data that are absent": (
         train("--workdir=RUN", "--config.data.source=npz:absent.npz"),

@@ -2,21 +2,22 @@
 
 import dataclasses
 import re
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import dist_ens as de
 from dist_ens.callbacks import EarlyStopping, Report
-from dist_ens.data import ArraySplit, Source, Spec
+from dist_ens.data import Source, Spec, TreeSplit
 from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.ground.errors import RunError, UserError
 from dist_ens.metrics import Metric
 from dist_ens.sampling import Order
-from test_bad_input import CLASSES, DATA, classifier, fit, layout_of, loss_fn, with_loss
+from dist_ens.training.data import OrderedSplit
+from test_bad_input import CLASSES, DATA, classifier, ensemble_of, fit, loss_fn, with_loss
 from test_bad_input import no_update as no_update
 
 
@@ -30,52 +31,92 @@ def regression(*, standardize=True, **options):
         lambda key, inputs: ({"w": jax.random.normal(key, (4, 1))}, ()),
         lambda params, model_state, inputs, key, train: (inputs @ params["w"], model_state),
     )
-    options = {"layout": layout_of(), "execution": "vmap", "num_members": 2} | options
-    objective = de.losses.squared_error(standardize=standardize)
-    return de.Ensemble(network, optax.sgd(0.1), objective, **options)
+    return ensemble_of(network, de.losses.squared_error(standardize=standardize), **options)
 
-
-# Labels, weights and arguments
 
 CLASS_LABELS, EXAMPLES = DATA["labels"], len(DATA["labels"])
+ORDERED = OrderedSplit(TreeSplit(DATA), de.data.shared().order(EXAMPLES, 4), 0)
+REFUSED = [
+    (DATA | {"labels": CLASS_LABELS[:, None, None]}, {}, "The labels have the shape [examples, 1,"),
+    (DATA | {"weights": -np.ones(EXAMPLES)}, {}, "16 of 16 weights are negative or"),
+    (DATA | {"weights": np.zeros(EXAMPLES)}, {}, "All weights are 0, so no example counts."),
+    # What needs examples with positions.
+    (ORDERED, {}, "The data is an OrderedSplit. Give a dict"),
+    (ORDERED, {"batch_size": 8}, "batch_size=8 needs examples with positions"),
+    ([DATA], {"order": de.data.permuted()}, "order=OrderRule("),
+    ([DATA], {"validation": 0.5}, "validation=0.5 needs examples"),
+    ([DATA], {"eval_every": "epoch"}, "eval_every='epoch' needs examples"),
+    # What cannot be scored.
+    (
+        DATA,
+        {"eval_data": {"x": DATA["inputs"], "labels": CLASS_LABELS}},
+        "The objective categorical takes data with the key 'inp",
+    ),
+    (
+        DATA,
+        {"eval_data": DATA, "metrics": [Metric("own", lambda p, y: jnp.float32(1))]},
+        "The metric 'own' returns values of shape [] for labels",
+    ),
+    (
+        DATA,
+        {"eval_data": DATA, "eval_every": 4, "callbacks": [EarlyStopping("f1")]},
+        "EarlyStopping waits for 'f1', and the scores during training are accuracy, nll, ",
+    ),
+    (
+        DATA,
+        {"callbacks": [Report("absent")]},
+        "Report shows the scores of the evaluation data, and",
+    ),
+]
+
+
+@pytest.mark.usefixtures("no_update")
+@pytest.mark.parametrize(("data", "options", "message"), REFUSED)
+def test_what_cannot_be_trained_on_or_scored_is_refused_before_training(data, options, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        fit(classifier(), data, **options)
+
+
+def test_an_auxiliary_value_does_not_take_the_place_of_a_metric_of_the_library():
+    def named(name, value):
+        def loss(params, model_state, batch, key):
+            loss, (model_state, _) = loss_fn(params, model_state, batch, key)
+            return loss, (model_state, {name: value(loss)})
+
+        return fit(with_loss(loss), steps=1)
+
+    assert named("loss", lambda loss: loss).step == 1  # The same value is no other.
+    for name in ("loss", "is_frozen"):
+        with pytest.raises(UserError, match=f"^The loss returned an auxiliary value '{name}'"):
+            named(name, lambda loss: 2 * loss)
+
+
+def test_other_keys_of_the_data_are_allowed():
+    for key in ("widths", "heights", "sample_ids", "inputs_2", 3, "label"):
+        check_keys(classifier().objective, [*DATA, key])
+
+
+NUMBERS = DATA | {"labels": np.arange(EXAMPLES, dtype=np.float32)}
+
+
+def with_labels(value, *rows):
+    """The data whose labels are numbers, with another value in some rows."""
+    labels = NUMBERS["labels"].copy()
+    labels[[*rows]] = value
+    return NUMBERS | {"labels": labels}
 
 
 @pytest.mark.usefixtures("no_update")
 @pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ({"labels": CLASS_LABELS[:, None, None]}, "The labels have the shape [examples, 1, 1]"),
-        ({"weights": -np.ones(EXAMPLES)}, f"{EXAMPLES} of {EXAMPLES} weights are negative or"),
-        ({"weights": np.zeros(EXAMPLES)}, "All weights are 0, so no example counts."),
-    ],
+    ("value", "name", "standardize"), [(np.nan, "NaN", False), (-np.inf, "infinity", True)]
 )
-def test_labels_and_weights_that_cannot_be_learnt_from_are_refused(parts, message):
-    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
-        fit(classifier(), DATA | parts)
-
-
-@pytest.mark.parametrize("key", ["widths", "heights", "sample_ids", "inputs_2", 3])
-def test_other_keys_of_the_data_are_allowed(key):
-    ensemble, data = classifier(), DATA | {key: np.ones(EXAMPLES)}
-    if key != 3:  # JAX sorts the keys of a dict, so they have one type.
-        fit(ensemble, data, steps=1, eval_data=data)
-    check_keys(ensemble.objective, data)
-    check_keys(ensemble.objective, [*DATA, "label"])
-
-
-@pytest.mark.usefixtures("no_update")
-@pytest.mark.parametrize("standardize", [False, True])
-@pytest.mark.parametrize(("value", "name"), [(np.nan, "NaN"), (-np.inf, "infinity")])
 def test_labels_that_are_not_finite_are_refused_with_their_row(value, name, standardize):
-    ensemble = regression(standardize=standardize)
-    targets = np.arange(EXAMPLES, dtype=np.float32)
-    data, wrong = DATA | {"labels": targets}, targets.copy()
-    wrong[[5, 7]] = value
+    ensemble, wrong = regression(standardize=standardize), with_labels(value, 5, 7)
     told = rf"have {name} in row 5 of {EXAMPLES} \(2 such rows in all\)\. Remove these rows"
     with pytest.raises(UserError, match=f"^The labels {told}"):
-        fit(ensemble, data | {"labels": wrong})
+        fit(ensemble, wrong)
     with pytest.raises(UserError, match=f"^The labels of the evaluation data {told}"):
-        fit(ensemble, data, eval_data=data | {"labels": wrong})
+        fit(ensemble, NUMBERS, eval_data=wrong)
 
 
 def test_labels_that_are_all_equal_are_not_divided_by_their_deviation():
@@ -89,24 +130,19 @@ def test_labels_that_are_all_equal_are_not_divided_by_their_deviation():
 
 
 def test_labels_that_are_not_finite_are_not_scored():
-    ensemble, targets = regression(), np.arange(EXAMPLES, dtype=np.float32)
-    state = ensemble.init(DATA | {"labels": targets})
-    wrong, weights = DATA | {"labels": targets.copy()}, np.ones(EXAMPLES)
-    wrong["labels"][5] = np.nan
+    ensemble, wrong = regression(), with_labels(np.nan, 5)
+    state = ensemble.init(NUMBERS)
     with pytest.raises(UserError, match=f"^The labels have NaN in row 5 of {EXAMPLES} "):
         de.evaluate(ensemble, state, wrong, batch_size=4)
     # An example of weight 0 may have any label, but a gradient of NaN times 0 is NaN.
-    weights[5] = 0
-    assert np.isfinite(de.evaluate(ensemble, state, wrong | {"weights": weights}).ensemble["rmse"])
+    wrong["weights"] = (np.arange(EXAMPLES) != 5) * 1.0
+    assert np.isfinite(de.evaluate(ensemble, state, wrong).ensemble["rmse"])
     with pytest.raises(UserError, match="^The labels have NaN in row 5"):
-        fit(ensemble, wrong | {"weights": weights})
-    right = DATA | {"labels": targets}
-    fit(ensemble, right, eval_data=wrong | {"weights": weights}, steps=1)
+        fit(ensemble, wrong)
+    fit(ensemble, NUMBERS, eval_data=wrong, steps=1)
 
 
 def test_an_objective_may_take_labels_that_are_missing():
-    targets = np.ones(EXAMPLES, np.float32)
-    targets[5] = np.nan
     whole = de.losses.squared_error()
 
     def of_known(outputs, labels):
@@ -114,8 +150,7 @@ def test_an_objective_may_take_labels_that_are_missing():
         return jnp.where(is_known, whole.example_loss(outputs, jnp.where(is_known, labels, 0)), 0)
 
     objective = dataclasses.replace(whole, example_loss=of_known)
-    ensemble = regression().replace(loss=objective)
-    result = fit(ensemble, DATA | {"labels": targets}, steps=2)
+    result = fit(regression().replace(loss=objective), with_labels(np.nan, 5), steps=2)
     assert np.isfinite(result.state.params["w"]).all()
 
 
@@ -133,55 +168,23 @@ def test_labels_of_a_split_that_is_not_in_memory_are_checked_when_they_are_read(
 
     source = Source(Spec((4,), "float32", (), CLASSES), Files(), Files())
     wrong = None
-    first = fit(classifier(), source, steps=steps, batch_size=4)
-    assert first.step == steps
+    assert fit(classifier(), source, steps=steps, batch_size=4).step == steps
     order = Order(EXAMPLES, 4)
     wrong = order.indices(order.cursor(0, range(1)), np.arange(4))[0, 2]  # of the first batch
     with pytest.raises(UserError, match=r"^The labels of the training data lie in \[-1, [012]\]"):
         fit(classifier(), source, steps=steps, batch_size=4)
 
 
-@pytest.mark.parametrize("offset", [-1, CLASSES])
-def test_labels_that_are_no_classes_are_not_scored(offset):
+def test_labels_that_are_no_classes_are_not_scored():
     ensemble = classifier()
     state = ensemble.init(DATA)
-    with pytest.raises(
-        UserError, match=r"^The labels lie in \[.*, and the objective has 3 classes"
-    ):
-        de.evaluate(ensemble, state, DATA | {"labels": CLASS_LABELS + offset})
+    for wrong in (CLASS_LABELS - 1, CLASS_LABELS + CLASSES):
+        with pytest.raises(UserError, match=r"^The labels lie in \[.*, and the objective has 3 cl"):
+            de.evaluate(ensemble, state, DATA | {"labels": wrong})
     # An example of weight 0 may have any label.
-    weights = np.ones(EXAMPLES)
-    weights[0] = 0
-    labels = CLASS_LABELS.copy()
+    weights, labels = np.arange(EXAMPLES) > 0.0, CLASS_LABELS.copy()
     labels[0] = -1
-    de.evaluate(ensemble, state, DATA | {"labels": labels, "weights": weights})
-
-
-# Evaluation data and metrics
-
-
-@pytest.mark.usefixtures("no_update")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"eval_data": {"x": DATA["inputs"], "labels": DATA["labels"]}},
-            "The objective categorical takes data with the key 'inp",
-        ),
-        (
-            {"eval_data": DATA, "metrics": [Metric("own", lambda p, y: jnp.float32(1))]},
-            "The metric 'own' returns values of shape [] for labels",
-        ),
-        (
-            {"eval_data": DATA, "eval_every": 4, "callbacks": [EarlyStopping("f1")]},
-            "EarlyStopping waits for 'f1', and the scores are accuracy, nll, ",
-        ),
-        ({"callbacks": [Report("absent")]}, "Report shows the scores of the evaluation data, and"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused_before_training(options, message):
-    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
-        fit(classifier(), **options)
+    de.evaluate(ensemble, state, DATA | {"labels": labels, "weights": weights.astype(float)})
 
 
 def test_the_scores_of_an_evaluation_are_known_before_training():
@@ -192,29 +195,17 @@ def test_the_scores_of_an_evaluation_are_known_before_training():
     begins, metric = Begins(), Metric("hit", hit, direction="higher")
     result = fit(classifier(), eval_data=DATA, metrics=[metric], callbacks=[begins])
     assert list(begins.directions) == list(result.scores.ensemble)
-    assert {name: begins.directions[name] for name in ("hit", "nll", "entropy")} == {
-        "hit": "higher",
-        "nll": "lower",
-        "entropy": None,
-    }
+    expected = {"hit": "higher", "nll": "lower", "entropy": None}
+    assert begins.directions | expected == begins.directions
     result = fit(with_loss(loss_fn), eval_data=DATA, callbacks=[begins])
     assert begins.directions == {"loss": "lower"}
     assert result.scores.mean_member.keys() == {"loss"}
 
 
-def test_data_in_columns_and_members_in_waves_can_be_checked():
+def test_data_in_columns_and_members_in_waves_can_be_scored():
     layout = de.Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
-    ensemble = de.Ensemble(
-        classifier().member,
-        optax.sgd(0.1),
-        de.losses.categorical(CLASSES),
-        num_members=4,
-        layout=layout,
-        execution="vmap",
-        waves=2,
-    )
-    metric = Metric("hit", hit)
-    scores = fit(ensemble, steps=1, eval_data=DATA, metrics=[metric]).scores.ensemble
+    ensemble = classifier().replace(num_members=4, layout=layout, waves=2)
+    scores = fit(ensemble, steps=1, eval_data=DATA, metrics=[Metric("hit", hit)]).scores.ensemble
     assert scores["hit"] == scores["accuracy"]
 
 
@@ -222,29 +213,22 @@ def breaks(*_):
     raise KeyError("what nobody could know before")
 
 
-class BreaksInCallback:
-    evaluated = breaks
-
-
 @pytest.mark.parametrize(
-    ("ensemble", "options"),
+    "options",
     [
-        (classifier, {"metrics": [Metric("own", hit, reduce=breaks)]}),
-        (lambda: with_loss(loss_fn), {"callbacks": [BreaksInCallback()]}),
+        {"metrics": [Metric("own", hit, reduce=breaks)]},
+        {"callbacks": [types.SimpleNamespace(evaluated=breaks)]},
     ],
     ids=["metric", "callback"],
 )
-def test_the_state_is_saved_when_an_evaluation_fails(tmp_path, ensemble, options):
-    checkpoints = de.Checkpoints(tmp_path, every_secs=None)
+def test_the_state_is_saved_when_an_evaluation_fails(tmp_path, options):
+    ensemble, checkpoints = classifier(), de.Checkpoints(tmp_path, every_secs=None)
     with pytest.raises(RunError, match="what nobody could know before"):
-        fit(ensemble(), steps=4, checkpoints=checkpoints, eval_data=DATA, **options)
-    result = fit(ensemble(), steps=4, checkpoints=checkpoints)
+        fit(ensemble, steps=4, checkpoints=checkpoints, eval_data=DATA, **options)
+    result = fit(ensemble, steps=4, checkpoints=checkpoints)
     assert result.steps_per_second == 0  # nothing was trained again
-    expected = fit(ensemble(), steps=4).state.params["w"]
+    expected = fit(ensemble, steps=4).state.params["w"]
     np.testing.assert_array_equal(result.state.params["w"], expected)
-
-
-# A given state
 
 
 @pytest.mark.parametrize("steps", [0, 2])
@@ -257,23 +241,22 @@ def test_a_state_that_has_all_steps_already_is_returned(steps):
 
 
 @pytest.mark.parametrize(
-    ("validation", "ends"),
+    ("scored", "ends"),
     [
-        (None, [3, 6]),  # An epoch of 16 examples in batches of 6 is 2.67 steps, two are 5.33.
-        (0.25, [2, 4]),  # 12 examples are trained on.
+        # An epoch of 16 examples in batches of 6 is 2.67 steps, two are 5.33.
+        ({"eval_data": DATA}, [3, 6]),
+        ({"validation": 0.25}, [2, 4]),  # 12 examples are trained on.
     ],
 )
-def test_epochs_of_arrays_end_at_the_step_that_sees_their_last_example(validation, ends, tmp_path):
-    options = {"steps": None, "batch_size": 6, "eval_every": "epoch", "validation": validation}
-    if validation is None:
-        options["eval_data"] = DATA
-    scored = []
+def test_epochs_of_arrays_end_at_the_step_that_sees_their_last_example(scored, ends, tmp_path):
+    options = {"steps": None, "batch_size": 6, "eval_every": "epoch"} | scored
+    found = []
     for epochs in (1, 2):  # The second run resumes the first.
         checkpoints = de.Checkpoints(tmp_path)
         result = fit(classifier(), epochs=epochs, checkpoints=checkpoints, **options)
         assert result.step == ends[epochs - 1]
-        scored += [record["step"] for record in result.history if "train/loss" not in record]
-    assert scored == ends
+        found += [record["step"] for record in result.history if "train/loss" not in record]
+    assert found == ends
 
 
 def test_a_run_that_was_saved_without_a_step_chooses_its_execution_when_it_is_resumed(tmp_path):
@@ -284,8 +267,6 @@ def test_a_run_that_was_saved_without_a_step_chooses_its_execution_when_it_is_re
         assert result.step == steps
     assert result.ensemble.execution != "auto"
 
-
-# Standardised labels
 
 LABELS = 100 + 10 * np.random.default_rng(1).normal(size=16).astype(np.float32)
 TARGETS = {"inputs": DATA["inputs"], "labels": LABELS}
@@ -316,26 +297,15 @@ def test_networks_that_were_trained_elsewhere_predict_and_train_with_standardise
     assert jax.tree.structure(again.model_state) == jax.tree.structure(trained.state.model_state)
 
 
-# Groups of examples
-
-
-def source_of_groups(num_groups):
-    spec = Spec((4,), "float32", (), CLASSES, num_groups=num_groups)
-    split = ArraySplit(DATA["inputs"], DATA["labels"])
-    return Source(spec, split, split)
-
-
-def test_as_many_groups_of_examples_as_the_ensemble_has_are_trained_and_scored():
-    ensemble, source = classifier(num_groups=2), source_of_groups(2)
-    scores = fit(ensemble, source, batch_size=4, steps=2, eval_data=source).scores
-    assert len(scores.groups) == 2
-
-
 @pytest.mark.parametrize("inputs", [1.0, 1e30])  # The square of 1e30 is infinite in float32.
 def test_members_that_diverged_are_named_at_the_end(inputs):
-    ensemble = regression(standardize=False)
-    data = {"inputs": np.full((16, 4), inputs, np.float32), "labels": np.arange(16.0)}
-    told = []
-    fit(ensemble, data, steps=2, say=told.append)
-    expected = f"{ensemble.num_members} members of {ensemble.num_members} diverged, with the ids"
+    data, told = NUMBERS | {"inputs": np.full((EXAMPLES, 4), inputs, np.float32)}, []
+    fit(regression(standardize=False), data, steps=2, say=told.append)
+    expected = "2 members of 2 diverged, with the ids"
     assert any(sentence.startswith(expected) for sentence in told) == (inputs > 1)
+
+
+def test_a_member_keeps_to_its_group_in_an_order_that_is_not_shuffled():
+    order = de.data.shared(shuffle=False).order(6, 4, num_groups=2)
+    found = order.indices(order.cursor(0, range(2)), np.arange(4), np.int32([1]))
+    assert found.tolist() == [[6, 7, 8, 9], [10, 11, 6, 7]]  # Group 1 has the examples 6 to 11.

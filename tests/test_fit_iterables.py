@@ -1,7 +1,6 @@
 """Which batches of an iterable `fit` trains on: from a checkpoint, a given state, several hosts."""
 
 import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -9,24 +8,19 @@ import numpy as np
 import pytest
 
 import dist_ens as de
-import failing
 from dist_ens.checkpoint import saved_steps
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.randomness import UPDATE, member_key
 from test_bad_input import CLASSES, DATA, EXAMPLES, classifier, with_loss
 from test_bad_input import fit as train
 from test_bad_input import loss_fn as loss_of_pytree
-from test_cluster import finish, free_port, start
+from test_cluster import finish_two
 from test_fit_checks import regression
 
 
 def loss_fn(params, model_state, batch, key):
+    """A loss that reports the number of each batch."""
     return (params["w"] ** 2).sum(), (model_state, {"number": batch["number"].mean()})
-
-
-def numbered(execution="vmap"):
-    """An ensemble that reports the number of each batch."""
-    return with_loss(loss_fn, execution=execution)
 
 
 def batches():
@@ -42,8 +36,8 @@ def fit(data, steps, *, seen, execution="vmap", **options):
         if info.metrics:
             seen.extend(info.metrics["number"][:, 0].astype(int).tolist())
 
-    options = {"progress": False, "steps_per_call": 1, "callbacks": [looks]} | options
-    return failing.fit(numbered(execution), data, steps=steps, **options)
+    ensemble = with_loss(loss_fn, execution=execution)
+    return train(ensemble, data, steps=steps, callbacks=[looks], **{"steps_per_call": 1} | options)
 
 
 def test_a_loader_may_fill_the_same_buffer_with_each_batch():
@@ -67,36 +61,24 @@ def test_a_given_state_goes_on_where_the_data_is(execution, is_iterator):
     assert seen == [0, 1, 2, *([3, 4] if is_iterator else [0, 1])]
 
 
-def test_a_run_that_is_resumed_skips_the_batches_that_it_has_seen(tmp_path):
-    seen = []
-    for steps in (3, 5):
-        fit(batches, steps, seen=seen, checkpoints=de.Checkpoints(tmp_path, every_secs=None))
-    assert seen == [0, 1, 2, 3, 4]
-
-
-def test_a_resumed_run_that_began_from_a_given_state_skips_only_its_own_batches(tmp_path):
-    state = fit(batches, 3, seen=[]).state
-    seen, said = [], []
-    for steps in (5, 6, 7):
-        checkpoints = de.Checkpoints(tmp_path, every_secs=None)
-        fit(batches, steps, seen=seen, state=state, checkpoints=checkpoints, say=said.append)
+@pytest.mark.parametrize("first_step", [0, 3])
+def test_a_run_that_is_resumed_skips_only_the_batches_that_it_has_seen(first_step, tmp_path):
+    state = fit(batches, first_step, seen=[]).state if first_step else None
+    seen, said, saved = [], [], de.Checkpoints(tmp_path, every_secs=None)
+    for count in (2, 3, 4):
+        steps = first_step + count
+        fit(batches, steps, seen=seen, state=state, checkpoints=saved, say=said.append)
     assert seen == [0, 1, 2, 3]
-    assert sum("advanced by 2 batches" in sentence for sentence in said) == 1
-    assert sum("advanced by 3 batches" in sentence for sentence in said) == 1
+    for count in (2, 3):
+        assert sum(f"advanced by {count} batches" in sentence for sentence in said) == 1
 
 
-def with_labels(labels, at=3, **others):
+def with_labels(labels, at=3):
     """Batches of which one has other labels."""
-
-    def batches():
-        for number in range(8):
-            yield DATA | others | ({"labels": labels} if number == at else {})
-
-    return batches
+    return lambda: (DATA | ({"labels": labels} if number == at else {}) for number in range(8))
 
 
-@pytest.mark.parametrize(("at", "steps_per_call"), [(0, 1), (3, 4)])
-@pytest.mark.parametrize("label", [-1, CLASSES])
+@pytest.mark.parametrize(("label", "at", "steps_per_call"), [(-1, 0, 1), (CLASSES, 3, 4)])
 def test_labels_of_an_iterable_that_are_no_classes_are_refused(label, at, steps_per_call):
     labels = DATA["labels"].copy()
     labels[5] = label
@@ -137,18 +119,14 @@ def test_a_run_resumes_from_its_last_checkpoint_when_wrong_labels_are_corrected(
 def said_by_two(tmp_path_factory):
     """What `fit` said on each of two hosts, of each pair of iterators."""
     folder = tmp_path_factory.mktemp("two_iterators")
-    logs = [folder / f"host_{i}.log" for i in range(2)]
-    script = [sys.executable, "tests/two_iterators.py", f"127.0.0.1:{free_port()}"]
-    codes = finish([start([*script, str(i), str(folder)], logs[i]) for i in range(2)], logs)
-    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    finish_two("yield", folder)
     return [json.loads((folder / f"said_{i}.json").read_text()) for i in range(2)]
 
 
 def test_a_batch_has_the_examples_of_each_column_once(said_by_two):
     for of_host in said_by_two:
         # 4 examples of each host: of columns of its own, and of one column that both feed.
-        assert of_host["alike"] == {"batch_size": 8}
-        assert of_host["shared"] == {"batch_size": 4}
+        assert (of_host["alike"], of_host["shared"]) == (8, 4)
 
 
 SHAPES = "The hosts yield batches of different shapes: hosts [1] differ from host 0, and this host"

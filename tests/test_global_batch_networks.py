@@ -4,7 +4,6 @@ import functools
 
 import equinox as eqx
 import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,15 +13,17 @@ from flax import nnx
 
 import batch_programs
 import dist_ens as de
+import networks
 from batch_programs import BATCH, FEATURES, RATE, SEED
-from dist_ens.ground.randomness import INIT, UPDATE
-from test_global_batch import MESHES, assert_close, layout_of
+from dist_ens.ground.randomness import INIT, key_of_step
+from networks import assert_close_to_scale, layout_on, member_of
+from test_as_member import haiku_network, needs_haiku
+from test_global_batch import MESHES
 
 BATCHES = batch_programs.batches()
 
 
-# A network of each library, as `as_member` takes it, without a name of an axis; and its forward
-# passes in training and in evaluation, by hand. Dropout precedes the statistics.
+# A network of each library, without a name of an axis. Dropout precedes the statistics.
 
 
 class Linen(nn.Module):
@@ -43,14 +44,6 @@ class OfNnx(nnx.Module):
         return self.last(jnp.tanh(self.norm(self.first(x))))
 
 
-@hk.transform_with_state
-def of_haiku(x, is_training):
-    x = hk.Linear(8)(x)
-    x = hk.dropout(hk.next_rng_key(), 0.5, x) if is_training else x
-    x = hk.BatchNorm(True, True, 0.9)(x, is_training=is_training)
-    return hk.Linear(1)(jnp.tanh(x))
-
-
 class OfEquinox(eqx.Module):
     first: eqx.nn.Linear
     dropout: eqx.nn.Dropout
@@ -69,93 +62,25 @@ class OfEquinox(eqx.Module):
         return self.last(jnp.tanh(x)), state
 
 
-def linen_by_hand(key, x):
-    variables = Linen().init(key, x, train=False)
-    params, statistics = variables["params"], {"batch_stats": variables["batch_stats"]}
-
-    def train(params, statistics, x, key):
-        return Linen().apply(
-            {"params": params, **statistics},
-            x,
-            train=True,
-            rngs={"dropout": jax.random.fold_in(key, 0)},
-            mutable=["batch_stats"],
-        )
-
-    def evaluate(params, statistics, x):
-        return Linen().apply({"params": params, **statistics}, x, train=False)
-
-    return params, statistics, train, evaluate
+LIBRARIES = {"linen": Linen(), "nnx": OfNnx, "equinox": OfEquinox}
 
 
-def nnx_by_hand(key, x):
-    graph, params, statistics = nnx.split(OfNnx(nnx.Rngs(key)), nnx.Param, ...)
-
-    def call(params, statistics, x, train):
-        module = nnx.merge(graph, params, statistics, copy=True)
-        module.train() if train else module.eval()
-        outputs = module(x)
-        return outputs, nnx.split(module, nnx.Param, ...)[2]
-
-    def train(params, statistics, x, key):
-        return call(params, statistics, x, True)
-
-    return params, statistics, train, lambda *args: call(*args, False)[0]
-
-
-def haiku_by_hand(key, x):
-    def train(params, statistics, x, key):
-        return of_haiku.apply(params, statistics, key, x, True)
-
-    def evaluate(params, statistics, x):
-        return of_haiku.apply(params, statistics, None, x, False)[0]
-
-    return *of_haiku.init(key, x, True), train, evaluate
-
-
-def equinox_by_hand(key, x):
-    module, state = eqx.nn.make_with_state(OfEquinox)(key)
-    params, static = eqx.partition(module, eqx.is_inexact_array)
-
-    def call(module, state, x, keys):
-        state = jax.tree.map(lambda leaf: leaf, state)
-        return jax.vmap(
-            lambda x, state, key: module(x, state, key=key),
-            (0, None, 0),
-            (0, None),
-            axis_name="batch",
-        )(x, state, keys)
-
-    def train(params, state, x, key):
-        return call(eqx.combine(params, static), state, x, jax.random.split(key, len(x)))
-
-    def evaluate(params, state, x):
-        return call(eqx.nn.inference_mode(eqx.combine(params, static)), state, x, None)[0]
-
-    return params, state, train, evaluate
-
-
-LIBRARIES = {
-    "linen": (Linen(), linen_by_hand),
-    "nnx": (lambda rngs: OfNnx(rngs), nnx_by_hand),
-    "Haiku": (of_haiku, haiku_by_hand),
-    "equinox": (lambda key: OfEquinox(key), equinox_by_hand),
-}
+def network_of(library):
+    return haiku_network() if library == "haiku" else LIBRARIES[library]
 
 
 @functools.cache
 def network_by_hand(library):
     """Returns losses, parameters and outputs of member 1, trained alone on one device."""
-    key = jax.random.fold_in(jax.random.key(SEED), 1)
-    zeros = jnp.zeros((BATCH, FEATURES))
-    params, statistics, train, evaluate = LIBRARIES[library][1](
-        jax.random.fold_in(key, INIT), zeros
+    member, key = de.as_member(network_of(library)), jax.random.fold_in(jax.random.key(SEED), 1)
+    params, statistics = jax.jit(member.init)(
+        jax.random.fold_in(key, INIT), jnp.zeros((BATCH, FEATURES))
     )
 
     @jax.jit
     def step(params, statistics, batch, key):
         def loss(params):
-            outputs, new = train(params, statistics, batch["inputs"], key)
+            outputs, new = member.apply(params, statistics, batch["inputs"], key, True)
             return jnp.square(batch["target"] - outputs[:, 0]).mean(), new
 
         (value, statistics), grads = jax.value_and_grad(loss, has_aux=True)(params)
@@ -163,35 +88,26 @@ def network_by_hand(library):
 
     losses = []
     for number, batch in enumerate(BATCHES):
-        of_step = jax.random.fold_in(jax.random.fold_in(key, UPDATE), number)
-        params, statistics, value = step(params, statistics, batch, of_step)
+        params, statistics, value = step(params, statistics, batch, key_of_step(key, number))
         losses.append(value)
-    outputs = jax.jit(evaluate)(params, statistics, BATCHES[0]["inputs"])
+    outputs, _ = jax.jit(member.evaluate)(params, statistics, BATCHES[0]["inputs"], key)
     return jax.device_get((jnp.stack(losses), params, outputs))
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), (1, 4)], ids=str)
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", [*LIBRARIES, pytest.param("haiku", marks=needs_haiku)])
 def test_a_network_of_every_library_has_the_statistics_of_the_whole_batch(library, mesh):
     losses, params, outputs = network_by_hand(library)
-    ensemble = de.Ensemble(
-        LIBRARIES[library][0],
-        optax.sgd(RATE),
-        de.losses.squared_error(),
-        num_members=2,
-        seed=SEED,
-        layout=layout_of(*mesh, 2),
-        execution="vmap",
-    )
+    parts = network_of(library), optax.sgd(RATE), layout_on(mesh, 2)
+    ensemble = networks.ensemble_of(*parts, de.losses.squared_error(), seed=SEED)
     batches = [{"inputs": batch["inputs"], "labels": batch["target"]} for batch in BATCHES]
     state, found = ensemble.init(batches[0]), []
     for batch in batches:
         state, metrics = ensemble.update(state, batch)
         found.append(jax.device_get(metrics["loss"])[1])
     np.testing.assert_allclose(found, losses, rtol=1e-6)
-    of_member = jax.tree.map(lambda leaf: leaf[1], jax.device_get(state.params))
-    assert_close(of_member, params)
-    assert_close(jax.device_get(ensemble.apply(state, batches[0]["inputs"]))[1], outputs)
+    assert_close_to_scale(member_of(state.params, 1), params)
+    assert_close_to_scale(ensemble.apply(state, batches[0]["inputs"])[1], outputs)
 
 
 # A GAN as a step of one's own, whose key is in the state of its member.
@@ -211,23 +127,15 @@ def gan_step(gan, real):
     noise = jax.random.normal(of_noise, (len(real), 2))
     mask = jax.random.bernoulli(of_mask, 0.5, (len(real), 8))
 
-    def scores(generator, critic, x):
-        return (mask * jnp.tanh(x @ critic)).mean(axis=1)
+    def error(critic, x, sign):
+        return jax.nn.softplus(sign * (mask * jnp.tanh(x @ critic)).mean(axis=1)).mean()
 
-    def critics_loss(critic, generator):
-        fake = jnp.tanh(noise @ generator)
-        return (
-            jax.nn.softplus(-scores(generator, critic, real)).mean()
-            + jax.nn.softplus(scores(generator, critic, fake)).mean()
-        )
+    def critics_loss(critic):
+        return error(critic, real, -1) + error(critic, jnp.tanh(noise @ gan["generator"]), 1)
 
-    def generators_loss(generator, critic):
-        fake = jnp.tanh(noise @ generator)
-        return jax.nn.softplus(-scores(generator, critic, fake)).mean()
-
-    loss, of_critic = jax.value_and_grad(critics_loss)(gan["critic"], gan["generator"])
+    loss, of_critic = jax.value_and_grad(critics_loss)(gan["critic"])
     critic = gan["critic"] - 0.5 * of_critic
-    of_generator = jax.grad(generators_loss)(gan["generator"], critic)
+    of_generator = jax.grad(lambda g: error(critic, jnp.tanh(noise @ g), -1))(gan["generator"])
     generator = gan["generator"] - 0.5 * of_generator
     return {"generator": generator, "critic": critic, "key": key}, loss, (noise, mask)
 
@@ -239,7 +147,7 @@ def test_a_lifted_gan_draws_for_the_whole_batch_from_the_key_in_its_state(mesh):
     members = [gan_init(jax.random.key(i)) for i in range(num_members)]
     lifted = de.lift(
         gan_step,
-        layout=layout_of(rows, columns, num_members),
+        layout=layout_on((rows, columns), num_members),
         in_specs=("members", "batch"),
         out_specs=("members", "members", "member_batch"),
         execution=execution,
@@ -253,9 +161,9 @@ def test_a_lifted_gan_draws_for_the_whole_batch_from_the_key_in_its_state(mesh):
         for found, *expected in zip(drawn, *(drawn for *_, drawn in by_hand), strict=True):
             np.testing.assert_array_equal(found, np.stack(expected))
     for member_id, member in enumerate(members):
-        own = jax.tree.map(lambda leaf, i=member_id: leaf[i], state)
-        assert bool((own.pop("key") == member.pop("key")).all())
-        assert_close(own, member)
+        own = member_of(state, member_id)
+        assert own.pop("key") == member.pop("key")
+        assert_close_to_scale(own, member)
 
 
 def test_a_lifted_step_sees_a_members_own_whole_batch():
@@ -266,7 +174,7 @@ def test_a_lifted_step_sees_a_members_own_whole_batch():
     own = np.stack([batch["view"] for batch in BATCHES[:2]])
     lifted = de.lift(
         step,
-        layout=layout_of(2, 4, 2),
+        layout=layout_on((2, 4), 2),
         in_specs=("members", "batch", "member_batch"),
         out_specs=("members", "member_batch"),
     )
@@ -282,38 +190,32 @@ def test_counts_of_the_batch_keep_their_type():
     def step(w, labels):
         return jnp.zeros(3, jnp.uint8).at[labels].add(jnp.uint8(200))
 
-    layout = layout_of(1, 4, 1)
-    counts = de.lift(step, layout=layout, in_specs=("members", "batch"))(
-        np.zeros(1, np.float32), BATCHES[0]["label"]
-    )
+    lifted = de.lift(step, layout=layout_on((1, 4), 1), in_specs=("members", "batch"))
+    counts = lifted(np.zeros(1, np.float32), BATCHES[0]["label"])
     # Eight, four and four labels, 200 each, modulo 256.
     assert counts.dtype == jnp.uint8
     assert counts.tolist() == [[64, 32, 32]]
 
 
+def checked(x):
+    return eqx.error_if(x, jnp.isnan(x).any(), "NaN in the batch")
+
+
 @pytest.mark.parametrize("execution", ["vmap", "map"])
 def test_a_step_may_call_python_functions_on_a_data_axis(execution):
     def step(w, x):
-        def loss(w):
-            checked = eqx.error_if(w * x, jnp.isnan(x).any(), "NaN in the batch")
-            return jnp.square(checked).mean()
-
         rows = jax.ShapeDtypeStruct((), jnp.int32)
         count = jax.pure_callback(lambda x: np.int32(len(x)), rows, x, vmap_method="sequential")
-        return jax.grad(loss)(w), count
+        return jax.grad(lambda w: jnp.square(checked(w * x)).mean())(w), count
 
     x, w = BATCHES[0]["inputs"], np.array([1, 2], np.float32)
-    layout = layout_of(2, 2, 2)
-    lifted = de.lift(step, layout=layout, in_specs=("members", "batch"), execution=execution)
-    gradients, counts = lifted(w, x)
+    options = {"in_specs": ("members", "batch"), "execution": execution}
+    gradients, counts = de.lift(step, layout=layout_on((2, 2), 2), **options)(w, x)
     np.testing.assert_allclose(gradients, 2 * w * np.square(x).mean(), rtol=1e-6)
     assert counts.tolist() == [BATCH, BATCH]
 
 
 def test_an_ensemble_whose_loss_and_network_call_python_is_trained_and_scored_on_a_data_axis():
-    def checked(x):
-        return eqx.error_if(x, jnp.isnan(x).any(), "NaN in the batch")
-
     def loss(params, model_state, batch, key):
         errors = checked(batch["inputs"]) @ params - batch["target"]
         return jnp.square(errors).mean(), (model_state, {})
@@ -322,8 +224,8 @@ def test_an_ensemble_whose_loss_and_network_call_python_is_trained_and_scored_on
         init=lambda key: jax.random.normal(key, (FEATURES,)),
         apply=lambda params, x: checked(x) @ params,
     )
-    layout = layout_of(2, 2, 2)
-    ensemble = de.Ensemble(network, optax.sgd(RATE), loss, num_members=2, layout=layout)
+    parts = network, optax.sgd(RATE), layout_on((2, 2), 2), loss
+    ensemble = networks.ensemble_of(*parts, execution="auto")
     state, _ = ensemble.update(ensemble.init(BATCHES[0]), BATCHES[0])
     x, target = BATCHES[0]["inputs"], BATCHES[0]["target"]
     outputs = ensemble.apply(state, x)

@@ -53,7 +53,7 @@ def compiled_update(config, num_members, rows, columns, batch_size, place=Placem
         batch_size,
         place,
         order=dataclasses.replace(run.order, global_batch_size=batch_size),
-        per_member=run.per_member,
+        per_member=run.order_rule.per_member,
     )
     traced = ensemble.traced_update(state, batches)
     by_rule = candidates(layout, traced, experiment.steps_per_call)[0]
@@ -93,13 +93,20 @@ CASES = [
 ]
 
 
+def marks_of(config, mesh):
+    if config.stem not in SLOW:
+        return []
+    is_long = mesh == (4, 2, Placement.STREAMED)
+    return [pytest.mark.slow, *([pytest.mark.long] if is_long else [])]
+
+
 @pytest.mark.parametrize(
     ("config", "mesh"),
     [
         pytest.param(
             config,
             mesh,
-            marks=[pytest.mark.slow] if config.stem in SLOW else [],
+            marks=marks_of(config, mesh),
             id=f"{config.stem}-{rows}-{columns}-{place.name}",
         )
         for config, mesh in CASES
@@ -157,7 +164,7 @@ def small_update(network, execution, rows, columns):
     member, inputs, label_shape = network()
     layout = Layout.make(4, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
     ensemble = networks.ensemble_of(
-        member, networks.SGD, layout, execution=execution, failures="skip"
+        member, networks.SGD, layout, execution=execution, failure_policy="skip"
     )
     batches = layout.put(networks.batches_for(inputs, label_shape, 2), BATCHES)
     return ensemble, ensemble.with_record(networks.born_on(layout, network)), batches

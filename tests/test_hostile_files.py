@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dist_ens.experiment import DataConfig, open_source
-from dist_ens.experiment.config_file import ExperimentFile
-from dist_ens.experiment.network_files import read_network
+from dist_ens.experiment.config_file import stored_experiment
+from dist_ens.experiment.networks import read_network
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.file_reading import read_npy
 
@@ -171,7 +171,7 @@ def test_a_path_that_is_no_file_is_refused(folder, kind, place):
 @pytest.mark.parametrize("place", ["pipe", "zero"])
 def test_a_pipe_or_a_device_is_never_read(tmp_path, folder, place):
     assert "regular file" in refusal(read_npy, folder / place, "--input")
-    assert "regular file" in refusal(ExperimentFile, str(folder / place))
+    assert "regular file" in refusal(stored_experiment, str(folder / place))
     network = tmp_path / f"{place}.safetensors"
     network.symlink_to(folder / place)
     assert "regular file" in refusal(read_network, network)

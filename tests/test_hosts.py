@@ -1,23 +1,17 @@
 """Real processes of one run, of which one is lost, fails, or never comes."""
 
-import os
-import pathlib
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
 
-import fast_xla
-from conftest import COMMAND_ENVIRONMENT
+from commands import LIMIT_SECS, start, together, wait_for
 from dist_ens.ground.errors import ExitCode
-from test_cluster import free_port
 
-ROOT = pathlib.Path(__file__).parent.parent
-LIMIT_SECS = 120
+__all__ = ["LIMIT_SECS", "wait_for"]
+
 HEARTBEAT_SECS, STUCK_SECS = 6, 30
 # One process has a fault after step 6.
 CONFIG = """
@@ -53,6 +47,7 @@ FAULTS = {
     "stuck": "time.sleep(600)",
     "preempted": "os.kill(os.getpid(), signal.SIGTERM)",
     "waiting": "pass",
+    "beating": "from dist_ens.processes.peers import Peers; Peers.current._beat_secs = 2e-4",
 }
 
 
@@ -62,62 +57,19 @@ def write_config(folder, fault, process_id, steps=10**6):
     return folder / "config.py"
 
 
-def begin(folder, process_id, num_processes, port, *flags, devices=1, path=ROOT):
-    """A process of a run, with its output in a file."""
-    words = [
-        *("train", f"--config={folder / 'config.py'}", f"--workdir={folder / 'run'}"),
-        f"--coordinator_address=127.0.0.1:{port}",
-        *(f"--num_processes={num_processes}", f"--process_id={process_id}"),
-        f"--heartbeat_timeout_secs={HEARTBEAT_SECS}",
-        *flags,
-    ]
-    variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": fast_xla.flags(devices), "COLUMNS": "200"}
-    variables["PYTHONPATH"] = str(path)
-    with (folder / f"log_{process_id}").open("w") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", f"launch.{words[0]}", *words[1:]],
-            cwd=ROOT,
-            env=COMMAND_ENVIRONMENT | variables,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+def started(folder, flags, *others, devices=1):
+    """The processes of a run, each with flags of its own, with their outputs in `log_0`, ….
 
-
-def wait_for(condition, what, limit_secs=LIMIT_SECS):
-    deadline = time.monotonic() + limit_secs
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.02)
-
-
-def codes(processes, folder, limit_secs=LIMIT_SECS):
-    """Exit codes of processes, which are all ended."""
-    try:
-        wait_for(
-            lambda: all(process.poll() is not None for process in processes),
-            lambda: "\n".join(path.read_text() for path in sorted(folder.glob("log_*"))),
-            limit_secs,
-        )
-        return [process.returncode for process in processes]
-    finally:
-        end(processes)
-
-
-def end(processes):
-    for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    Of two values of a flag the last one counts.
+    """
+    words = ["train", f"--config={folder / 'config.py'}", f"--workdir={folder / 'run'}"]
+    words += [f"--heartbeat_timeout_secs={HEARTBEAT_SECS}", *others]
+    each, environ = [[*words, *own] for own in flags], {"COLUMNS": "200"}
+    return start(*each, folder=folder, name="log", devices=devices, environ=environ, in_one=True)
 
 
 def log(folder, process_id):
     return (folder / f"log_{process_id}").read_text()
-
-
-def started(folder, num_processes, *flags, port=None):
-    port = port or free_port()
-    return [begin(folder, i, num_processes, port, *flags) for i in range(num_processes)]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +77,7 @@ def started(folder, num_processes, *flags, port=None):
     [
         ("killed", 2, 1),
         ("killed", 2, 0),
-        ("killed", 4, 3),
+        pytest.param("killed", 4, 3, marks=pytest.mark.long),
         ("stopped", 2, 1),
         ("stopped", 2, 0),
         ("raising", 2, 1),
@@ -138,26 +90,24 @@ def test_a_process_that_is_lost_ends_the_others_which_name_its_host_and_members(
 ):
     write_config(tmp_path, fault, at_fault)
     watched = [f"--stuck_after_secs={STUCK_SECS}"] if fault == "stuck" else []
-    processes = started(tmp_path, num_processes, *watched)
-    others = [process for i, process in enumerate(processes) if i != at_fault]
+    run = started(tmp_path, together(num_processes), *watched)
+    others = [i for i in range(num_processes) if i != at_fault]
     try:
         wait_for((tmp_path / "there").exists, lambda: log(tmp_path, 0))
         since = time.monotonic()
-        limit = (STUCK_SECS if fault == "stuck" else HEARTBEAT_SECS) + 5
-        ended = codes(others, tmp_path)
+        wait_for(lambda: not any(map(run.is_running, others)), lambda: log(tmp_path, others[0]))
         took = time.monotonic() - since
     finally:
-        end(processes)
+        run.kill([at_fault])
+        codes = run.codes(limit_secs=30)
     expected = ExitCode.FAULT if fault == "raising" else ExitCode.HOST_LOST
-    assert ended == [expected] * len(others), log(tmp_path, 1 - min(at_fault, 1))
-    assert took < limit
+    assert [codes[i] for i in others] == [expected] * len(others), log(tmp_path, others[0])
+    assert took < (STUCK_SECS if fault == "stuck" else HEARTBEAT_SECS) + 5
     per_process = 4 // num_processes
     first = at_fault * per_process
     members = f"members {first} to {first + 1}" if per_process == 2 else f"members {first}"
-    named = rf"[pP]rocess {at_fault} \(host [^ ]+, pid {processes[at_fault].pid}, {members}, data"
-    for i in range(num_processes):
-        if i == at_fault:
-            continue
+    named = rf"[pP]rocess {at_fault} \(host [^ ]+, pid {run.pids[at_fault]}, {members}, data"
+    for i in others:
         told = " ".join(log(tmp_path, i).split())
         assert re.search(named, told), told
         if fault == "raising":
@@ -169,57 +119,52 @@ def test_a_process_that_is_lost_ends_the_others_which_name_its_host_and_members(
 
 def test_processes_that_wait_for_another_in_vain_say_who_they_are(tmp_path):
     write_config(tmp_path, "raising", 9)
-    port = free_port()
-    waiting = [begin(tmp_path, i, 3, port, "--start_timeout_secs=8") for i in (0, 1)]
-    assert codes(waiting, tmp_path) == [ExitCode.HOST_LOST] * 2
+    *waiting, _ = together(3)
+    run = started(tmp_path, waiting, "--start_timeout_secs=8")
+    assert run.codes() == [ExitCode.HOST_LOST] * 2
     for i in (0, 1):
-        told = f"error: Process {i} of 3 has not met the others at 127.0.0.1:{port} within"
+        told = f"error: Process {i} of 3 has not met the others at 127.0.0.1:"
         assert told in log(tmp_path, i)
         assert "DEADLINE_EXCEEDED" in log(tmp_path, i)  # JAX's own message stands before it.
         assert "Traceback" not in log(tmp_path, i)
 
 
+def test_a_process_whose_work_is_done_ends_well_while_it_sends_beats(tmp_path):
+    write_config(tmp_path, "beating", 1, steps=8)
+    run = started(tmp_path, together(2))
+    assert run.codes() == [0, 0], log(tmp_path, 0) + log(tmp_path, 1)
+
+
 def test_a_port_that_is_in_use_is_told(tmp_path):
     write_config(tmp_path, "raising", 9)
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
+    with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert codes([begin(tmp_path, 0, 2, port)], tmp_path) == [ExitCode.USAGE]
+        first, _ = together(2)
+        run = started(tmp_path, [[*first, f"--coordinator_address=127.0.0.1:{port}"]])
+        assert run.codes() == [ExitCode.USAGE]
     told = f"error: Process 0 cannot listen at 127.0.0.1:{port}: Address already in use."
     assert told in log(tmp_path, 0)
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("own", "told"),
     [
-        ("rate", r"differ in optimizer\.learning_rate: 0\.1 in process 0 \(host "),
         (
-            "version",
-            r"differ in the version of numpy: \S+ in process 0 \(.*\) and 9\.9 in process 1",
+            "--config.optimizer.learning_rate={}",
+            r"differ in optimizer\.learning_rate: 1\.0 in process 0 \(host ",
         ),
-        ("number", "differ in --num_processes: 2 in process 0"),
-        ("folder", "is not shared: what process 0 wrote there is not seen by process 1"),
+        ("--num_processes={}", "differ in --num_processes: 2 in process 0"),
+        ("--workdir={}", "is not shared: what process 0 wrote there is not seen by process 1"),
     ],
 )
-def test_hosts_that_differ_are_told_before_training(what, told, tmp_path):
+def test_hosts_that_differ_are_told_before_training(own, told, tmp_path):
     write_config(tmp_path, "raising", 9)
-    other = tmp_path / "numpy-9.9.dist-info"
-    other.mkdir()
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 9.9\n")
-    flags = {
-        "rate": [f"--config.optimizer.learning_rate={rate}" for rate in (0.1, 0.2)],
-        "folder": [f"--workdir={tmp_path / f'run_{i}'}" for i in range(2)],
-    }.get(what, [])
-    port = free_port()
+    values = {"--num_processes={}": (2, 3), "--workdir={}": (tmp_path / "a", tmp_path / "b")}
     both = [
-        begin(
-            *(tmp_path, i, 2 + i * (what == "number"), port, *flags[i : i + 1]),
-            path=tmp_path if what == "version" and i else ROOT,
-        )
-        for i in range(2)
+        [*flags, own.format(value)]
+        for flags, value in zip(together(2), values.get(own, (1.0, 2.0)), strict=True)
     ]
-    assert codes(both, tmp_path) == [ExitCode.USAGE] * 2
+    assert started(tmp_path, both).codes() == [ExitCode.USAGE] * 2
     for i in range(2):
         assert re.search(told, " ".join(log(tmp_path, i).split()))
     assert not (tmp_path / "run").exists()
@@ -231,11 +176,11 @@ def test_a_signal_to_one_host_before_the_first_step_ends_all_with_its_code(tmp_p
     config.write_text(
         config.read_text().replace("def get_config():\n", f"def get_config():\n{reached}")
     )
-    both = started(tmp_path, 2)
+    run = started(tmp_path, together(2))
     wait_for((tmp_path / "there").exists, lambda: log(tmp_path, 1))
-    both[1].send_signal(signal.SIGTERM)
+    run.send(signal.SIGTERM, [1])
     since = time.monotonic()
-    assert codes(both, tmp_path) == [ExitCode.PREEMPTED] * 2
+    assert run.codes() == [ExitCode.PREEMPTED] * 2
     assert time.monotonic() - since < 10
     assert "Process 1 (host " in log(tmp_path, 0)
     assert "was stopped: Ended by SIGTERM. Nothing is lost." in log(tmp_path, 0)
@@ -245,26 +190,22 @@ def test_a_signal_to_one_host_before_the_first_step_ends_all_with_its_code(tmp_p
 SLOW_DATA = """
 import dataclasses, pathlib, runpy, time
 import jax
+from dist_ens.data import ArraySplit
 from dist_ens.experiment import open_source
 
-class SlowSplit:
+class SlowSplit(ArraySplit):
     in_memory = False  # So that the hosts read the examples of each step.
-
-    def __init__(self, split):
-        self.split, self.has_slept = split, False
-
-    def __len__(self):
-        return len(self.split)
+    slept = []
 
     def take(self, indices):
-        if indices.ndim == 2 and jax.process_index() == 1 and not self.has_slept:
-            self.has_slept = True
-            time.sleep(40)
-        return self.split.take(indices)
+        if indices.ndim == 2 and jax.process_index() == 1 and not self.slept:
+            self.slept.append(time.sleep(40))
+        return super().take(indices)
 
 def make_source(data):
     digits = open_source(dataclasses.replace(data, source="digits"))
-    return dataclasses.replace(digits, train=SlowSplit(digits.train))
+    train = SlowSplit(digits.train.inputs, digits.train.labels)
+    return dataclasses.replace(digits, train=train)
 
 get_config = runpy.run_path(pathlib.Path("configs") / "digits.py")["get_config"]
 """
@@ -274,7 +215,7 @@ get_config = runpy.run_path(pathlib.Path("configs") / "digits.py")["get_config"]
 def test_a_host_may_be_forty_seconds_late_for_the_first_step(tmp_path):
     (tmp_path / "config.py").write_text(SLOW_DATA)
     words = "num_members=4 steps=4 steps_per_call=1 execution=loop logging.every_steps=1"
-    flags, port = [f"--config.{word}" for word in words.split()], free_port()
+    flags = [f"--config.{word}" for word in words.split()]
     # The hosts have other connections for their first agreements if each has several devices.
-    processes = [begin(tmp_path, i, 2, port, *flags, devices=2) for i in range(2)]
-    assert codes(processes, tmp_path) == [0, 0], log(tmp_path, 0) + log(tmp_path, 1)
+    run = started(tmp_path, together(2), *flags, devices=2)
+    assert run.codes() == [0, 0], log(tmp_path, 0) + log(tmp_path, 1)

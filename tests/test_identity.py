@@ -1,5 +1,6 @@
 """What would make a member depend on its company, on a column, or on JAX's configuration."""
 
+import functools
 import itertools
 
 import flax.linen as nn
@@ -17,6 +18,7 @@ from dist_ens.ground.randomness import EXAMPLES, member_key
 from dist_ens.layout import BATCHES, MEMBER_BATCHES, MEMBERS, Layout
 from dist_ens.members import Member, from_functions, from_linen
 from dist_ens.methods import poisson_weight
+from saving import reader, save
 
 BATCH = networks.BATCH
 INPUTS = jax.ShapeDtypeStruct((BATCH, 12), jnp.float32)
@@ -25,8 +27,7 @@ DEVICE = jax.devices()[:1]
 
 def trained(member, *, mesh=(1, 1), num_members=2, ids=None, optimizer=networks.SGD, **options):
     """The state after three steps of one call each, on the host."""
-    rows, columns = mesh
-    layout = Layout.make(num_members, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
+    layout = networks.layout_on(mesh, num_members)
     ensemble = networks.ensemble_of(member, optimizer, layout, **options)
     state = networks.begin(ensemble, INPUTS, member_ids=ids)
     batches = networks.batches_for(INPUTS, (), 3)
@@ -34,24 +35,6 @@ def trained(member, *, mesh=(1, 1), num_members=2, ids=None, optimizer=networks.
         batch = {name: leaf[step : step + 1] for name, leaf in batches.items()}
         state, _ = ensemble.update_steps(state, layout.put(batch, BATCHES))
     return state
-
-
-def numbers(state):
-    keys_as_words = jax.tree.map(
-        lambda leaf: (
-            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        ),
-        state,
-    )
-    return jax.device_get(keys_as_words)
-
-
-def assert_equal(a, b):
-    jax.tree.map(np.testing.assert_array_equal, numbers(a), numbers(b))
-
-
-def assert_close(a, b):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
 
 
 # Random numbers
@@ -64,43 +47,37 @@ class Dropping(nn.Module):
         return nn.Dense(networks.CLASSES)(x)
 
 
-CONFIGURATIONS = {
-    "rbg": lambda: jax.default_prng_impl("rbg"),
-    "unsafe_rbg": lambda: jax.default_prng_impl("unsafe_rbg"),
-    "not partitionable": lambda: jax.threefry_partitionable(False),
-}
+under_any_configuration = pytest.mark.parametrize(
+    "configured",
+    [
+        functools.partial(jax.default_prng_impl, "rbg"),
+        functools.partial(jax.default_prng_impl, "unsafe_rbg"),
+        functools.partial(jax.threefry_partitionable, False),
+    ],
+    ids=["rbg", "unsafe_rbg", "not partitionable"],
+)
 
 
-class Asking(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
-        return nn.Dense(networks.CLASSES)(x)
-
-
-@pytest.fixture(params=CONFIGURATIONS)
-def configured(request):
-    return CONFIGURATIONS[request.param]
-
-
+@under_any_configuration
 @pytest.mark.parametrize("optimizer", [networks.SGD, optax.noisy_sgd(0.1, key=0)])
 def test_a_member_is_the_same_under_any_configuration_of_random_numbers(configured, optimizer):
     member = from_linen(Dropping())
     as_usual = trained(member, optimizer=optimizer)
     with configured():
-        assert_equal(trained(member, optimizer=optimizer), as_usual)
+        networks.assert_equal(trained(member, optimizer=optimizer), as_usual)
         company = trained(member, optimizer=optimizer, num_members=8)
         alone = trained(member, optimizer=optimizer, num_members=1, ids=[1])
-    company, alone = (numbers(each.params) for each in (company, alone))
-    assert_close(jax.tree.map(lambda leaf: leaf[1], company), jax.tree.map(lambda x: x[0], alone))
+    of_company = networks.member_of(company.params, 1)
+    networks.assert_close(of_company, networks.member_of(alone.params, 0))
 
 
+@under_any_configuration
 def test_dropout_samples_are_the_same_under_any_configuration_of_random_numbers(configured):
     layout = Layout.make(2, devices=DEVICE)
     x = layout.put(networks.batches_for(INPUTS, (), 1)["inputs"][0])
 
     def made():
-        member = from_linen(Asking())
+        member = from_linen(networks.Asking())
         return networks.ensemble_of(member, networks.SGD, layout, dropout_samples=3)
 
     state = networks.begin(made(), INPUTS)
@@ -109,6 +86,7 @@ def test_dropout_samples_are_the_same_under_any_configuration_of_random_numbers(
         np.testing.assert_array_equal(made().outputs(state, x), as_usual)
 
 
+@under_any_configuration
 def test_a_bootstrap_sample_is_the_same_under_any_configuration_of_random_numbers(configured):
     def weights():
         keys = jax.vmap(lambda i: jax.random.fold_in(member_key(0, i), EXAMPLES))(np.arange(3))
@@ -124,22 +102,18 @@ def test_a_bootstrap_sample_is_the_same_under_any_configuration_of_random_number
 
 
 def test_a_members_key_does_not_depend_on_an_offset_of_seeds():
-    expected = [tuple(jax.random.key_data(member_key(5, i)).tolist()) for i in range(3)]
-    before = jax.config.jax_random_seed_offset
+    expected = jax.random.key_data(member_key(5, 1)).tolist()
+    jax.config.update("jax_random_seed_offset", 7)
     try:
-        jax.config.update("jax_random_seed_offset", 7)
-        found = [tuple(jax.random.key_data(member_key(5, i)).tolist()) for i in range(3)]
+        assert jax.random.key_data(member_key(5, 1)).tolist() == expected
     finally:
-        jax.config.update("jax_random_seed_offset", before)
-    assert found == expected
+        jax.config.update("jax_random_seed_offset", 0)
 
 
-def constant_loss():
-    """A network whose parameter has no gradient: only an optimizer's noise moves it."""
-    return from_functions(
-        lambda key: {"w": jnp.zeros((12, networks.CLASSES))},
-        lambda params, x: 0 * (x @ params["w"]),
-    )
+# A network whose parameter has no gradient: only an optimizer's noise moves it.
+CONSTANT_LOSS = from_functions(
+    lambda key: {"w": jnp.zeros((12, networks.CLASSES))}, lambda params, x: 0 * (x @ params["w"])
+)
 
 
 def plain_keys(seed):
@@ -175,9 +149,8 @@ NOISY = {
 def test_an_optimizers_noise_is_each_members_own(name):
     def moved(num_members=4, ids=None, seed=0, **options):
         optimizer = NOISY[name](seed)
-        state = trained(
-            constant_loss(), num_members=num_members, ids=ids, optimizer=optimizer, **options
-        )
+        options |= {"num_members": num_members, "ids": ids, "optimizer": optimizer}
+        state = trained(CONSTANT_LOSS, **options)
         return np.asarray(state.params["w"])
 
     together = moved()
@@ -203,15 +176,15 @@ def gamma_noise(seed):
 
 
 def test_a_plain_key_is_told_from_counters_by_what_is_drawn_from_it():
-    state = trained(constant_loss(), optimizer=gamma_noise(0), num_members=3)
+    state = trained(CONSTANT_LOSS, optimizer=gamma_noise(0), num_members=3)
     assert state.opt_state["counters"].tolist() == [[3, 3]] * 3
     assert len({tuple(key) for key in state.opt_state["key"].tolist()}) == 3
     params = np.asarray(state.params["w"])
     assert not np.allclose(params[0], params[1])
 
 
-def needs_the_loss():
-    """An optimizer whose update takes the loss, and one that averages over the columns itself."""
+def over_columns():
+    """An optimizer that averages over the columns itself."""
 
     def update(grads, state, params=None):
         return jax.lax.pmean(grads, "data"), state
@@ -220,14 +193,12 @@ def needs_the_loss():
 
 
 # Two that no trace can take alone, and one that gives each member noise of its own.
-@pytest.mark.parametrize(
-    "optimizer", [optax.lbfgs(), needs_the_loss(), optax.noisy_sgd(1e-2, key=0)]
-)
+@pytest.mark.parametrize("optimizer", [optax.lbfgs(), over_columns(), NOISY["noisy_sgd"](0)])
 def test_networks_trained_elsewhere_begin_as_others_do(optimizer):
-    layout = Layout.make(2, devices=DEVICE)
-    ensemble = networks.ensemble_of(constant_loss(), optimizer, layout)
+    layout, of_ids = Layout.make(2, devices=DEVICE), {"seed": 5, "member_ids": [3, 1]}
+    ensemble = networks.ensemble_of(CONSTANT_LOSS, optimizer, layout, **of_ids)
     params = [{"w": np.zeros((12, networks.CLASSES), np.float32)}] * 2
-    assert_equal(ensemble.state_of(params), networks.begin(ensemble, INPUTS))
+    networks.assert_equal(ensemble.state_of(params), networks.begin(ensemble, INPUTS))
 
 
 def test_an_optimizer_that_draws_from_no_key_in_its_state_is_refused():
@@ -237,7 +208,7 @@ def test_an_optimizer_that_draws_from_no_key_in_its_state_is_refused():
 
     optimizer = optax.GradientTransformation(lambda params: jnp.int32(0), update)
     with pytest.raises(UserError, match="from a key that is not in its state"):
-        trained(constant_loss(), optimizer=optimizer)
+        trained(CONSTANT_LOSS, optimizer=optimizer)
 
 
 # How a batch is divided
@@ -258,6 +229,11 @@ def clipping_its_cotangents():
     )
 
 
+@functools.cache
+def trained_on_two_rows(member):
+    return trained(member(), mesh=(2, 1))
+
+
 @pytest.mark.parametrize("member", [clipping_its_cotangents, lambda: networks.mlp()[0]])
 @pytest.mark.parametrize(
     ("mesh", "options"),
@@ -268,9 +244,8 @@ def clipping_its_cotangents():
     ids=str,
 )
 def test_a_gradient_does_not_depend_on_how_the_batch_is_divided(member, mesh, options):
-    whole = trained(member(), mesh=(2, 1))
-    parts = trained(member(), mesh=mesh, **options)
-    assert_close(numbers(whole.params), numbers(parts.params))
+    whole, parts = trained_on_two_rows(member), trained(member(), mesh=mesh, **options)
+    networks.assert_close(parts.params, whole.params)
 
 
 def counting():
@@ -297,28 +272,27 @@ def test_integer_and_complex_state_is_that_of_the_whole_batch(mesh):
     inputs = networks.batches_for(INPUTS, (), 3)["inputs"]
     assert state["n"].tolist() == [int((inputs > 0).sum())] * 2
     mean = inputs[-1].mean(axis=0)
-    assert_close(np.asarray(state["mean"]), np.stack([mean - 1j * mean] * 2))
+    networks.assert_close(state["mean"], np.stack([mean - 1j * mean] * 2))
 
 
 # What a batch holds
 
 
-@pytest.mark.parametrize("extra", ["weights", "mask"])
 @pytest.mark.parametrize("per_member", [False, True])
-def test_a_loss_function_sees_every_part_of_a_batch(extra, per_member):
+def test_a_loss_function_sees_every_part_of_a_batch(per_member):
     member = networks.mlp()[0]
 
     def loss_fn(params, model_state, batch, key):
         outputs, model_state = member.apply(params, model_state, batch["inputs"], key, True)
-        return (outputs**2).mean(), (model_state, {"extra": batch[extra].mean()})
+        return (outputs**2).mean(), (model_state, {"extra": batch["extra"].mean()})
 
     layout = Layout.make(2, devices=DEVICE)
     ensemble = Ensemble(member, networks.SGD, loss_fn, num_members=2, layout=layout)
     batch = networks.batches_for(INPUTS, (), 1)
-    batch[extra] = np.arange(BATCH, dtype=np.float32)[None]
+    batch["extra"] = np.arange(BATCH, dtype=np.float32)[None]
     if per_member:
         own = {name: np.stack([leaf] * 2) for name, leaf in batch.items()}
-        own[extra][1] += 1
+        own["extra"][1] += 1
         given = MemberBatches(layout.put(own, MEMBER_BATCHES))
     else:
         given = Batches(layout.put(batch, BATCHES))
@@ -330,27 +304,18 @@ def test_a_loss_function_sees_every_part_of_a_batch(extra, per_member):
 # How often an update is compiled
 
 
-def with_temperature():
-    """A network with parameters that are written as numbers."""
-    return from_functions(
-        lambda key: {
-            "w": jax.random.normal(key, (12, networks.CLASSES)),
-            "scale": 1.0,
-            "shift": jnp.asarray(0.0),
-        },
-        lambda params, x: params["scale"] * (x @ params["w"]) + params["shift"],
-    )
+def init_temperature(key, x):
+    w = jax.random.normal(key, (12, networks.CLASSES))
+    return {"w": w, "scale": 1.0, "shift": jnp.asarray(0.0)}, {"scale": 1.0}
 
 
-def stateful():
-    """Likewise, with a state that an update returns as a Python number."""
-    member = with_temperature()
+def apply_temperature(params, model_state, x, key, train):
+    outputs = params["scale"] * (x @ params["w"]) + params["shift"]
+    return outputs, {"scale": 2.0 if train else model_state["scale"]}
 
-    def apply(params, model_state, x, key, train):
-        outputs, _ = member.apply(params, (), x, key, train)
-        return outputs, {"scale": 2.0 if train else model_state["scale"]}
 
-    return Member(lambda key, x: (member.init(key, x)[0], {"scale": 1.0}), apply)
+# A network whose parameters and state are written as Python numbers.
+WITH_TEMPERATURE = Member(init_temperature, apply_temperature)
 
 
 @pytest.fixture
@@ -372,16 +337,11 @@ def born(ensemble, tmp_path):
 
 
 def from_elsewhere(ensemble, tmp_path):
-    member = ensemble.member
-    made = [member.init(jax.random.key(i), jnp.zeros(INPUTS.shape)) for i in range(2)]
-    plain = [{**params, "scale": 1.0} for params, _ in made]
-    model_states = None if made[0][1] == () else [{"scale": 1.0}] * 2
-    return ensemble.state_of(plain, model_states)
+    made = [init_temperature(jax.random.key(i), None) for i in range(2)]
+    return ensemble.state_of(*zip(*made, strict=True))
 
 
 def restored(ensemble, tmp_path):
-    from saving import reader, save
-
     save(tmp_path, networks.begin(ensemble, INPUTS))
     return reader(tmp_path, 1).state(ensemble.abstract_state({"inputs": INPUTS}))
 
@@ -392,15 +352,10 @@ def moved(ensemble, tmp_path):
 
 
 @pytest.mark.parametrize("way", [born, from_elsewhere, restored, moved])
-@pytest.mark.parametrize("member", [with_temperature, stateful])
-@pytest.mark.parametrize(
-    "optimizer", [optax.adam(1e-3), optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)]
-)
-def test_an_update_is_compiled_once_however_the_state_was_made(
-    way, member, optimizer, compiled, tmp_path
-):
+def test_an_update_is_compiled_once_however_the_state_was_made(way, compiled, tmp_path):
     layout = Layout.make(2, devices=DEVICE)
-    ensemble = networks.ensemble_of(member(), optimizer, layout)
+    optimizer = optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
+    ensemble = networks.ensemble_of(WITH_TEMPERATURE, optimizer, layout)
     state = way(ensemble, tmp_path)
     assert not any(getattr(leaf, "weak_type", False) for leaf in jax.tree.leaves(state))
     batch = layout.put(networks.batches_for(INPUTS, (), 1), BATCHES)

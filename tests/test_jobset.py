@@ -49,13 +49,11 @@ def rendered(command=TRAIN, **changes):
 def strict(schema):
     """The schema without keys that it does not name."""
     if isinstance(schema, list):
-        return [strict(part) for part in schema]
+        return [*map(strict, schema)]
     if not isinstance(schema, dict):
         return schema
-    made = {name: strict(part) for name, part in schema.items()}
-    if "properties" in made and "additionalProperties" not in made:
-        made["additionalProperties"] = False
-    return made
+    closed = {"additionalProperties": False} if "properties" in schema else {}
+    return closed | {name: strict(part) for name, part in schema.items()}
 
 
 VALIDATOR = jsonschema.Draft202012Validator(strict(SCHEMA))
@@ -65,23 +63,14 @@ def check(document):
     """Raises if a JobSet, the Job in it or the pod in that is not as its schema demands."""
     VALIDATOR.validate(document)
     head = {"apiVersion": "batch/v1", "kind": "Job", "metadata": document["metadata"]}
-    kubernetes_validate.validate({**head, "spec": job_of(document)}, "1.35", strict=True)
+    kubernetes_validate.validate({**head, "spec": parts_of(document)[0]}, "1.35", strict=True)
 
 
-def job_of(document):
-    return document["spec"]["replicatedJobs"][0]["template"]["spec"]
-
-
-def pod_of(document):
-    return job_of(document)["template"]["spec"]
-
-
-def container_of(document):
-    return pod_of(document)["containers"][0]
-
-
-def variables_of(document):
-    return {each["name"]: each for each in container_of(document).get("env", [])}
+def parts_of(document):
+    """The specs of the Job and of its pod, and the container."""
+    job = document["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = job["template"]["spec"]
+    return job, pod, pod["containers"][0]
 
 
 FULL = rendered(**ALL_OPTIONS, **SLICES)
@@ -94,12 +83,7 @@ def test_a_jobset_is_valid(hardware, options):
 
 
 def reason_of_failure(job, pods):
-    """Why the Job controller fails a Job, or None if the Job succeeds.
-
-    Args:
-        job: Spec of the Job.
-        pods: Exit code and conditions of each pod.
-    """
+    """Why the Job controller fails a Job with these exit codes and conditions of its pods."""
     failed = [pod for pod in pods if pod[0] != 0]
     for code, conditions in failed:
         for rule in job["podFailurePolicy"]["rules"]:
@@ -114,7 +98,7 @@ def reason_of_failure(job, pods):
 
 def action(document, *jobs):
     """What the JobSet controller does after the ends of all Jobs; None if it is complete."""
-    reasons = [reason_of_failure(job_of(document), pods) for pods in jobs]
+    reasons = [reason_of_failure(parts_of(document)[0], pods) for pods in jobs]
     policy, failed = document["spec"]["failurePolicy"], [*filter(None, reasons)]
     for rule in policy["rules"]:
         if any(reason in rule["onJobFailureReasons"] for reason in failed):
@@ -142,34 +126,38 @@ def test_the_controllers_restart_after_exactly_the_codes_of_a_preemption():
 
 
 def test_the_file_has_what_the_webhooks_of_the_controllers_demand():
-    assert pod_of(FULL)["restartPolicy"] == "Never"
+    job, pod, container = parts_of(FULL)
+    assert pod["restartPolicy"] == "Never"
     for rule in FULL["spec"]["failurePolicy"]["rules"]:
         assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
         # JobSet knows five reasons. These are the two that such a Job can have.
         assert {*rule["onJobFailureReasons"]} <= {"BackoffLimitExceeded", "PodFailurePolicy"}
-    codes = job_of(FULL)["podFailurePolicy"]["rules"][1]["onExitCodes"]
+    codes = job["podFailurePolicy"]["rules"][1]["onExitCodes"]
     assert codes["values"] == [42, 134, 137, 139, 143]  # sorted, without repetition and without 0
-    assert codes["containerName"] == container_of(FULL)["name"]
+    assert codes["containerName"] == container["name"]
 
 
 def test_slices_have_the_nodes_of_their_topology_and_what_libtpu_needs():
     for topology, nodes in [("4x4", 4), ("2x2", 1), ("4x4x8", 32)]:  # 4 chips on a node
-        assert job_of(rendered(**SLICE | {"tpu_topology": topology}))["parallelism"] == nodes
-    assert (job_of(FULL)["parallelism"], job_of(FULL)["completions"]) == (8, 8)
+        job, *_ = parts_of(rendered(**SLICE | {"tpu_topology": topology}))
+        assert job["parallelism"] == nodes
+    job, pod, container = parts_of(FULL)
+    assert (job["parallelism"], job["completions"]) == (8, 8)
     assert FULL["spec"]["replicatedJobs"][0]["replicas"] == 3
-    assert container_of(FULL)["resources"]["limits"] == {"google.com/tpu": "4"}
-    assert container_of(FULL)["args"] == list(TRAIN)  # JAX finds the cluster.
-    variables = variables_of(FULL)
+    assert container["resources"]["limits"] == {"google.com/tpu": "4"}
+    assert container["args"] == list(TRAIN)  # JAX finds the cluster.
+    variables = {each["name"]: each for each in container["env"]}
     assert variables["MEGASCALE_COORDINATOR_ADDRESS"]["value"] == "digits-slice-0-0.digits"
     assert variables["MEGASCALE_NUM_SLICES"]["value"] == "3"
     label = "metadata.labels['jobset.sigs.k8s.io/job-index']"
     assert variables["MEGASCALE_SLICE_ID"]["valueFrom"]["fieldRef"]["fieldPath"] == label
-    assert pod_of(FULL)["hostNetwork"] is True
+    assert pod["hostNetwork"] is True
     secret = variables["WANDB_API_KEY"]["valueFrom"]
     assert secret == {"secretKeyRef": {"name": "wandb", "key": "key"}}
     one = rendered(**SLICE)
-    assert not variables_of(one)
-    assert "hostNetwork" not in pod_of(one)
+    _, pod, container = parts_of(one)
+    assert "env" not in container
+    assert "hostNetwork" not in pod
     annotation = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     assert one["metadata"]["annotations"] == annotation
 
@@ -177,15 +165,16 @@ def test_slices_have_the_nodes_of_their_topology_and_what_libtpu_needs():
 @pytest.mark.parametrize("num_nodes", [2, 1])  # Also a single pod, or JAX would ask the API.
 def test_nodes_without_tpus_get_the_address_of_process_0(num_nodes):
     document = rendered(num_nodes=num_nodes, gpus_per_node=8)
-    assert container_of(document)["args"] == [
+    job, _, container = parts_of(document)
+    assert container["args"] == [
         *TRAIN,
         "--coordinator_address=digits-node-0-0.digits:55527",
         f"--num_processes={num_nodes}",
         "--process_id=$(JOB_COMPLETION_INDEX)",
     ]
     assert document["spec"]["network"]["publishNotReadyAddresses"] is True
-    assert job_of(document)["completionMode"] == "Indexed"
-    assert container_of(document)["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert job["completionMode"] == "Indexed"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
 
 
 def expanded(argument):
@@ -209,7 +198,7 @@ texts = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(texts, max_size=5))
 def test_a_container_gets_the_arguments_that_the_user_typed(arguments):
-    made = container_of(rendered(("train", *arguments), num_nodes=2))["args"]
+    made = parts_of(rendered(("train", *arguments), num_nodes=2))[2]["args"]
     assert [*map(expanded, made[:-3])] == ["train", *arguments]
     assert expanded(made[-1]) == "--process_id=1"
 

@@ -21,13 +21,13 @@ from dist_ens.experiment import (
     OptimizerConfig,
     open_source,
 )
-from dist_ens.experiment.answers import keep
-from dist_ens.experiment.assess import assess, out_of_bag_of
 from dist_ens.experiment.assessment import (
     EvaluationRequest,
+    assess,
+    out_of_bag_of,
 )
-from dist_ens.experiment.build import evaluator_of_run
 from dist_ens.experiment.loaded import open_finished
+from dist_ens.experiment.loaded_run import keep
 from dist_ens.experiment.members import copy_members
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
@@ -58,7 +58,7 @@ def ask(workdir, step=None, **questions):
     run, ensemble, state, at, *_ = open_finished(workdir, step=step)
     found = assess(
         run,
-        evaluator_of_run(run, ensemble),
+        run.evaluator(ensemble),
         state,
         open_source(run.experiment.data),
         EvaluationRequest(**questions),
@@ -215,7 +215,7 @@ def test_intervals_of_a_table_are_in_its_own_unit_on_the_command_line_and_in_pyt
         num_folds=2,
     )
     workdir = tmp_path / "run"
-    gaussian = LossConfig(name="gaussian_nll")
+    gaussian = LossConfig(name="gaussian")
     train(experiment(data, loss=gaussian, num_members=4, steps=120), workdir)
     np.save(tmp_path / "x.npy", x)
     for method in ("cqr", "cv+"):
@@ -245,7 +245,7 @@ def test_intervals_of_a_table_are_in_its_own_unit_on_the_command_line_and_in_pyt
         np.testing.assert_allclose(p.total, scale * de.load(workdir).predict(x).total, rtol=1e-6)
     # The last intervals by hand: members predict a training example if they left it out.
     run, ensemble, state, *_ = open_finished(workdir)
-    evaluator, source = evaluator_of_run(run, ensemble), open_source(data)
+    evaluator, source = run.evaluator(ensemble), open_source(data)
     mask = out_of_bag_of(run, evaluator, state)
     of_table = np.load(tmp_path / "table.npz")["data"][source.train_positions]
     left_out = evaluator.predict(state, of_table[:, :2].astype(np.float32))["member_mean"]

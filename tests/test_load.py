@@ -73,7 +73,7 @@ def of_table(tmp_path_factory):
             "steps_per_call": 8,
             "execution": "vmap",
             "data": {"source": f"uci:{folder / 'table.npz'}", "global_batch_size": 16},
-            "loss": {"name": "gaussian_nll"},
+            "loss": {"name": "gaussian"},
             "model": {"name": "mlp", "hidden_sizes": (4,)},
             "optimizer": {"learning_rate": 0.1},
         }
@@ -132,7 +132,7 @@ def test_every_group_scores_arrays_in_their_own_units():
         "steps": 1,
         "execution": "vmap",
         "data": {"examples": "splits"},
-        "loss": {"name": "mse"},
+        "loss": {"name": "squared_error"},
         "model": {"name": "mlp", "hidden_sizes": ()},
         "num_members": 2,
     }

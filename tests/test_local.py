@@ -2,25 +2,26 @@
 
 import json
 import os
-import pathlib
 import re
 import signal
 import subprocess
 import sys
 import time
 
+import jax
 import psutil
 import pytest
 
 import fast_xla
-from conftest import COMMAND_ENVIRONMENT
+from commands import LIMIT_SECS, is_alive, start, wait_for
+from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.checkpoint import saved_step, saved_steps
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.ground.errors import ExitCode, UserError
 from launch import local
 from launch.local import device_variables
-from test_hosts import LIMIT_SECS, wait_for, write_config
+from test_hosts import write_config
 
-ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 12
 
 
@@ -49,8 +50,7 @@ def finished(process, folder, name):
     try:
         wait_for(lambda: process.poll() is not None, log.read_text)
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
     return process.returncode, log.read_text()
 
 
@@ -67,48 +67,60 @@ def children_of(process):
     return [child.pid for child in psutil.Process(process.pid).children()]
 
 
-def is_alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+def bits_of(folder, name):
+    """The bits of every member's final parameters."""
+    params = jax.device_get(open_finished(folder / name).state.params)
+    return [leaf.tobytes() for leaf in jax.tree.leaves(params)]
 
 
-def whole_run(folder, num_processes, devices=1):
-    """Scores of a run that is never stopped."""
-    (folder / "there").touch()  # The fault has been.
-    code, log = finished(begin(folder, "whole", num_processes, devices=devices), folder, "whole")
-    assert code == 0, log
-    (folder / "there").unlink()
-    return scores_of(folder, "whole")
+@pytest.fixture(scope="module")
+def of_one(tmp_path_factory):
+    """Scores and bits of a run of one process that is never stopped, by its number of steps."""
+    folder = tmp_path_factory.mktemp("one")
+    found = {}
+
+    def trained(steps):
+        if steps not in found:
+            config = write_config(folder, "raising", 99, steps=steps)
+            words = ["train", f"--config={config}", f"--workdir={folder / str(steps)}"]
+            assert start(words, folder=folder, name="log", devices=4).codes() == [0]
+            found[steps] = scores_of(folder, str(steps)), bits_of(folder, str(steps))
+        return found[steps]
+
+    return trained
 
 
+# Members lie along the ensemble axis, whose execution `loop` gives the same bits on any devices.
 @pytest.mark.parametrize(
-    ("num_processes", "devices"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.faults)]
+    ("num_processes", "devices"),
+    [
+        (2, 2),
+        *(
+            pytest.param(*each, marks=pytest.mark.faults)
+            for each in ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1))
+        ),
+    ],
 )
-def test_several_processes_train_the_same_members_as_one(num_processes, devices, tmp_path):
+def test_several_processes_train_the_same_members_as_one(num_processes, devices, of_one, tmp_path):
     write_config(tmp_path, "raising", 99, steps=STEPS)
-    ended = [
-        finished(begin(tmp_path, name, *of, devices=count), tmp_path, name)
-        for name, of, count in (("one", (1,), 4), ("several", (num_processes,), devices))
-    ]
-    assert [code for code, _ in ended] == [0, 0], ended
-    # Members lie along the ensemble axis, whose execution `loop` gives the same bits.
-    assert scores_of(tmp_path, "one") == scores_of(tmp_path, "several")
+    code, log = finished(begin(tmp_path, "run", num_processes, devices=devices), tmp_path, "run")
+    assert code == 0, log
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["mesh"] == {"ensemble": num_processes * devices, "data": 1}
+    assert (scores_of(tmp_path, "run"), bits_of(tmp_path, "run")) == of_one(STEPS)
 
 
-@pytest.mark.parametrize(
-    ("fault", "num_processes"),
-    [("killed", 2), pytest.param("preempted", 2, marks=pytest.mark.faults)],
-)
-def test_a_process_that_ends_is_started_again_and_nothing_is_lost(fault, num_processes, tmp_path):
+@pytest.mark.parametrize("fault", ["killed", pytest.param("preempted", marks=pytest.mark.faults)])
+def test_a_process_that_ends_is_started_again_and_nothing_is_lost(fault, of_one, tmp_path):
     # The processes agree on a step that comes some steps after the signal.
     steps = STEPS if fault == "killed" else 100 * STEPS
-    write_config(tmp_path, fault, num_processes - 1, steps=steps)
-    expected = whole_run(tmp_path, num_processes)
-    code, log = finished(begin(tmp_path, "run", num_processes), tmp_path, "run")
+    write_config(tmp_path, fault, 1, steps=steps)
+    code, log = finished(begin(tmp_path, "run", 2), tmp_path, "run")
     assert code == 0, log
     reported = 137 if fault == "killed" else ExitCode.PREEMPTED.value
     assert re.search(rf"Process \d ended first, with exit code {reported}\b", log), log
     assert "Restart 1 of at most 10." in log
-    assert scores_of(tmp_path, "run") == expected
+    assert (scores_of(tmp_path, "run"), bits_of(tmp_path, "run")) == of_one(steps)
 
 
 def test_an_error_is_not_tried_again(tmp_path):
@@ -133,7 +145,10 @@ def test_restarts_end(tmp_path):
     assert "The processes were started again 0 times, which is --max_restarts=0." in log
 
 
-@pytest.mark.parametrize(("num_processes", "is_alone"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("num_processes", "is_alone"),
+    [pytest.param(1, False, marks=pytest.mark.long), (2, False), (2, True)],
+)
 def test_a_signal_counts_once_and_the_run_is_saved(num_processes, is_alone, tmp_path):
     write_config(tmp_path, "waiting", 0)
     process = begin(tmp_path, "run", num_processes)

@@ -1,6 +1,7 @@
 """Every adapter makes a member that trains."""
 
 import dataclasses
+import re
 
 import equinox as eqx
 import flax.linen as nn
@@ -15,7 +16,6 @@ import networks
 from dist_ens.ground.errors import UserError
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import (
-    check_member,
     from_equinox,
     from_example_functions,
     from_functions,
@@ -85,9 +85,10 @@ class Registered:
         return x @ self.weights + self.biases[None]
 
 
+@dataclasses.dataclass
 class ByNode:
-    def __init__(self, weights, biases):
-        self.weights, self.biases = weights, biases
+    weights: jax.Array
+    biases: jax.Array
 
 
 jax.tree_util.register_pytree_node(
@@ -116,30 +117,22 @@ MEMBERS = {
     "equinox_plain": from_equinox(EquinoxPlain),
     "registered": from_pytree(lambda key: Registered(jax.random.normal(key, (6, 3)), jnp.zeros(3))),
     "by_node": from_pytree(
-        lambda key: ByNode(jax.random.normal(key, (6, 3)), jnp.zeros(3)),
-        apply=lambda node, x: x @ node.weights + node.biases[None],
+        lambda key: ByNode(jax.random.normal(key, (6, 3)), jnp.zeros(3)), apply=Registered.__call__
     ),
 }
 STATEFUL = ["linen", "nnx", "equinox"]
 
 
-def train(member, rows, columns, steps=100):
-    """Losses [steps, members], state and ensemble of four members learning a linear rule."""
-    random = np.random.default_rng(0)
-    inputs = random.normal(size=(steps, 8, 6)).astype(np.float32)
-    labels = inputs[..., :3].argmax(-1).astype(np.int32)
-    layout = Layout.make(4, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
-    ensemble = networks.ensemble_of(member, optax.adam(0.05), layout)
-    state = networks.begin(ensemble, INPUTS)
-    batches = layout.put({"inputs": inputs, "labels": labels}, BATCHES)
-    state, metrics = ensemble.update_steps(state, batches)
-    return np.asarray(metrics["loss"]), state, ensemble
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_member_of_every_kind_learns_and_members_differ(name):
-    losses, state, _ = train(MEMBERS[name], 2, 2)
+    inputs = np.random.default_rng(0).normal(size=(100, 8, 6)).astype(np.float32)
+    labels = inputs[..., :3].argmax(-1).astype(np.int32)  # a linear rule
+    layout = Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
+    ensemble = networks.ensemble_of(MEMBERS[name], optax.adam(0.05), layout)
+    batches = layout.put({"inputs": inputs, "labels": labels}, BATCHES)
+    state, metrics = ensemble.update_steps(networks.begin(ensemble, INPUTS), batches)
+    losses = np.asarray(metrics["loss"])
     assert losses[-20:].mean() < 0.8 * losses[:20].mean()
     first = jax.tree.leaves(state.params)[-1]
     assert not np.array_equal(first[0], first[1])
@@ -149,59 +142,65 @@ def test_a_member_of_every_kind_learns_and_members_differ(name):
 @pytest.mark.parametrize("name", STATEFUL)
 def test_dropout_follows_the_key_and_nothing_is_random_or_changes_without_training(name):
     member, x = MEMBERS[name], jax.random.normal(jax.random.key(9), INPUTS.shape)
-    params, model_state = member.init(jax.random.key(0), x)
+    params, model_state = jax.jit(member.init)(jax.random.key(0), x)
+    apply = jax.jit(member.apply, static_argnums=4)
     one, same, other = (
-        member.apply(params, model_state, x, jax.random.key(number), True)[0]
-        for number in (1, 1, 2)
+        apply(params, model_state, x, jax.random.key(number), True)[0] for number in (1, 1, 2)
     )
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
-    (first, state), (second, _) = (
-        member.apply(params, model_state, x, None, False) for _ in range(2)
-    )
+    (first, state), (second, _) = (apply(params, model_state, x, None, False) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     jax.tree.map(np.testing.assert_array_equal, state, model_state)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("registered", Registered), ("by_node", ByNode)])
 def test_the_gradient_is_an_instance_of_the_users_class(name, kind):
-    member = MEMBERS[name]
-    params, _ = member.init(jax.random.key(0), jnp.ones((8, 6)))
-    grads = jax.grad(lambda p: member.apply(p, (), jnp.ones((8, 6)), None, True)[0].sum())(params)
+    member, x = MEMBERS[name], jnp.ones((8, 6))
+    params, _ = member.init(jax.random.key(0), x)
+    grads = jax.grad(lambda p: member.apply(p, (), x, None, True)[0].sum())(params)
     assert isinstance(grads, kind)
     np.testing.assert_allclose(grads.weights, 8.0)
 
 
-@pytest.mark.parametrize("make", [Unregistered, lambda key: {"layers": [Unregistered(key)]}])
-def test_an_unregistered_class_is_told_how_to_register(make):
-    with pytest.raises(UserError, match=r"'Unregistered'.*jax.tree_util.register_dataclass"):
-        check_member(from_pytree(make, apply=lambda p, x: x), INPUTS, (8, 3))
-
-
 @pytest.mark.parametrize(
-    ("member", "words"),
+    ("make", "words"),
     [
-        (from_functions(linear, lambda p, x: (x @ p["w"])[:, 0]), "outputs have the wrong shape"),
+        (Unregistered, r"'Unregistered'.*jax.tree_util.register_dataclass"),
+        (lambda key: {"layers": [Unregistered(key)]}, r"'Unregistered'.*register_dataclass"),
         (
-            from_functions(lambda key: {"w": jnp.zeros((5, 3))}, lambda p, x: x @ p["w"]),
-            r"does not accept the data's inputs float32\[8, 6\]: TypeError:",
+            lambda key: {"n": np.zeros((), np.int32)},
+            r"\['n'\] has the type int32, which has no grad",
         ),
-        (
-            from_functions(lambda key: {"n": jnp.zeros((), jnp.int32)}, lambda p, x: x),
-            r"Parameter \['n'\] has the type int32, which has no gradient",
-        ),
-        (from_functions(lambda key: {}, lambda p, x: x), "The network has no parameters"),
+        (lambda key: {}, "The network has no parameters"),
     ],
 )
-def test_a_network_that_does_not_fit_is_told_before_it_runs(member, words):
+def test_parameters_that_cannot_be_trained_are_refused(make, words):
     with pytest.raises(UserError, match=words):
-        check_member(member, INPUTS, (8, 3))
+        from_pytree(make, apply=lambda p, x: x).init(jax.random.key(0), None)
+
+
+SEEN = from_functions(lambda key: {"w": jnp.zeros(1)}, lambda p, x: x)
 
 
 def test_inputs_are_normalised_per_channel_in_float32():
-    seen = from_functions(lambda key: {"w": jnp.zeros(1)}, lambda p, x: x)
-    member = with_normalized_inputs(seen, (1.0, 2.0), (2.0, 4.0))
-    x = np.array([[3, 10]], np.uint8)
-    outputs, _ = member.apply({}, (), x, None, False)
+    member = with_normalized_inputs(SEEN, (1.0, 2.0), (2.0, 4.0))
+    outputs, _ = member.apply({}, (), np.array([[3, 10]], np.uint8), None, False)
     np.testing.assert_array_equal(outputs, np.float32([[1.0, 2.0]]))  # (3-1)/2, (10-2)/4
-    assert with_normalized_inputs(seen, (0.0,), (1.0,)) is seen
+    assert with_normalized_inputs(SEEN, (0.0,), (1.0,)) is SEEN
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "shape"),
+    [
+        ((1.0, 2.0), (1.0,), (4, 4, 3)),
+        ((0.0,), (1.0, 2.0), (4, 4, 3)),
+        ((1.0, 2.0, 3.0), (1.0, 2.0, 3.0), (4, 4, 1)),  # It would broadcast to three channels.
+        ((1.0, 2.0), (2.0,), ()),  # It would be taken along the batch.
+    ],
+)
+def test_means_and_deviations_of_other_channels_are_refused(mean, std, shape):
+    member = with_normalized_inputs(SEEN, mean, std)
+    told = f"There are {len(mean)} means and {len(std)} deviations for inputs of the shape "
+    with pytest.raises(UserError, match=re.escape(told + str([*shape]))):
+        member.apply({}, (), jnp.ones((2, *shape)), None, False)

@@ -1,7 +1,5 @@
 """Methods: what each does to a member's examples and loss, against the same by hand."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,6 @@ from dist_ens.ensemble import Batches
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
-from dist_ens.ground.errors import UserError
 from dist_ens.ground.randomness import EXAMPLES, member_key
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.losses import (
@@ -85,13 +82,28 @@ def test_a_bootstrap_sample_has_each_example_as_often_as_chance_would():
     assert abs(np.corrcoef(weights, other)[0, 1]) < 0.03
 
 
+def outputs_of(params, inputs):
+    return jnp.tanh(inputs @ params)
+
+
+def nll_at(params, inputs):
+    """The loss of each example."""
+    return softmax_cross_entropy(outputs_of(params, inputs), jnp.asarray(LABELS))
+
+
+def smoothed(log_probs):
+    """(1 - 0.2) nll + 0.2 mean_c -log p(c) of each example."""
+    return -0.8 * log_probs[np.arange(8), LABELS] - 0.2 * log_probs.mean(axis=1)
+
+
 def _outputs(params, model_state, inputs, key, train):
-    outputs = jnp.tanh(inputs @ params)
+    outputs = outputs_of(params, inputs)
     return outputs, outputs  # also as its state, to be looked at
 
 
 NETWORK = Member(lambda key, inputs: (jnp.zeros((3, 4)), ()), _outputs)
 BATCH = {"inputs": jnp.asarray(INPUTS), "labels": jnp.asarray(LABELS)}
+PARAMS = np.float32(RANDOM.normal(size=(3, 4)))
 
 
 def info_of(objective, member_id=0):
@@ -115,27 +127,21 @@ def losses(method, objective, member_id=0):
     return of_examples, outputs_of_batch
 
 
-PARAMS = np.float32(RANDOM.normal(size=(3, 4)))
-
-
 @pytest.mark.slow
 def test_smoothed_labels_give_a_part_to_every_class():
-    # (1 - 0.2) nll + 0.2 mean_c -log p(c)
-    log_probs = jax.nn.log_softmax(jnp.tanh(INPUTS @ PARAMS))
-    expected = -0.8 * log_probs[np.arange(8), LABELS] - 0.2 * log_probs.mean(axis=1)
+    outputs = outputs_of(PARAMS, INPUTS)
+    log_probs = jax.nn.log_softmax(outputs)
     got, _ = losses(label_smoothing(0.2), categorical(4))
-    np.testing.assert_allclose(got, expected, rtol=1e-5)
-    one_hot = 0.8 * jax.nn.one_hot(LABELS, 4) + 0.05
-    sigmoid, _ = losses(label_smoothing(0.2), one_vs_rest(4))
-    by_hand = optax.sigmoid_binary_cross_entropy(jnp.tanh(INPUTS @ PARAMS), one_hot).sum(axis=1)
-    np.testing.assert_allclose(sigmoid, by_hand, rtol=1e-5)
-
-
-def test_the_accuracy_of_smoothed_labels_is_that_of_the_labels():
+    np.testing.assert_allclose(got, smoothed(log_probs), rtol=1e-5)
+    # The accuracy is that of the labels.
     loss = label_smoothing(0.2)(loss_of_objective(categorical(4), NETWORK))
     _, (_, scores) = loss(jnp.asarray(PARAMS), (), BATCH, info_of(categorical(4)))
-    right = jnp.tanh(INPUTS @ PARAMS).argmax(axis=1) == LABELS
+    right = log_probs.argmax(axis=1) == LABELS
     assert float(scores["accuracy"]) == pytest.approx(float(right.mean()))
+    one_hot = 0.8 * jax.nn.one_hot(LABELS, 4) + 0.05
+    sigmoid, _ = losses(label_smoothing(0.2), one_vs_rest(4))
+    by_hand = optax.sigmoid_binary_cross_entropy(outputs, one_hot).sum(axis=1)
+    np.testing.assert_allclose(sigmoid, by_hand, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -149,13 +155,9 @@ def test_mixed_examples_lie_between_two_and_so_do_their_labels():
     # One weight for all: read from the first input, it holds for every other and for the labels.
     weight = (seen["inputs"][0, 0] - INPUTS[7, 0]) / (INPUTS[0, 0] - INPUTS[7, 0])
     assert 0 < weight < 1
-    np.testing.assert_allclose(
-        seen["inputs"], weight * INPUTS + (1 - weight) * INPUTS[::-1], atol=1e-5
-    )
-    one_hot = np.eye(4)[LABELS]
-    np.testing.assert_allclose(
-        seen["labels"], weight * one_hot + (1 - weight) * one_hot[::-1], atol=1e-5
-    )
+    for name, leaf in (("inputs", INPUTS), ("labels", np.eye(4)[LABELS])):
+        expected = weight * leaf + (1 - weight) * leaf[::-1]
+        np.testing.assert_allclose(seen[name], expected, atol=1e-5)
     targets = {**BATCH, "labels": jnp.asarray(INPUTS[:, 0])}
     mixup(0.4)(spy)(None, (), targets, info_of(squared_error()))
     np.testing.assert_allclose(seen["labels"], seen["inputs"][:, 0], atol=1e-6)
@@ -164,33 +166,26 @@ def test_mixed_examples_lie_between_two_and_so_do_their_labels():
 @pytest.mark.slow
 def test_an_adversarial_example_is_a_step_of_its_groups_range_up_the_loss():
     ranges = np.float32([[1, 2, 0], [10, 20, 30]])  # of two groups
+    gradient = jax.grad(lambda inputs: nll_at(PARAMS, inputs).sum())(INPUTS)
     for member_id, own in ((2, ranges[0]), (3, ranges[1])):
-
-        def loss_at(inputs):
-            return softmax_cross_entropy(jnp.tanh(inputs @ PARAMS), jnp.asarray(LABELS))
-
-        gradient = jax.vmap(jax.grad(lambda x, y: softmax_cross_entropy(jnp.tanh(x @ PARAMS), y)))(
-            INPUTS, LABELS
-        )
         worse = INPUTS + 0.01 * own * np.sign(gradient)
         got, outputs = losses(adversarial(0.01, ranges), categorical(4), member_id=member_id)
-        np.testing.assert_allclose(got, (loss_at(INPUTS) + loss_at(worse)) / 2, rtol=1e-5)
-        np.testing.assert_allclose(outputs, jnp.tanh(INPUTS @ PARAMS), rtol=1e-5, atol=1e-6)
+        expected = (nll_at(PARAMS, INPUTS) + nll_at(PARAMS, worse)) / 2
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+        np.testing.assert_allclose(outputs, outputs_of(PARAMS, INPUTS), rtol=1e-5, atol=1e-6)
 
 
-def updated(methods=(), data_axis=1, seed=0):
-    member = from_functions(
-        lambda key: {"w": jax.random.normal(key, (3, 4))}, lambda p, x: jnp.tanh(x @ p["w"])
-    )
+def updated(methods, data_axis=1):
+    """The weights of two members before and after a step, on examples 40 to 47 of a split."""
+    member = from_functions(lambda key: jax.random.normal(key, (3, 4)), outputs_of)
     layout = Layout.make(2, ensemble_axis=1, devices=jax.devices()[:data_axis])
     ensemble = networks.ensemble_of(member, optax.sgd(1.0), layout, categorical(4), methods=methods)
-    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 3), np.float32), seed=seed)
-    before = np.asarray(state.params["w"])
-    batches = Batches(
-        {"inputs": INPUTS[None], "labels": LABELS[None]}, np.arange(8, dtype=np.int32)[None] + 40
-    )
+    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 3), np.float32))
+    before = np.asarray(state.params)
+    places = np.arange(40, 48, dtype=np.int32)
+    batches = Batches({"inputs": INPUTS[None], "labels": LABELS[None]}, places[None])
     state, _ = ensemble.update_steps(state, layout.put(batches, BATCHES))
-    return before, np.asarray(state.params["w"])
+    return before, np.asarray(state.params)
 
 
 @pytest.mark.slow
@@ -200,33 +195,24 @@ def test_a_member_learns_from_an_example_by_its_weight(data_axis):
     for member_id in (0, 1):
         key = jax.random.fold_in(member_key(0, member_id), EXAMPLES)
         weights = poisson_weight(key, jnp.arange(8) + 40)
-
-        def loss(w, weights=weights):
-            of_examples = softmax_cross_entropy(jnp.tanh(INPUTS @ w), jnp.asarray(LABELS))
-            return (weights * of_examples).mean()
-
-        expected = before[member_id] - jax.grad(loss)(before[member_id])
+        gradient = jax.grad(lambda w, by: (by * nll_at(w, INPUTS)).mean())(
+            before[member_id], weights
+        )
+        expected = before[member_id] - gradient
         np.testing.assert_allclose(after[member_id], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_methods_combine_the_first_innermost():
-    ranges = np.ones((1, 3), np.float32)
-    methods = (label_smoothing(0.2), adversarial(0.1, ranges))
-    before, after = updated(methods)
+    methods = (label_smoothing(0.2), adversarial(0.1, np.ones((1, 3), np.float32)))
 
-    def smoothed(w, inputs):
-        log_probs = jax.nn.log_softmax(jnp.tanh(inputs @ w))
-        return -0.8 * log_probs[np.arange(8), LABELS] - 0.2 * log_probs.mean(axis=1)
+    def loss_at(w, inputs):
+        return smoothed(jax.nn.log_softmax(outputs_of(w, inputs))).mean()
 
-    for w, got in zip(before, after, strict=True):
-        step = jnp.sign(jax.grad(lambda x, w=w: smoothed(w, x).sum())(INPUTS))
-        worse = INPUTS + 0.1 * step
-
-        def loss(w, worse=worse):
-            return (smoothed(w, INPUTS) + smoothed(w, worse)).mean() / 2
-
-        np.testing.assert_allclose(got, w - jax.grad(loss)(w), rtol=1e-5, atol=1e-6)
+    for w, got in zip(*updated(methods), strict=True):
+        worse = INPUTS + 0.1 * jnp.sign(jax.grad(loss_at, argnums=1)(w, INPUTS))
+        both = [jax.grad(loss_at)(w, inputs) for inputs in (INPUTS, worse)]
+        np.testing.assert_allclose(got, w - sum(both) / 2, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -234,11 +220,8 @@ def test_beta_nll_weighs_by_the_variance_and_learns_nothing_through_the_weight()
     outputs, targets = jnp.array([0.3, 0.7]), jnp.array(1.2)
     variance = jax.nn.softplus(0.7) + 1e-6
     plain = jax.grad(lambda o: gaussian_nll(o, targets))(outputs)
-    np.testing.assert_allclose(
-        jax.grad(lambda o: beta_nll(o, targets, beta=0.5))(outputs),
-        variance**0.5 * plain,
-        rtol=1e-5,
-    )
+    weighted = jax.grad(lambda o: beta_nll(o, targets, beta=0.5))(outputs)
+    np.testing.assert_allclose(weighted, variance**0.5 * plain, rtol=1e-5)
     # With 1, the mean learns as from squared errors: (mean - target).
     mean_gradient = jax.grad(lambda o: beta_nll(o, targets, beta=1.0))(outputs)[0]
     assert float(mean_gradient) == pytest.approx(0.3 - 1.2, rel=1e-5)
@@ -260,51 +243,30 @@ def test_ranges_of_every_type_are_those_of_its_numbers(values, dtype, expected):
     assert source.input_ranges().tolist() == [[expected]]
 
 
-def test_ranges_are_of_each_groups_training_examples():
+def test_a_part_that_is_held_out_leaves_the_ranges_and_places_of_the_others():
     random = np.random.default_rng(0)
     inputs = random.normal(size=(30, 2)).astype(np.float32)
     source = source_of_arrays((inputs, np.arange(30) % 3), (inputs[:3], np.arange(3)))
-    np.testing.assert_allclose(source.input_ranges(), np.ptp(inputs, axis=0)[None], rtol=1e-6)
+    np.testing.assert_array_equal(source.train_positions, np.arange(30))
     part = source.with_validation(0.2)
     assert (len(part.train), len(part.valid), part.num_train_examples) == (24, 6, 24)
-    rows = np.concatenate([s.take(np.arange(len(s)))["inputs"] for s in (part.train, part.valid)])
-    np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(inputs, axis=0))
-    at = part.train.take(np.arange(24))["inputs"]
-    np.testing.assert_array_equal(inputs[part.train_positions], at)
-    np.testing.assert_array_equal(source.train_positions, np.arange(30))
-    np.testing.assert_allclose(
-        part.input_ranges()[0], np.ptp(part.train.take(np.arange(24))["inputs"], axis=0), rtol=1e-6
-    )
-    with pytest.raises(UserError, match=r"validation=0\.01 holds out 0 of 30"):
-        source.with_validation(0.01)
-
-
-SPEC = Spec((4,), "float32", (), 3)
+    train, valid = (s.take(np.arange(len(s)))["inputs"] for s in (part.train, part.valid))
+    both = np.concatenate([train, valid])
+    np.testing.assert_array_equal(np.sort(both, axis=0), np.sort(inputs, axis=0))
+    np.testing.assert_array_equal(inputs[part.train_positions], train)
+    np.testing.assert_allclose(part.input_ranges()[0], np.ptp(train, axis=0), rtol=1e-6)
 
 
 @pytest.mark.slow
-def test_every_pair_of_losses_and_methods_trains():
-    for name, adversarial_, mixup_ in itertools.product(
-        ("softmax_cross_entropy", "sigmoid_cross_entropy"), (0.0, 0.01), (0.0, 0.5)
-    ):
-        values = {
-            "steps": 1,
-            "num_members": 2,
-            "loss": {
-                "name": name,
-                "adversarial": adversarial_,
-                "mixup": mixup_,
-                "label_smoothing": 0.1,
-            },
-            "data": {"global_batch_size": 4},
-            "model": {"name": "mlp", "hidden_sizes": (5,)},
-        }
-        run = Run(Experiment.from_dict(values), SPEC, 20)
-        ensemble = build_ensemble(run, Layout.make(2, ensemble_axis=1))
-        state = ensemble.abstract_state(run.batch(4))
-        batches = {
-            "inputs": jax.ShapeDtypeStruct((1, 8, 4), "float32"),
-            "labels": jax.ShapeDtypeStruct((1, 8), "int32"),
-        }
-        _, metrics = jax.eval_shape(ensemble.update_steps, state, batches)
-        assert metrics["loss"].shape == (1, 2)
+@pytest.mark.parametrize("name", ["categorical", "one_vs_rest"])
+@pytest.mark.parametrize(("adversarial", "mixup"), [(0.0, 0.5), (0.01, 0.0), (0.01, 0.5)])
+def test_every_pair_of_losses_and_methods_trains(name, adversarial, mixup):
+    loss = {"name": name, "adversarial": adversarial, "mixup": mixup, "label_smoothing": 0.1}
+    values = {"steps": 1, "num_members": 2, "loss": loss, "data": {"global_batch_size": 4}}
+    run = Run(Experiment.from_dict(values), Spec((4,), "float32", (), 3), 20)
+    ensemble = build_ensemble(run, Layout.make(2, ensemble_axis=1))
+    state = ensemble.abstract_state(run.batch(4))
+    inputs, labels = jnp.ones((1, 8, 4)), jnp.ones((1, 8), int)
+    batches = {"inputs": inputs, "labels": labels}
+    _, metrics = jax.eval_shape(ensemble.update_steps, state, batches)
+    assert metrics["loss"].shape == (1, 2)

@@ -46,10 +46,6 @@ def classification_scores(values, classwise=None, weights=None):
     return scores_of(CLASSIFICATION, Rows(values, classwise, draws=weights))
 
 
-def regression_scores(values, unit=1.0):
-    return scores_of(REGRESSION, Rows(values, unit=unit))
-
-
 def scores(probs, labels, names=("accuracy", "nll", "brier", "ece")):
     log_probs, labels = jnp.log(jnp.asarray(probs, jnp.float32)), np.asarray(labels)
     classwise = classwise_sums(log_probs, labels, np.ones(len(labels), bool))
@@ -185,22 +181,21 @@ def test_votes_that_are_tied_are_counted_in_part():
 
 
 @pytest.mark.slow
-def test_a_member_that_is_no_number_has_no_vote():
+def test_a_member_that_is_no_number_has_no_vote_and_no_interval_that_holds_a_target():
     log_probs = jnp.log(jnp.array([[[0.7, 0.3]], [[jnp.nan, jnp.nan]], [[0.2, 0.8]]]))
     assert np.isnan(diversity_values(log_probs)["disagreement"]).all()
     assert np.isnan(Categorical(pooling="vote").pool({"log_probs": log_probs})["log_probs"]).all()
-
-
-@pytest.mark.slow
-def test_no_interval_of_what_is_no_number_holds_a_target():
-    mean, variance, targets = jnp.array([[0.0, jnp.nan]]), jnp.ones((1, 2)), jnp.zeros(2)
-    values = in_rows(regression_values(mean, variance, targets, as_one=True))
-    assert np.isnan(regression_scores(values)["coverage"])
-    quantiles = jnp.array([[-1.0, 0.0, 1.0], [jnp.nan] * 3])
-    values = in_rows(Quantiles((0.05, 0.5, 0.95)).row_statistics({"quantiles": quantiles}, targets))
-    assert np.isnan(regression_scores(values)["coverage"])
-    first = {name: leaf[:1] for name, leaf in values.items()}
-    assert regression_scores(first)["coverage"] == 1
+    targets, covered = jnp.zeros(2), [1, np.nan]
+    of_normals = regression_values(
+        jnp.array([[0.0, jnp.nan]]), jnp.ones((1, 2)), targets, as_one=True
+    )
+    quantiles = {"quantiles": jnp.array([[-1.0, 0.0, 1.0], [jnp.nan] * 3])}
+    of_quantiles = Quantiles((0.05, 0.5, 0.95)).row_statistics(quantiles, targets)
+    for values in (of_normals, of_quantiles):
+        for row, expected in enumerate(covered):
+            alone = {name: leaf.ravel()[row : row + 1] for name, leaf in values.items()}
+            got = scores_of(REGRESSION, Rows(jax.device_get(alone)))["coverage"]
+            np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.slow
@@ -267,7 +262,7 @@ def normal_scores(means, variances, targets, unit=1.0, names=PROPER, as_one=True
     values = jax.jit(regression_values, static_argnames="as_one")(
         means, variances, targets, as_one=as_one
     )
-    got = regression_scores(in_rows(values), unit)
+    got = scores_of(REGRESSION, Rows(in_rows(values), unit=unit))
     return {name: got[name] for name in names}
 
 

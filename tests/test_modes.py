@@ -12,7 +12,6 @@ from flax import nnx
 
 from dist_ens.ground.errors import UserError
 from dist_ens.members import (
-    check_member,
     from_equinox,
     from_example_functions,
     from_functions,
@@ -21,10 +20,10 @@ from dist_ens.members import (
     from_pytree,
 )
 from dist_ens.members.modes import EVALUATION, EVALUATION_ARGUMENTS, TRAINING
+from networks import Asking, check_member
+from test_as_member import INPUTS, X
 
 pytestmark = pytest.mark.quick
-INPUTS = jax.ShapeDtypeStruct((8, 6), jnp.float32)
-X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
 
 
 def both(member):
@@ -44,32 +43,23 @@ def trains_and_evaluates(member):
     return not np.allclose(trained, evaluated)
 
 
+def normalised_and_dropped(x, trains):
+    x = nn.BatchNorm(use_running_average=not trains)(nn.Dense(16)(x))
+    return nn.Dense(3)(nn.Dropout(0.5, deterministic=not trains)(x))
+
+
 def linen_with(name, where):
     """A linen module with dropout, whose switch has some name."""
-    value = {True: name in EVALUATION_ARGUMENTS, False: name not in EVALUATION_ARGUMENTS}
-
-    def forward(self, x, switch):
-        trains = switch is value[False]
-        x = nn.BatchNorm(use_running_average=not trains)(nn.Dense(16)(x))
-        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not trains)(x))
-
-    if where == "argument":
-        namespace: dict = {"nn": nn, "forward": forward}
-        source = (
-            f"class Net(nn.Module):\n    @nn.compact\n    def __call__(self, x, {name}="
-            f"{value[True]}):\n        return forward(self, x, {name})\n"
-        )
-        exec(source, namespace)
-        return namespace["Net"]()
-
-    def call(self, x):
-        return forward(self, x, getattr(self, name))
-
-    return type(
-        "Net",
-        (nn.Module,),
-        {"__annotations__": {name: bool}, name: value[True], "__call__": nn.compact(call)},
-    )()
+    in_training = name not in EVALUATION_ARGUMENTS
+    field, argument = f"{name}: bool = {not in_training}", f"{name}={not in_training}"
+    parts = (field, "", f"self.{name}") if where == "field" else ("", argument, name)
+    namespace = globals().copy()
+    exec(
+        "class Net(nn.Module):\n    {}\n    @nn.compact\n    def __call__(self, x, {}):\n"
+        "        return normalised_and_dropped(x, {} is {})\n".format(*parts, in_training),
+        namespace,
+    )
+    return namespace["Net"]()
 
 
 @pytest.mark.slow
@@ -88,31 +78,23 @@ def test_a_linen_module_is_switched_by_every_usual_name(name, where):
     assert not np.any(evaluated["batch_stats"]["BatchNorm_0"]["mean"])
 
 
-class Nnx(nnx.Module):
-    def __init__(self, rngs, name=None):
-        self.head = nnx.Linear(6, 3, rngs=rngs)
-        self.rngs = rngs
-        if name:
-            setattr(self, name, name in EVALUATION)
-
-    def dropped(self, x, trains):
-        if not trains:
-            return self.head(x)
-        keep = jax.random.bernoulli(self.rngs.dropout(), 0.5, x.shape)
-        return self.head(x * keep)
-
-
 @pytest.mark.slow
 # Every nnx module has methods `train` and `eval`, and they stay that.
 @pytest.mark.parametrize(
     "name", [n for n in (*TRAINING, *EVALUATION) if not hasattr(nnx.Module, n)]
 )
 def test_an_nnx_module_is_switched_by_an_attribute_of_every_usual_name(name):
-    class Net(Nnx):
-        def __call__(self, x):
-            return self.dropped(x, vars(self)[name] is not (name in EVALUATION))
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.head, self.rngs = nnx.Linear(6, 3, rngs=rngs), rngs
+            setattr(self, name, name in EVALUATION)
 
-    assert trains_and_evaluates(from_nnx(lambda rngs: Net(rngs, name)))
+        def __call__(self, x):
+            if vars(self)[name] is not (name in EVALUATION):
+                x = x * jax.random.bernoulli(self.rngs.dropout(), 0.5, x.shape)
+            return self.head(x)
+
+    assert trains_and_evaluates(from_nnx(Net))
 
 
 class Equinox(eqx.Module):
@@ -145,10 +127,36 @@ class EquinoxField(eqx.Module):
         return self.head(x)
 
 
+class EquinoxInference(Equinox):
+    def __call__(self, x, key=None, inference=None):
+        return self.head(self.dropout(x, key=key, inference=inference))
+
+
+class NnxDeterministic(nnx.Module):
+    def __init__(self, rngs):
+        self.head, self.dropout = nnx.Linear(6, 3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x, deterministic=None):
+        return self.head(self.dropout(x, deterministic=deterministic))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [Equinox, EquinoxArgument, EquinoxField])
 def test_an_equinox_module_is_switched(make):
     assert trains_and_evaluates(from_equinox(make))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("member", [from_nnx(NnxDeterministic), from_equinox(EquinoxInference)])
+def test_dropout_samples_are_drawn_whatever_the_call_takes(member):
+    assert trains_and_evaluates(member)
+    params, model_state = member.init(jax.random.key(0), X)
+    drawn = [
+        np.asarray(member.apply(params, model_state, X, key, False)[0])
+        for key in (None, None, jax.random.key(0), jax.random.key(1))
+    ]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.allclose(drawn[2], drawn[3])
 
 
 @jax.tree_util.register_dataclass
@@ -178,37 +186,6 @@ def test_a_function_that_takes_a_switch_is_given_it(member):
     np.testing.assert_allclose(trained, 2 * evaluated, rtol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nnx", "equinox"])
-def test_dropout_samples_are_drawn_whatever_the_call_takes(kind):
-    class OfNnx(nnx.Module):
-        def __init__(self, rngs):
-            self.head, self.dropout = nnx.Linear(6, 3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
-
-        def __call__(self, x, deterministic=None):
-            return self.head(self.dropout(x, deterministic=deterministic))
-
-    class OfEquinox(Equinox):
-        def __call__(self, x, key=None, inference=None):
-            return self.head(self.dropout(x, key=key, inference=inference))
-
-    member = from_nnx(OfNnx) if kind == "nnx" else from_equinox(OfEquinox)
-    assert trains_and_evaluates(member)
-    params, model_state = member.init(jax.random.key(0), X)
-    drawn = [
-        np.asarray(member.apply(params, model_state, X, key, False)[0])
-        for key in (None, None, jax.random.key(0), jax.random.key(1))
-    ]
-    np.testing.assert_array_equal(drawn[0], drawn[1])
-    assert not np.allclose(drawn[2], drawn[3])
-
-
-class AsksItsStreams(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x))
-
-
 class Frozen(nn.Module):
     """Batch statistics that are frozen on purpose: there is no switch."""
 
@@ -219,7 +196,7 @@ class Frozen(nn.Module):
 
 def test_a_network_without_a_switch_computes_the_same_in_both():
     assert not trains_and_evaluates(from_linen(Frozen()))
-    assert trains_and_evaluates(from_linen(AsksItsStreams()))
+    assert trains_and_evaluates(from_linen(Asking(3)))
 
 
 # Streams and what a call leaves, in nnx
@@ -266,11 +243,9 @@ def test_stacked_nnx_layers_drop_each_by_a_key_of_its_own():
         """What of ones each layer lets through, [layers, features]."""
         ones = jnp.ones((1, 6))
         identity = jax.tree.map(jnp.zeros_like, params)
-        kernel = jnp.stack([jnp.eye(6)] * 3)
-        identity["blocks"]["linear"]["kernel"] = identity["blocks"]["linear"]["kernel"].replace(
-            kernel
-        )
-        identity["head"]["kernel"] = identity["head"]["kernel"].replace(jnp.eye(6, 3))
+        linear, head = identity["blocks"]["linear"], identity["head"]
+        linear["kernel"] = linear["kernel"].replace(jnp.stack([jnp.eye(6)] * 3))
+        head["kernel"] = head["kernel"].replace(jnp.eye(6, 3))
         return member.apply(identity, model_state, ones, key, True)[0]
 
     # A feature gets through three layers that each drop half with probability 1/8, and is then 8;

@@ -19,20 +19,11 @@ LIMIT_SECS = 300
 
 
 def mpirun(log, *command):
-    """The exit code of mpirun with two processes, and what both printed.
-
-    Args:
-        log: File for the output. A pipe could be kept open by a process that is left over.
-        command: Module of Python with its arguments.
-    """
-    variables = {
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    """The exit code of mpirun with two processes of a module of Python, and what both printed."""
+    variables = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     words = [MPIRUN, "--oversubscribe", "-n", "2", sys.executable, "-m", *map(str, command)]
-    with log.open("w") as file:
+    with log.open("w") as file:  # A pipe could be kept open by a process that is left over.
         process = subprocess.Popen(
             words,
             cwd=ROOT,

@@ -12,42 +12,22 @@ import pytest
 from flax import nnx
 
 import dist_ens as de
+import networks
 from dist_ens.ensemble.initial_state import inputs_of
 from dist_ens.ground.errors import UserError
+from test_as_member import X, hk
+from test_member import Linen, Nnx
 
-try:
-    import haiku as hk
-except Exception:  # An older Haiku may use names that a newer JAX removed.
-    if jax.__version_info__ < (0, 12):
-        raise
-    hk = None
-
-X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
 DATA = {"inputs": X, "labels": X[:, :3].argmax(-1).astype(np.int32)}
 KEYS = [jax.random.key(number) for number in range(2)]
 
 
 def ensemble_of(network, ids=(0, 1), loss=None):
-    layout = de.Layout.make(len(ids), ensemble_axis=1, devices=jax.devices()[:1])
-    fields = {"num_members": len(ids), "member_ids": ids, "layout": layout, "execution": "vmap"}
-    return de.Ensemble(network, optax.adam(0.1), loss or de.losses.categorical(3), **fields)
+    layout, objective = networks.layout_on((1, 1), len(ids)), loss or de.losses.categorical(3)
+    return networks.ensemble_of(network, optax.adam(0.1), layout, objective, member_ids=ids)
 
 
 # Networks that were trained elsewhere
-
-
-class Linen(nn.Module):
-    @nn.compact
-    def __call__(self, x, train=False):
-        return nn.Dense(3)(nn.BatchNorm(use_running_average=not train)(x))
-
-
-class Nnx(nnx.Module):
-    def __init__(self, rngs):
-        self.norm, self.head = nnx.BatchNorm(6, rngs=rngs), nnx.Linear(6, 3, rngs=rngs)
-
-    def __call__(self, x):
-        return self.head(self.norm(x))
 
 
 class Equinox(eqx.Module):
@@ -61,48 +41,39 @@ class Equinox(eqx.Module):
         return self.activation(self.head(x))
 
 
-def short_init(key):
-    return {"w": jax.random.normal(key, (6, 3))}
+def evaluated(module):
+    return nnx.view(module, use_running_average=True, deterministic=True)(X)
 
 
-def given_networks():
-    """Returns networks, and of each the parameters of two members and their outputs by hand."""
-    linen = [Linen().init(key, X) for key in KEYS]
-    modules = [Nnx(nnx.Rngs(key)) for key in KEYS]
-    equinox = [Equinox(key) for key in KEYS]
-    short = [short_init(key) for key in KEYS]
-    found = {
-        "linen variables": (
-            Linen(),
-            linen,
-            [Linen().apply(variables, X) for variables in linen],
-        ),
-        "nnx modules": (
-            Nnx,
-            modules,
-            [nnx.view(module, use_running_average=True)(X) for module in modules],
-        ),
-        "equinox": (Equinox, equinox, [jax.vmap(module)(X) for module in equinox]),
-        "functions": (
-            (short_init, lambda params, x: x @ params["w"]),
-            short,
-            [X @ params["w"] for params in short],
-        ),
-    }
-    if hk is not None:
-        network = hk.transform_with_state(lambda x: hk.Linear(3)(x))
-        haiku = [network.init(key, X)[0] for key in KEYS]
-        by_hand = [network.apply(params, {}, None, X)[0] for params in haiku]
-        found["haiku"] = (network, haiku, by_hand)
-    return found
-
-
-GIVEN = given_networks()
+# Of each a network, its parameters from a key, and its outputs.
+GIVEN = {
+    "linen variables": (
+        Linen(),
+        lambda key: Linen().init(key, X, False),
+        lambda variables: Linen().apply(variables, X, False),
+    ),
+    "nnx modules": (Nnx, lambda key: Nnx(nnx.Rngs(key)), evaluated),
+    "equinox": (Equinox, Equinox, lambda module: jax.vmap(module)(X)),
+    "functions": (
+        (lambda key: jax.random.normal(key, (6, 3)), lambda params, x: x @ params),
+        lambda key: jax.random.normal(key, (6, 3)),
+        lambda params: X @ params,
+    ),
+}
+if hk is not None:
+    HAIKU = hk.transform_with_state(lambda x: hk.Linear(3)(x))
+    GIVEN["haiku"] = (
+        HAIKU,
+        lambda key: HAIKU.init(key, X)[0],
+        lambda params: HAIKU.apply(params, {}, None, X)[0],
+    )
 
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_networks_are_given_predicted_joined_and_trained(name):
-    network, params, outputs = GIVEN[name]
+    network, init, by_hand = GIVEN[name]
+    params = [init(key) for key in KEYS]
+    outputs = np.stack([by_hand(each) for each in params])
     ensemble = ensemble_of(network)
     state = ensemble.state_of(params)
     np.testing.assert_allclose(ensemble.apply(state, X), outputs, rtol=1e-5, atol=1e-5)
@@ -192,20 +163,12 @@ class LinenOfTwo(nn.Module):
         return nn.Dense(3)(y) * t[:, None]
 
 
-class NnxOfTwo(nnx.Module):
-    def __init__(self, rngs):
-        self.head = nnx.Linear(6, 3, rngs=rngs)
-
+class NnxOfTwo(Nnx):
     def __call__(self, t, y):
-        return self.head(y) * t[:, None]
+        return self.head(self.hidden(y)) * t[:, None]
 
 
-class EquinoxOfTwo(eqx.Module):
-    head: eqx.nn.Linear
-
-    def __init__(self, key):
-        self.head = eqx.nn.Linear(6, 3, key=key)
-
+class EquinoxOfTwo(Equinox):
     def __call__(self, t, y, *, key=None):
         return self.head(y) * t
 
@@ -251,10 +214,8 @@ def test_init_and_apply_of_a_network_are_given_the_same(batch):
     inputs = inputs_of(ensemble, batch)
     assert inputs is (X if batch is DATA else batch)
     ensemble.predict(ensemble.init(batch), inputs)
-    assert jax.tree.structure(seen[0]) == jax.tree.structure(seen[-1])
-    assert [leaf.shape for leaf in jax.tree.leaves(seen[0])] == [
-        leaf.shape for leaf in jax.tree.leaves(seen[-1])
-    ]
+    shapes = [jax.tree.map(jnp.shape, each) for each in (seen[0], seen[-1])]
+    assert shapes[0] == shapes[1]
 
 
 class Sows(nn.Module):

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from scipy.special import gammaln
+from scipy.stats import norm
 
 import networks
 from dist_ens.data import ArraySplit, Spec
@@ -24,6 +25,7 @@ from dist_ens.losses import (
     categorical,
     class_mean_categorical,
     gaussian,
+    gaussian_nll,
     one_vs_rest,
     quantiles,
     squared_error,
@@ -35,6 +37,10 @@ pytestmark = pytest.mark.quick
 
 # softplus(RAW) + 1e-6 is 4.
 RAW = np.log(np.expm1(4 - 1e-6))
+
+
+def linear(*shape):
+    return from_functions(lambda key: {"w": jax.random.normal(key, shape)}, lambda p, x: x @ p["w"])
 
 
 @pytest.mark.slow
@@ -69,6 +75,16 @@ def test_an_objective_has_the_loss_and_scores_worked_by_hand(
     assert found.mean.shape == ((1, 2) if objective.num_classes else (1,))
 
 
+def test_the_gaussian_loss_is_the_density_of_a_normal_distribution():
+    outputs = jax.random.normal(jax.random.key(0), (50, 2)).at[0].set([0, -200])
+    targets = jax.random.normal(jax.random.key(1), (50,)).at[0].set(1)
+    losses = gaussian_nll(outputs, targets)
+    scale = np.sqrt(np.log1p(np.exp(outputs[:, 1], dtype=np.float64)) + 1e-6)
+    np.testing.assert_allclose(losses, -norm.logpdf(targets, outputs[:, 0], scale), rtol=1e-5)
+    # The least variance is 1e-6: (log(2 pi) - 6 log(10)) / 2 + 1 / 2e-6.
+    assert float(losses[0]) == pytest.approx(499_994.0, rel=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "objective",
@@ -84,10 +100,7 @@ def test_weighted_scores_do_not_depend_on_how_the_set_is_divided(objective):
         # Nearly all of the weight is in the last batch of 8.
         "weights": np.where(np.arange(count) < 16, 0.01, random.random(count)).astype(np.float32),
     }
-    member = from_functions(
-        lambda key: {"w": jax.random.normal(key, (4, objective.num_outputs))},
-        lambda params, inputs: inputs @ params["w"],
-    )
+    member = linear(4, objective.num_outputs)
     layout = Layout.make(2, ensemble_axis=2, devices=jax.devices()[:4])
     ensemble = Ensemble(member, optax.identity(), objective, num_members=2, layout=layout)
     state = ensemble.init(data)
@@ -143,11 +156,8 @@ def counts():
 @pytest.mark.slow
 def test_a_loss_with_a_distribution_of_a_users_is_one_file(counts):
     objective = poisson()
-    member = from_functions(
-        lambda key: {"w": 0.3 * jax.random.normal(key, (2, 1))}, lambda p, x: x @ p["w"]
-    )
     layout = Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
-    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, objective)
+    ensemble = networks.ensemble_of(linear(2, 1), optax.sgd(0.1), layout, objective)
     state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 2), np.float32))
     batch = {"inputs": counts.inputs[None], "labels": counts.labels[None]}
     state, metrics = ensemble.update_steps(state, layout.put(batch, BATCHES))
@@ -187,10 +197,8 @@ def test_a_loss_with_a_distribution_of_a_users_is_one_file(counts):
 
 @pytest.mark.slow
 def test_a_member_of_a_users_distribution_that_predicts_nan_is_found(counts):
-    member = from_functions(lambda key: {"w": jnp.ones((2, 1))}, lambda p, x: x @ p["w"])
-    ensemble = networks.ensemble_of(
-        member, optax.identity(), Layout.make(2, ensemble_axis=1, devices=jax.devices()[:1])
-    )
+    layout = Layout.make(2, ensemble_axis=1, devices=jax.devices()[:1])
+    ensemble = networks.ensemble_of(linear(2, 1), optax.identity(), layout)
     state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 2), np.float32))
     weights = np.ones((2, 2, 1), np.float32)
     weights[1] = np.nan

@@ -6,17 +6,18 @@ differ between meshes if a step saw a part of the batch.
 
 import contextlib
 import functools
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import dist_ens as de
 import failing
-from dist_ens.experiment import Experiment, OwnParts
+import networks
+from dist_ens.experiment import Experiment, OwnParts, open_source
 from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import RunError
@@ -49,21 +50,16 @@ def info_nce(params, model_state, batch, key, train):
     return -jnp.diagonal(jax.nn.log_softmax(scores)).mean(), (model_state, {})
 
 
-def ensemble_on(mesh, num_members=4, **options):
-    rows, columns = mesh
-    devices = jax.devices()[: rows * columns]
-    layout = de.Layout.make(num_members, ensemble_axis=rows, devices=devices)
-    options = {"member": MEMBER, "loss": info_nce, "execution": "vmap"} | options
-    return de.Ensemble(optimizer=optax.sgd(0.1), num_members=num_members, layout=layout, **options)
+def ensemble_on(mesh, num_members=4, member=MEMBER, loss=info_nce, **options):
+    layout = networks.layout_on(mesh, num_members)
+    return networks.ensemble_of(member, networks.SGD, layout, loss, **options)
 
 
 def assert_same(found, expected):
     """Checks that parameters and statistics are equal up to rounding, relative to each leaf."""
-    for a, b in zip(
-        *(jax.tree.leaves((each.params, each.model_state)) for each in (found, expected)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+    networks.assert_close_to_scale(
+        *((state.params, state.model_state) for state in (found, expected))
+    )
 
 
 def fit(ensemble, **options):
@@ -71,15 +67,14 @@ def fit(ensemble, **options):
     return de.fit(ensemble, DATA, **options)
 
 
-class Killed:
+def killed_at(step):
     """A callback that ends the process in the middle of a run, as far as `fit` can tell."""
 
-    def __init__(self, at_step):
-        self._at_step = at_step
-
-    def __call__(self, info):
-        if info.step == self._at_step:
+    def callback(info):
+        if info.step == step:
             raise OSError("killed")
+
+    return callback
 
 
 def test_a_run_that_is_killed_and_resumed_on_other_meshes_is_the_same(tmp_path):
@@ -89,7 +84,7 @@ def test_a_run_that_is_killed_and_resumed_on_other_meshes_is_the_same(tmp_path):
         is_last = mesh is meshes[-1]
         saves = de.Checkpoints(tmp_path, every_steps=2, every_secs=None)
         # It has taken one more step than it has saved.
-        killed = [] if is_last else [Killed(2 * number + 3)]
+        killed = [] if is_last else [killed_at(2 * number + 3)]
         with contextlib.nullcontext() if is_last else pytest.raises(RunError, match="killed"):
             resumed = fit(ensemble_on(mesh), steps=steps, callbacks=killed, checkpoints=saves)
     whole = fit(ensemble_on((1, 1)), steps=steps)
@@ -112,13 +107,14 @@ def test_a_member_of_a_run_on_a_data_axis_is_replayed_alone_on_one_device(rows, 
         "layout": {"ensemble_axis": rows},
     }
     train(Experiment.from_dict(values), tmp_path / "run", parts=parts)
-    found = replay(tmp_path / "run", 7, own_parts=lambda spec: parts, progress=False)
+    config = SimpleNamespace(own_parts=lambda spec: parts, open_source=open_source)
+    found = replay(tmp_path / "run", 7, config=config, progress=False)
     assert found.differences  # They are other programs, so it is no copy.
     assert found.largest[1] < 1e-5
 
 
 def with_policy(policy, mesh):
-    return ensemble_on(mesh, failing.MEMBERS, methods=(failing.failing,), failures=policy)
+    return ensemble_on(mesh, failing.MEMBERS, methods=(failing.failing,), failure_policy=policy)
 
 
 @pytest.mark.parametrize("policy", ["skip", "freeze", "drop"])
@@ -134,7 +130,7 @@ def test_a_policy_for_failures_does_the_same_on_every_mesh(policy, tmp_path):
     meshes = [(1, 1), (2, 2), (1, 4)]
     (first, last), *others = map(ended, meshes)
     for mesh, (other_first, other_last) in zip(meshes[1:], others, strict=True):
-        assert other_first.failures == first.failures != ()
+        assert other_first.failed_members == first.failed_members != ()
         assert_same(other_first.state, first.state)
         # Seven members do not divide over two rows, so the dropped member stays there, frozen.
         leaves = policy == "drop" and mesh[0] == 1
@@ -162,35 +158,23 @@ def apply_sampling(params, model_state, inputs, key, train):
 
 
 SAMPLING = de.as_member(init=init_sampling, apply=apply_sampling)
+ASKING = networks.Asking(3)
 
 
-class Asking(nn.Module):
-    """A network whose dropout is on while it is given a key."""
-
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(nn.Dense(8)(x))
-        return nn.Dense(3)(x)
+CLASSIFIES = de.losses.categorical(3)
 
 
-def sampling_on(mesh, member, loss, dropout_samples=2):
-    return ensemble_on(mesh, 2, member=member, loss=loss, dropout_samples=dropout_samples)
+def of_predictions(member, mesh):
+    ensemble = ensemble_on(mesh, 2, member, CLASSIFIES, dropout_samples=2)
+    state = ensemble.init(DATA)
+    for count in (7, 3):
+        predicted = ensemble.predict(state, DATA["inputs"][:count])
+        assert predicted.members.shape[:2] == (2, count)
+        yield from (predicted.members, predicted.mean)
 
 
-def of_predictions(member):
-    def found(ensemble_on_mesh):
-        ensemble = ensemble_on_mesh(member, de.losses.categorical(3))
-        state = ensemble.init(DATA)
-        for count in (7, 3):
-            predicted = ensemble.predict(state, DATA["inputs"][:count])
-            assert predicted.members.shape[:2] == (2, count)
-            yield from (predicted.members, predicted.mean)
-
-    return found
-
-
-def of_scores(ensemble_on_mesh):
-    ensemble = ensemble_on_mesh(Asking(), de.losses.categorical(3))
+def of_scores(mesh):
+    ensemble = ensemble_on(mesh, 2, ASKING, CLASSIFIES, dropout_samples=2)
     data = {**DATA, "labels": np.arange(len(DATA["inputs"])) % 3}
     # Ten examples do not divide over eight columns.
     scores = de.evaluate(ensemble, ensemble.init(DATA), data, batch_size=10)
@@ -198,13 +182,13 @@ def of_scores(ensemble_on_mesh):
         yield from each.values()
 
 
-def of_scores_of_a_loss(ensemble_on_mesh):
+def of_scores_of_a_loss(mesh):
     def loss(params, model_state, batch, key, train):
         """The bound of a variational network, which is sampled in evaluation too."""
         outputs, _ = SAMPLING.apply(params, model_state, batch["inputs"], key, train)
         return jnp.square(outputs).sum(), (model_state, {"largest": outputs.max()})
 
-    ensemble = ensemble_on_mesh(SAMPLING, loss, dropout_samples=None)
+    ensemble = ensemble_on(mesh, 2, SAMPLING, loss)
     for each in de.evaluate(ensemble, ensemble.init(DATA), DATA).members:
         yield from each.values()
 
@@ -212,17 +196,15 @@ def of_scores_of_a_loss(ensemble_on_mesh):
 @pytest.mark.parametrize(
     ("found", "rtol"),
     [
-        (of_predictions(SAMPLING), 1e-6),
-        (of_predictions(Asking()), 1e-6),
+        (functools.partial(of_predictions, SAMPLING), 1e-6),
+        (functools.partial(of_predictions, ASKING), 1e-6),
         (of_scores, 1e-5),
         (of_scores_of_a_loss, 1e-6),
     ],
     ids=["variational", "dropout", "scores", "scores of a loss"],
 )
 def test_what_is_sampled_is_the_same_on_every_mesh(found, rtol):
-    one, *others = (
-        [*found(functools.partial(sampling_on, mesh))] for mesh in [(1, 1), (2, 2), (1, 4), (1, 8)]
-    )
+    one, *others = ([*found(mesh)] for mesh in [(1, 1), (2, 2), (1, 4), (1, 8)])
     for other in others:
         for array, expected in zip(other, one, strict=True):
             np.testing.assert_allclose(array, expected, rtol=rtol, atol=1e-6)

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.paths import given_path, shortened, utf8_path
+from dist_ens.ground.paths import given_path, utf8_path
 
 pytestmark = pytest.mark.quick
 
@@ -42,11 +42,6 @@ def test_what_is_no_local_path_is_one_short_message(text, told):
         given_path(text, "--workdir")
     assert len(str(caught.value)) < 400
     assert "\0" not in str(caught.value)
-
-
-def test_a_long_text_keeps_its_ends():
-    assert shortened("a" * 300 + "z" * 300) == f"'{'a' * 100}'…'{'z' * 100}' (600 characters)"
-    assert shortened("short\n") == r"'short\n'"
 
 
 def test_a_path_is_told_in_utf8_whatever_the_locale():

@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import pathlib
-import subprocess
-import sys
 import time
+from functools import partial
 
 import jax
 import numpy as np
@@ -24,33 +22,28 @@ from benchmarks.peers.jax_vmap import JaxVmap
 from benchmarks.peers.order import Order
 from benchmarks.peers.way import Absent
 from benchmarks.workloads import WORKLOADS, Workload
-from conftest import COMMAND_ENVIRONMENT
+from commands import python
 from dist_ens.execution import timing
 from dist_ens.experiment import OptimizerConfig
 
-ROOT = pathlib.Path(__file__).parent.parent
 # Of Adam's, steps along a gradient that is zero but for rounding are as long as any other.
 SGD = OptimizerConfig(name="sgd", learning_rate=0.1, momentum=0.9)
 
 
-def small(name, optimizer=SGD, **changes):
+def small(name, optimizer=SGD):
     """A workload with few members and examples."""
     workload = WORKLOADS[name]()
-    few = dict(
-        num_members=2, batch_size=4, inputs=workload.inputs[:10], labels=workload.labels[:10]
-    )
-    return dataclasses.replace(workload, optimizer=optimizer, **(few | changes))
+    few = {"inputs": workload.inputs[:10], "labels": workload.labels[:10]}
+    few |= {"num_members": 2, "batch_size": 4}
+    return dataclasses.replace(workload, optimizer=optimizer, **few)
 
 
 def tiny(network):
     """A workload of one of the tests' networks."""
     member, inputs, label_shape = network()
-    examples = networks.batches_for(inputs, label_shape, 1)
-    first = {name: examples[name][0] for name in ("inputs", "labels")}
-    names = {"name": "tiny", "title": "", "network": network.__name__}
-    return Workload(
-        **names, **first, num_members=2, batch_size=4, bare_member=member, optimizer=SGD
-    )
+    first = {k: v[0] for k, v in networks.batches_for(inputs, label_shape, 1).items()}
+    first |= {"name": "tiny", "title": "", "network": network.__name__}
+    return Workload(**first, num_members=2, batch_size=4, bare_member=member, optimizer=SGD)
 
 
 KINDS = {
@@ -71,8 +64,7 @@ def states_after(make_way, workload, num_steps):
 
 def assert_close(tree, other):
     """The leaves of two trees are the same to rounding."""
-    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), tree, other)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,10 +139,9 @@ def test_a_comparison_has_a_figure_for_every_way_that_can_do_the_workload(monkey
 
 
 def test_the_command_writes_what_it_has_timed(tmp_path):
-    ways = ["--ways=jax_loop,flax_pmap", "--turns=1", f"--json={tmp_path / 'peers.json'}"]
-    command = [sys.executable, "-m", "benchmarks.peers", "--workloads=W2", *ways]
-    environment = COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": fast_xla.flags(1)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    flags = ["--workloads=W2", "--ways=jax_loop,flax_pmap", "--turns=1"]
+    flags.append(f"--json={tmp_path / 'peers.json'}")
+    done = python("-m", "benchmarks.peers", *flags, XLA_FLAGS=fast_xla.flags(1))
     assert done.returncode == 0, done.stderr
     assert "flax_pmap was not timed: it needs one device for each of 5 members" in done.stdout
     (workload,) = json.loads((tmp_path / "peers.json").read_text())["workloads"]
@@ -168,9 +159,8 @@ def test_pytorch_has_the_same_loss_and_gradients(name):
     state, inputs, labels = first_states(workload)[0], workload.inputs[:4], workload.labels[:4]
 
     def jax_loss(params):
-        outputs = workload.member.apply(params, state.model_state, inputs, jax.random.key(0), True)[
-            0
-        ]
+        key = jax.random.key(0)
+        outputs, _ = workload.member.apply(params, state.model_state, inputs, key, True)
         return workload.loss(outputs, labels).mean()
 
     loss, grads = jax.jit(jax.value_and_grad(jax_loss))(state.params)
@@ -197,14 +187,10 @@ def test_the_pytorch_ways_end_with_the_members_of_the_jax_loop(name):
     func = torch_func._Form(workload, threads=1, fused=False)
     for way in (jax_loop, loop, func):
         way.run(3)
+    atol = 1e-3 * workload.optimizer.learning_rate
     for m, state in enumerate(jax_loop.states):
-        expected = network_of(workload, jax.device_get(state.params))
-        for wanted, of_loop, of_func in zip(
-            expected.parameters(),
-            loop.networks[m].parameters(),
-            func.params.values(),
-            strict=True,
-        ):
-            for param in (of_loop, of_func[m]):
-                atol = 1e-3 * workload.optimizer.learning_rate
+        expected = network_of(workload, jax.device_get(state.params)).parameters()
+        of_loop, of_func = loop.networks[m].parameters(), func.params.values()
+        for wanted, one, stacked in zip(expected, of_loop, of_func, strict=True):
+            for param in (one, stacked[m]):
                 np.testing.assert_allclose(param.detach(), wanted.detach(), rtol=1e-3, atol=atol)

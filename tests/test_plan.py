@@ -66,7 +66,9 @@ def small_planner(devices=4, shape=(8, 8), *, streamed=False, **changes):
     call_examples = experiment.data.global_batch_size * experiment.steps_per_call
     training_set = TrainingSet(run.order, EXAMPLE, call_examples)
     kept, them = None if streamed else training_set, jax.devices()[:devices]
-    return Planner(experiment, spec, kept, run.per_member, partial(build_ensemble, run), them)
+    return Planner(
+        experiment, spec, kept, run.order_rule.per_member, partial(build_ensemble, run), them
+    )
 
 
 def of_data(mesh):
@@ -139,16 +141,13 @@ def test_the_gradients_of_kernels_are_counted_for_every_example():
     assert flops["unroll+canonical+masks"] == pytest.approx(flops["unroll"], rel=0.02)
 
 
-def test_parts_of_a_batch_take_memory_and_no_fewer_operations():
+def test_parts_of_a_batch_and_steps_of_a_call_take_memory_and_no_fewer_operations():
     whole = small_planner(execution="unroll").plan_mesh(4, 4)
     parts = small_planner(execution="unroll", compute={"microbatches": 4}).plan_mesh(4, 4)
     assert parts.flops_per_device == pytest.approx(whole.flops_per_device, rel=0.001)
     # 128 examples over 1 device a column; a mesh that has no such parts is not planned.
     meshes = small_planner(compute={"microbatches": 64}).plan().meshes
     assert [(m.ensemble_axis, m.data_axis) for m in meshes] == [(4, 1), (2, 2)]
-
-
-def test_steps_of_a_call_take_memory_and_no_operations():
     # An example that is sent has its place with it.
     for streamed, one_step in ((True, 128 * (EXAMPLE + 4)), (False, 128 * 4)):
         one, ten = (
@@ -311,6 +310,18 @@ def test_the_largest_number_of_members_fits_and_one_more_per_device_does_not(mon
         plan.check_fits()
 
 
+def test_more_members_than_are_ever_compiled_are_estimated(monkeypatch):
+    monkeypatch.setattr(planner, "memory_bytes", lambda device: 10_000_000)
+    it, compiled = small_planner(layout={"ensemble_axis": 4}, model=LINEAR), []
+    found = it.plan()
+    monkeypatch.setattr(planner, "_MOST_COMPILED", 400)
+    estimate = dataclasses.replace(it, say=compiled.append).plan()
+    members = re.findall(r"(\d+) members a device", " ".join(compiled))
+    assert members == ["1", "2", "100"]  # Four devices have 400.
+    assert (found.max_is_compiled, estimate.max_is_compiled) == (True, False)
+    assert estimate.max_num_members == pytest.approx(found.max_num_members, rel=0.01)
+
+
 def test_members_in_waves_take_the_memory_of_one_and_the_operations_of_all(monkeypatch):
     monkeypatch.setattr(planner, "memory_bytes", lambda device: 1_000_000)
     at_once = small_planner(model=LINEAR, layout={"ensemble_axis": 2})
@@ -403,11 +414,10 @@ def test_cores_are_planned_for_as_a_run_takes_them(monkeypatch, num_members, row
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("v9:4x4", "--topology='v9:4x4' is not a topology. Use cpu:N"),
         ("v5ee:4x4", "Did you mean 'v5e'?"),
         ("gpu:4", "or here, which plans for the GPUs of this machine"),
-        *((text, "such as v4:4x4x4, v5e:4x4,") for text in ("v5e", "cpu", "v5e:4x4*0", "v5e:0x4")),
-        *((text, "is not a topology") for text in ("cpu:0", "v5e:4x4x4", "v5p:4x4", "cpu:2*2")),
+        *((text, "is not a topology. Use cpu:N") for text in ("cpu:0", "cpu:2*2", "v5e:4x4*0")),
+        *((text, "such as v4:4x4x4, v5e:4x4,") for text in ("v5e", "v5e:4x4x4", "v5p:4x4")),
     ],
 )
 def test_an_unknown_topology_is_refused(text, sentence):

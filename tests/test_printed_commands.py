@@ -2,18 +2,17 @@
 
 import ast
 import os
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
 
+from conftest import ROOT
 from dist_ens.ground.commands import command_line, quoted
 from stand_ins import HOSTILE
 
 pytestmark = pytest.mark.quick
-ROOT = pathlib.Path(__file__).parent.parent
 FILES = [*ROOT.glob("dist_ens/**/*.py"), *ROOT.glob("launch/*.py")]
 NAMES = [
     *(*HOSTILE, "\x1b[31mred", "tab\tand\\backslash'", "new\nline\\'; touch x #", "-x"),

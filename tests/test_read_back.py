@@ -3,13 +3,13 @@
 import pytest
 
 from dist_ens.callbacks import JsonLines, RunInfo
-from dist_ens.execution import decision_cache
+from dist_ens.ensemble import select_execution
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import RunError, UserError
 from dist_ens.ground.json_text import from_json
 from dist_ens.report import pace_before, read_run
-from dist_ens.report.metrics_file import read_metrics
+from dist_ens.report.files import read_metrics
 
 DEEP = b"[" * 100_000
 HUGE = b"1" + b"0" * 400
@@ -42,12 +42,8 @@ def writer_from(workdir, step):
     return writer
 
 
-def named(value):
-    return repr(value[:40])
-
-
 @pytest.mark.quick
-@pytest.mark.parametrize("line", NO_RECORDS, ids=named)
+@pytest.mark.parametrize("line", NO_RECORDS, ids=lambda line: repr(line[:40]))
 def test_a_line_that_is_no_record_is_dropped_and_told(tmp_path, caplog, line):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(GOOD + line + b"\n" + GOOD)
@@ -69,34 +65,28 @@ def test_lines_of_later_steps_and_a_last_one_without_its_end_are_dropped_in_sile
 
 def test_a_log_that_cannot_be_read_is_told(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(
-        RunError, match="^The metrics could not be written to .*metrics.jsonl: is a d"
-    ):
+    told = "^The metrics could not be written to .*metrics.jsonl: is a d"
+    with pytest.raises(RunError, match=told):
         writer_from(tmp_path, step=8)
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("content", NO_OBJECTS, ids=named)
+@pytest.mark.parametrize("content", NO_OBJECTS, ids=lambda content: repr(content[:40]))
 def test_a_damaged_file_is_forgotten_or_named(tmp_path, content):
     for name in ("summary.json", "executions.json", "curves.json"):
         (tmp_path / name).write_bytes(content)
     assert pace_before(tmp_path, 8) == {}
-    assert decision_cache.kept_execution("program", tmp_path) is None
-    decision_cache.keep_execution("program", "vmap", tmp_path)
-    assert decision_cache.kept_execution("program", tmp_path) == "vmap"
+    assert select_execution.kept_execution("program", tmp_path) is None
+    select_execution.keep_execution("program", "vmap", tmp_path)
+    assert select_execution.kept_execution("program", tmp_path) == "vmap"
     with pytest.raises(UserError, match=r"curves\.json"):
         read_run(tmp_path)
 
 
 def test_a_run_resumes_with_damage_in_all_that_it_reads_back(tmp_path):
     def trained(steps):
-        values = {
-            "steps": steps,
-            "num_members": 2,
-            "model": {"name": "mlp", "hidden_sizes": (4,)},
-            "data": {"global_batch_size": 32},
-        }
-        return train(Experiment.from_dict(values), tmp_path)
+        parts = {"data": {"global_batch_size": 32}, "model": {"name": "mlp", "hidden_sizes": (4,)}}
+        train(Experiment.from_dict({"steps": steps, "num_members": 2, **parts}), tmp_path)
 
     trained(2)
     with (tmp_path / "metrics.jsonl").open("ab") as log:

@@ -1,7 +1,6 @@
 """Recalibrated predictions, against cases worked by hand, brute force and scikit-learn."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from dist_ens.metrics.recalibration import (
 pytestmark = pytest.mark.quick
 
 every_method = pytest.mark.parametrize("fit", RECALIBRATIONS.values(), ids=RECALIBRATIONS)
-ONE_PER_CLASS = np.array([[0.5, 0.45, 0.05], [0.05, 0.5, 0.45], [0.45, 0.05, 0.5]])
+UNEVEN = [[0.6, 0.4], [0.3, 0.7]]
 
 
 def overconfident(num_rows, num_classes=4, seed=0):
@@ -61,42 +60,13 @@ def test_a_temperature_worked_by_hand():
     np.testing.assert_allclose(other, [roots / roots.sum()], atol=1e-9)
 
 
-def test_the_temperature_is_that_of_an_ever_finer_grid():
-    log_probs, labels = overconfident(300)
-    low, high = math.log(0.1), math.log(10)
-    while high - low > 1e-7:
-        grid = np.linspace(low, high, 21)
-        best = np.argmin([nll(log_softmax(log_probs / np.exp(t)), labels) for t in grid])
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, 20)]
-    found = fit_temperature(log_probs, labels).parameters["temperature"]
-    assert found == pytest.approx(math.exp((low + high) / 2), abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("probs", "labels", "temperature", "warning"),
     [
-        (
-            [[0.6, 0.4], [0.3, 0.7]],
-            [0, 1],
-            MIN_TEMPERATURE,
-            "The best temperature is below 0.01, the bound at which the fit stopped: 0 of 2 "
-            "validation rows are predicted wrongly.",
-        ),
-        (
-            [[0.6, 0.4], [0.3, 0.7]],
-            [1, 0],
-            MAX_TEMPERATURE,
-            "The best temperature is above 100, the bound at which the fit stopped: 2 of 2 "
-            "validation rows are predicted wrongly.",
-        ),
+        (UNEVEN, [0, 1], MIN_TEMPERATURE, "below 0.01, the bound at which the fit stopped: 0 of "),
+        (UNEVEN, [1, 0], MAX_TEMPERATURE, "above 100, the bound at which the fit stopped: 2 of "),
         # Right in 3 of 4 at odds of 1 : 0, taken for 1 : 1.2e-38 with -ln(1.1755e-38) = 87.34.
-        (
-            [[1.0, 0.0]] * 4,
-            [0, 0, 0, 1],
-            79.4972,
-            "1 of 4 validation rows give their label a probability below 1.2e-38, which the fit "
-            "takes for 1.2e-38 (87.3 nats).",
-        ),
+        ([[1.0, 0.0]] * 4, [0, 0, 0, 1], 79.4972, "1 of 4 validation rows give their label a prob"),
     ],
     ids=["no error", "no better than chance", "zero"],
 )
@@ -104,7 +74,7 @@ def test_a_temperature_that_the_rows_do_not_determine_is_told(probs, labels, tem
     found = fit_temperature(log(probs), np.array(labels))
     assert found.parameters == {"temperature": pytest.approx(temperature, abs=1e-4)}
     (told,) = found.warnings
-    assert told.startswith(warning)
+    assert warning in told
 
 
 def test_scales_that_grow_without_end_are_told():
@@ -113,12 +83,10 @@ def test_scales_that_grow_without_end_are_told():
     labels = np.arange(90) % 3
     logits = 3.0 * np.eye(3)[labels] + 2 * random.random((90, 3)) * [1, 1, 0]
     logits[:6, :2] = logits[:6, 1::-1]
-    told = fit_vector(log_softmax(logits), labels).warnings
+    (told,) = fit_vector(log_softmax(logits), labels).warnings
     wrong = np.count_nonzero(logits.argmax(1) != labels)
     assert wrong > 0
-    assert [each.startswith("No finite scale and bias is best for class 2, ") for each in told] == [
-        True
-    ]
+    assert told.startswith("No finite scale and bias is best for class 2, ")
     right = fit_vector(log_softmax(5.0 * np.eye(3)[labels] + random.random((90, 3))), labels)
     (told,) = right.warnings
     assert told.startswith("No finite scale and bias is best for classes 0, 1, 2, which no")
@@ -195,7 +163,8 @@ def test_isotonic_ties_are_averaged():
 
 def test_a_row_for_which_all_classes_are_0_becomes_uniform():
     # f_c is 0 up to 0.45 and 1 from 0.5, for each class.
-    recalibration = fit_isotonic(log(ONE_PER_CLASS), np.arange(3))
+    probs = [[0.5, 0.45, 0.05], [0.05, 0.5, 0.45], [0.45, 0.05, 0.5]]
+    recalibration = fit_isotonic(log(probs), np.arange(3))
     got = np.exp(recalibration(log([[1 / 3, 1 / 3, 1 / 3], [0.44, 0.44, 0.12], [0.1, 0.2, 0.7]])))
     np.testing.assert_allclose(got, [[1 / 3] * 3, [1 / 3] * 3, [0, 0, 1]], atol=1e-9)
 
@@ -229,11 +198,6 @@ def test_probabilities_of_exactly_0_and_1_are_calibrated_to_finite_logarithms(fi
         assert (got.astype(np.float32) > -87.5).all()
 
 
-def test_even_predictions_have_no_best_temperature():
-    found = fit_temperature(log([[0.2] * 5] * 3), np.array([0, 1, 1]))
-    assert found.parameters == {"temperature": 1.0}
-
-
 @every_method
 def test_a_recalibration_is_made_again_from_json(fit):
     log_probs, labels = overconfident(100)
@@ -248,7 +212,8 @@ def test_a_class_without_rows_is_named_unless_nothing_is_fitted_for_it():
     for fit in (fit_vector, fit_isotonic):
         with pytest.raises(UserError, match=r"no validation rows of class 2, 3 among 4"):
             fit(log_probs, labels)
-    fit_temperature(log_probs, labels)
+    # Even predictions have no best temperature.
+    assert fit_temperature(log_probs, labels).parameters == {"temperature": 1.0}
 
 
 def test_the_variance_scale_is_the_mean_of_the_squared_errors_in_variances():

@@ -13,8 +13,8 @@ from failing import ensemble
 from launch.replay import _sentence
 
 
-def trained(workdir, **fields):
-    experiment = Experiment.from_dict(
+def experiment(**fields):
+    return Experiment.from_dict(
         {
             "num_members": 8,
             "steps": 6,
@@ -28,13 +28,12 @@ def trained(workdir, **fields):
         }
         | fields
     )
-    return train(experiment, workdir)
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("replay") / "run"
-    trained(folder)
+    train(experiment(), folder)
     return folder
 
 
@@ -63,7 +62,7 @@ def test_another_member_is_another_network(workdir, monkeypatch):
 
 
 def test_a_run_whose_random_numbers_another_version_drew_is_refused(workdir, monkeypatch):
-    monkeypatch.setattr("dist_ens.experiment.checks.KEY_RULE", 3)
+    monkeypatch.setattr("dist_ens.experiment.record.KEY_RULE", 3)
     with pytest.raises(UserError, match="a run of another version of dist_ens"):
         replay(workdir, 2, progress=False)
 
@@ -88,15 +87,9 @@ def test_the_command_replays_a_member_of_a_run_of_every_execution(
     tmp_path, execution, record_property
 ):
     run = tmp_path / "run"
-    flags = ("--config.steps=20", "--config.model.hidden_sizes=(32,)", "--config.num_members=8")
-    ended = dist_ens(
-        "train",
-        "--config=configs/digits.py",
-        f"--workdir={run}",
-        f"--config.execution={execution}",
-        *flags,
-        xla_flags="",
-    )
+    words = ["train", "--config=configs/digits.py", f"--workdir={run}", "--config.num_members=8"]
+    words += ["--config.steps=20", "--config.model.hidden_sizes=(32,)"]
+    ended = dist_ens(*words, f"--config.execution={execution}", xla_flags="")
     assert ended.returncode == 0, ended.stderr
     ended = dist_ens("replay", run, "--member=7", xla_flags="")
     record_property("replayed execution", execution)

@@ -12,23 +12,16 @@ from dist_ens.metrics.resampling import bootstrap_weights, interval, over_draws
 pytestmark = pytest.mark.quick
 
 
-def test_every_draw_has_as_many_examples_as_the_split():
+def test_every_draw_has_as_many_examples_as_the_split_and_comes_again_from_its_seed():
     weights = bootstrap_weights(30, draws=7, seed=0)
-    assert weights.shape == (7, 30)
-    assert weights.dtype == np.float32
-    assert (weights == weights.round()).all()
-    assert (weights >= 0).all()
+    assert (weights.shape, weights.dtype) == ((7, 30), np.float32)
+    assert (weights == np.abs(weights.round())).all()
     assert (weights.sum(1) == 30).all()
     assert len({row.tobytes() for row in weights}) == 7
     assert bootstrap_weights(1, draws=2, seed=0).tolist() == [[1], [1]]
-
-
-def test_a_seed_gives_the_same_draws_again_and_another_seed_others():
-    weights = bootstrap_weights(30, draws=7, seed=3)
-    assert (weights == bootstrap_weights(30, draws=7, seed=3)).all()
     assert (weights != bootstrap_weights(30, draws=7, seed=4)).any()
     # More draws begin with the same ones.
-    assert (bootstrap_weights(30, draws=9, seed=3)[:7] == weights).all()
+    assert (bootstrap_weights(30, draws=9, seed=0)[:7] == weights).all()
 
 
 def test_counts_are_those_of_draws_with_replacement():
@@ -51,11 +44,9 @@ def test_an_interval_worked_by_hand():
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
 def test_intervals_are_numpys_quantiles(draws, level):
     samples = np.random.default_rng(draws).normal(size=draws)
-    expected = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
-    assert interval(samples, level) == pytest.approx(tuple(expected), abs=1e-12)
-    half = samples.astype(np.float16)
-    expected = np.quantile(half.astype(float), [(1 - level) / 2, (1 + level) / 2])
-    assert interval(half, level) == pytest.approx(tuple(expected), abs=1e-12)
+    for values in (samples, samples.astype(np.float16)):
+        expected = np.quantile(values.astype(float), [(1 - level) / 2, (1 + level) / 2])
+        assert interval(values, level) == pytest.approx(tuple(expected), abs=1e-12)
 
 
 def test_an_interval_may_be_infinite_and_is_nan_if_a_sample_is():
@@ -78,11 +69,9 @@ def test_a_score_in_every_draw_does_not_depend_on_how_many_are_taken_at_a_time(m
         sizes.append(len(left))
         return np.stack([(left**2).sum(1), right.sum(1)], axis=1)
 
-    np.testing.assert_array_equal(over_draws(score, (left, 6), (right, 3)), expected)
-    monkeypatch.setattr(resampling, "BLOCK_SIZE", 4 * (6 + 3))
-    np.testing.assert_array_equal(over_draws(score, (left, 6), (right, 3)), expected)
-    monkeypatch.setattr(resampling, "BLOCK_SIZE", 1)  # less than a draw
-    np.testing.assert_array_equal(over_draws(score, (left, 6), (right, 3)), expected)
+    for size in (resampling.BLOCK_SIZE, 4 * (6 + 3), 1):  # The last is less than a draw.
+        monkeypatch.setattr(resampling, "BLOCK_SIZE", size)
+        np.testing.assert_array_equal(over_draws(score, (left, 6), (right, 3)), expected)
     assert sizes == [10, 4, 4, 2, *[1] * 10]
 
 

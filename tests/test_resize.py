@@ -5,7 +5,6 @@ small. Those of MNIST, CIFAR-10, the text and the table take a part of the data 
 """
 
 import gzip
-import itertools
 import json
 import os
 import pathlib
@@ -49,9 +48,8 @@ def sources(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
 
     def data():
-        given = pathlib.Path(os.environ.get("DIST_ENS_DATA", "")).absolute()
-        if "DIST_ENS_DATA" not in os.environ or not given.is_dir():
-            pytest.fail(f"These configs need data: DIST_ENS_DATA={given} is no folder.")
+        given = pathlib.Path(os.environ.get("DIST_ENS_DATA", "no folder")).absolute()
+        assert given.is_dir(), f"These configs need data: DIST_ENS_DATA={given} is no folder."
         return given
 
     def images(name, arrays):
@@ -60,14 +58,10 @@ def sources(tmp_path_factory):
 
     def source(config):
         if config.startswith("mnist"):
-            mnist = open_idx(str(data() / "mnist"), None)
-            some = {name: getattr(mnist, name).take(np.arange(200)) for name in ("train", "test")}
-            arrays = {
-                f"{name}_{kind}": some[name][of]
-                for name, (kind, of) in itertools.product(
-                    some, (("images", "inputs"), ("labels", "labels"))
-                )
-            }
+            mnist, arrays = open_idx(str(data() / "mnist"), None), {}
+            for name, split in (("train", mnist.train), ("test", mnist.test)):
+                some = split.take(np.arange(200))
+                arrays |= {f"{name}_images": some["inputs"], f"{name}_labels": some["labels"]}
             return images("mnist", arrays)
         if config == "cifar_resnet":
             with np.load(data() / "cifar10_jpeg" / "cifar10_jpeg_12k.npz") as arrays:
@@ -88,27 +82,17 @@ def train(folder, name, steps, place, words, *, is_fast=False):
         *("train", *words, f"--workdir={folder / name}", f"--config.steps={steps}"),
         *("--config.steps_per_call=1", "--config.logging.every_steps=1"),
     ]
-    own = [[]]
+    each = [words]
     if hosts > 1:
-        together = [f"--coordinator_address=127.0.0.1:{free_port()}", f"--num_processes={hosts}"]
-        own = [[*together, f"--process_id={i}"] for i in range(hosts)]
+        words += [f"--coordinator_address=127.0.0.1:{free_port()}", f"--num_processes={hosts}"]
+        each = [[*words, f"--process_id={i}"] for i in range(hosts)]
     flags = fast_xla.flags(devices) if is_fast else fast_xla.devices(devices)
-    each = [[*words, *of_host] for of_host in own]
     log = f"{name}_{steps}"
     running = start(*each, folder=folder, name=log, xla_flags=flags, environ=ENVIRON)
     codes = running.codes()
     printed = "\n".join(path.read_text() for path in folder.glob(f"{log}_*"))
     assert codes == [0] * hosts, printed
     return printed
-
-
-def train_in_parts(folder, name, places, words, **options):
-    """Trains a run whose parts have different places; returns its last step."""
-    for part, place in enumerate(places, 1):
-        printed = train(folder, name, part * STEPS_OF_A_PART, place, words, **options)
-        hosts, devices = place
-        assert f"mesh {hosts * devices} x 1" in " ".join(printed.split()), printed
-    return len(places) * STEPS_OF_A_PART
 
 
 def arrays_in(workdir, step):
@@ -119,11 +103,8 @@ def arrays_in(workdir, step):
 def losses_in(workdir):
     """Losses of the batches of each step, of all members."""
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return [
-        {name: value for name, value in line.items() if name.startswith("train/loss")}
-        for line in lines
-        if "train/loss" in line
-    ]
+    found = [{k: v for k, v in line.items() if k.startswith("train/loss")} for line in lines]
+    return [losses for losses in found if losses]
 
 
 def words_of(config, source, execution):
@@ -132,42 +113,41 @@ def words_of(config, source, execution):
     return [f"--config=configs/{config}.py", *(f"--config.{each}" for each in changed)]
 
 
-def resized(folder, places, words, **options):
+def resized(folder, places, words):
     """The final arrays and the losses of a run in parts, and of one on eight devices."""
-    steps = train_in_parts(folder, "resized", places, words, **options)
-    train(folder, "whole", steps, (1, 8), words, **options)
+    for part, (hosts, devices) in enumerate(places, 1):
+        printed = train(folder, "resized", part * STEPS_OF_A_PART, (hosts, devices), words)
+        assert f"mesh {hosts * devices} x 1" in " ".join(printed.split()), printed
+    steps = len(places) * STEPS_OF_A_PART
+    train(folder, "whole", steps, (1, 8), words)
     found = [(arrays_in(folder / n, steps), losses_in(folder / n)) for n in ("resized", "whole")]
     assert [len(losses) for _, losses in found] == [steps] * 2
     return found
 
 
-def assert_same_bits(found):
-    (arrays, losses), (expected, expected_losses) = found
-    assert losses == expected_losses  # So every step has seen the same examples.
-    assert {name: x.tobytes() for name, x in arrays.items()} == {
-        name: x.tobytes() for name, x in expected.items()
-    }
-
-
-def test_every_shipped_config_is_resized():
-    assert {config.stem for config in CONFIGS} == {*SMALL}
-
-
-BITWISE = [*((config, "loop") for config in SMALL), ("digits", "map"), ("mnist_lenet", "map")]
+BITWISE = [(config.stem, "loop") for config in CONFIGS]
+BITWISE += [("digits", "map"), ("mnist_lenet", "map")]
+ON_OTHERS = pytest.mark.parametrize("places", [DEVICES, HOSTS], ids=["devices", "hosts"])
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("places", [DEVICES, HOSTS], ids=["devices", "hosts"])
+@ON_OTHERS
 @pytest.mark.parametrize(("config", "execution"), BITWISE)
 def test_a_shipped_config_keeps_its_bits_when_it_is_resized(
     config, execution, places, sources, tmp_path, record_property
 ):
-    assert_same_bits(resized(tmp_path, places, words_of(config, sources(config), execution)))
+    words = words_of(config, sources(config), execution)
+    (arrays, losses), (expected, expected_losses) = resized(tmp_path, places, words)
+    assert losses == expected_losses  # So every step has seen the same examples.
+    bits, expected_bits = (
+        {name: x.tobytes() for name, x in each.items()} for each in (arrays, expected)
+    )
+    assert bits == expected_bits
     record_row(record_property, config, execution, places, "the same bits")
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("places", [DEVICES, HOSTS], ids=["devices", "hosts"])
+@ON_OTHERS
 def test_attention_under_map_stays_within_a_tolerance(places, sources, tmp_path, record_property):
     words = words_of("charlm", sources("charlm"), "map")
     (arrays, losses), (expected, expected_losses) = resized(tmp_path, places, words)
@@ -185,10 +165,10 @@ def test_attention_under_map_stays_within_a_tolerance(places, sources, tmp_path,
 
 
 def record_row(record_property, config, execution, places, result):
-    record_property("config", config)
-    record_property("execution", execution)
-    record_property("hosts x devices", " -> ".join(f"{h} x {d}" for h, d in places))
-    record_property("state and losses", result)
+    on = " -> ".join(f"{h} x {d}" for h, d in places)
+    row = {"config": config, "execution": execution, "hosts x devices": on}
+    for name, value in (row | {"state and losses": result}).items():
+        record_property(name, value)
 
 
 # A config file that notes which examples each step reads on each host.

@@ -37,20 +37,11 @@ def test_the_formula_is_that_of_daly():
     assert expected_useful_fraction(RUN) == pytest.approx(by_hand)
 
 
-def test_without_failures_only_saving_costs_time():
+def test_only_saving_costs_time_without_failures_and_nothing_ends_with_too_many():
     run = dataclasses.replace(RUN, host_mtbf_secs=1e15)
-    fraction, error = simulated_useful_fraction(run, num_segments=100, seed=1)
-    assert fraction == pytest.approx(300 / 330)
+    assert simulated_useful_fraction(run, num_segments=100, seed=1) == (pytest.approx(300 / 330), 0)
     assert expected_useful_fraction(run) == pytest.approx(300 / 330)
-    assert error == 0.0
-
-
-def test_a_run_that_fails_all_the_time_does_no_useful_work():
-    # Of exp(-330) attempts one would end, far fewer than there are.
-    hopeless = dataclasses.replace(RUN, host_mtbf_secs=64.0)
-    assert expected_useful_fraction(hopeless) < 1e-100
-    never = dataclasses.replace(RUN, host_mtbf_secs=1.0)
-    assert expected_useful_fraction(never) == 0.0
+    assert expected_useful_fraction(dataclasses.replace(RUN, host_mtbf_secs=1.0)) == 0.0
 
 
 def test_the_best_interval_approaches_youngs_for_short_saves():
@@ -68,5 +59,4 @@ def test_no_other_interval_is_better_than_the_best(save_secs):
     def useful(interval_secs):
         return expected_useful_fraction(dataclasses.replace(run, interval_secs=interval_secs))
 
-    assert useful(best) > max(useful(0.9 * best), useful(1.1 * best))
-    assert useful(best) > max(useful(0.99 * best), useful(1.01 * best))
+    assert useful(best) > max(useful(part * best) for part in (0.9, 0.99, 1.01, 1.1))

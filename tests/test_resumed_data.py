@@ -10,6 +10,7 @@ from dist_ens.checkpoint import notes_on_resuming, saved_step
 from dist_ens.data.source import fingerprint_of
 from dist_ens.ground.errors import UserError
 from dist_ens.processes import cluster
+from saving import steps_in
 from test_bad_input import CLASSES, DATA, classifier, fit
 from two_savers import RECORD
 
@@ -18,9 +19,10 @@ OTHER_ORDER = {name: leaf[::-1] for name, leaf in DATA.items()}
 TWICE = {name: np.concatenate([leaf, leaf]) for name, leaf in DATA.items()}
 
 
-def trained(folder, data, *, resume="same", **options):
+def trained(folder, data=DATA, *, resume="same", optimizer=None, **options):
     saved = de.Checkpoints(folder, every_secs=None, resume=resume)
-    return fit(classifier(), data, checkpoints=saved, batch_size=8, **options)
+    made = classifier() if optimizer is None else classifier().replace(optimizer=optimizer)
+    return fit(made, data, checkpoints=saved, **{"batch_size": 8} | options)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,7 @@ def trained(folder, data, *, resume="same", **options):
     ],
 )
 def test_other_training_data_is_refused_and_resumed_anyway(tmp_path, data, options, told):
-    trained(tmp_path, DATA, steps=2)
+    trained(tmp_path, steps=2)
     assert trained(tmp_path, {name: leaf.copy() for name, leaf in DATA.items()}, steps=4).step == 4
     with pytest.raises(UserError, match=f"^The training data differs from that of .*: .*{told}"):
         trained(tmp_path, data, steps=6, **options)
@@ -41,25 +43,18 @@ def test_other_training_data_is_refused_and_resumed_anyway(tmp_path, data, optio
 
 
 def test_a_changed_step_is_told_and_resumed_anyway_only_if_the_state_fits(tmp_path):
-    trained(tmp_path, DATA, steps=2)
-
-    def resumed(optimizer, resume="same"):
-        ensemble = classifier().replace(optimizer=optimizer)
-        saved = de.Checkpoints(tmp_path, every_secs=None, resume=resume)
-        return fit(ensemble, DATA, checkpoints=saved, batch_size=8, steps=4)
-
+    trained(tmp_path, steps=2)
     told = "all parts have the same names, and the training step computes something else.*'anyway'"
     with pytest.raises(UserError, match=told):
-        resumed(optax.sgd(0.2))
+        trained(tmp_path, optimizer=optax.sgd(0.2))
     with pytest.raises(UserError, match="The saved state has other arrays than a state of these"):
-        resumed(optax.adam(0.1))
-    assert resumed(optax.sgd(0.2), "anyway").step == 4
+        trained(tmp_path, optimizer=optax.adam(0.1))
+    assert trained(tmp_path, optimizer=optax.sgd(0.2), resume="anyway").step == 8
 
 
 def test_iterables_have_no_facts_of_their_data(tmp_path):
     for steps in (2, 4):
-        saved = de.Checkpoints(tmp_path, every_secs=None)
-        fit(classifier(), [DATA], checkpoints=saved, steps=steps)
+        trained(tmp_path, [DATA], steps=steps, batch_size=None)
     assert saved_step(tmp_path).run["num_examples"] is None
 
 
@@ -73,7 +68,7 @@ def test_all_hosts_compare_the_examples_of_process_0(tmp_path, monkeypatch):
         return b"\x01" * 32 if len(value) == 32 else sent(value)  # Steps are shorter.
 
     monkeypatch.setattr(cluster, "bytes_of_main", of_main)
-    trained(tmp_path, DATA, steps=2)
+    trained(tmp_path, steps=2)
     assert saved_step(tmp_path).run["examples"] == "01" * 32
 
 
@@ -111,8 +106,7 @@ def test_a_run_goes_on_beyond_2_to_the_31_steps_as_one_never_stopped(tmp_path):
     options = {"batch_size": 8, "steps_per_call": 1, "log_every": 1}
     saved = de.Checkpoints(tmp_path, every_secs=None, every_steps=1, keep=9)
     fit(classifier(), DATA, steps=first + 3, state=state, checkpoints=saved, **options)
-    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-    assert names == {str(first + i) for i in (1, 2, 3)}
+    assert steps_in(tmp_path) == [first + i for i in (1, 2, 3)]
     resumed = fit(classifier(), DATA, steps=first + 5, checkpoints=saved, **options)
     assert [record["step"] for record in resumed.history] == [first + 4, first + 5]
     never_stopped = fit(classifier(), DATA, steps=first + 5, state=state, **options)

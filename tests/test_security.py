@@ -2,21 +2,18 @@
 
 import ast
 import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
-import fast_xla
-from conftest import COMMAND_ENVIRONMENT
+from commands import start
+from conftest import ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = [path for folder in ("dist_ens", "launch") for path in (ROOT / folder).rglob("*.py")]
 # The file that runs a config file, and those that import parts of dist_ens when they are used.
 MAY_RUN_CODE = {
     "dist_ens/experiment/config_file.py": ["runpy"],
     "dist_ens/__init__.py": ["import_module", "import_module"],
+    "dist_ens/experiment/named.py": ["import_module"],
     "launch/__init__.py": ["import_module"],
 }
 RUN_CODE = {
@@ -79,23 +76,10 @@ def test_a_secret_of_the_environment_is_in_no_file_and_no_output(tmp_path):
         ["evaluate", f"--workdir={tmp_path / 'run'}"],
         ["train", f"--config={tmp_path / 'none.py'}", f"--workdir={tmp_path / 'none'}"],
     ]
-    environment = COMMAND_ENVIRONMENT | {
-        "XLA_FLAGS": fast_xla.flags(1),
-        "JAX_PLATFORMS": "cpu",
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "PYTHONPATH": str(ROOT),
-        "WANDB_API_KEY": SECRET,
-        "HTTPS_PROXY": f"http://someone:{SECRET}@127.0.0.1:9",
-    }
+    environ = {"WANDB_API_KEY": SECRET, "HTTPS_PROXY": f"http://someone:{SECRET}@127.0.0.1:9"}
+    environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     for number, command in enumerate(commands):
-        with (tmp_path / f"output_{number}").open("w") as output:
-            subprocess.run(
-                [sys.executable, "-c", "import launch; launch.main()", *command],
-                cwd=tmp_path,
-                env=environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        start(command, folder=tmp_path, name=f"output_{number}", environ=environ).codes()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     names = {os.path.relpath(path, tmp_path) for path in files}
     assert {"run/summary.json", "run/report.html", "job.sh"} <= names, names

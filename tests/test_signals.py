@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import os
-import pathlib
 import re
 import signal
 import socket
@@ -15,24 +14,21 @@ from typing import NamedTuple
 
 import pytest
 
-import fast_xla
-from conftest import COMMAND_ENVIRONMENT
+from commands import start, together, wait_for
+from conftest import ROOT
 from dist_ens.checkpoint import saved_step, saved_steps
 from dist_ens.data import Split
 from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.train import train
 from dist_ens.processes.stop_signal import COPY_SECS
-from test_cluster import free_port
-from test_hosts import codes, log, wait_for
 
-ROOT = pathlib.Path(__file__).parent.parent
 SAVED_LIMIT_SECS, AT_ONCE_SECS = 30, 5
 # Each process says on the disk that it is in the phase, and stays there for a while.
 CONFIG = """
 import dataclasses, os, pathlib, signal, time, zlib
 import jax, jax.numpy as jnp, numpy as np
-from dist_ens.experiment import Experiment
-from dist_ens.experiment import open_source
+from dist_ens.checkpoint import saved_steps
+from dist_ens.experiment import Experiment, open_source
 
 HERE = pathlib.Path(__file__).parent
 PHASE, STAY_SECS = "{phase}", {stay_secs}
@@ -80,7 +76,7 @@ class Slow:
     def __call__(self, info):
         Slow.steps += 1
         reach("first step")
-        if info.step >= 25:
+        if PHASE == "loop" and info.step >= 25 and saved_steps(HERE / "run"):
             reach("loop")
         if PHASE == "last save" and info.step == 30 and jax.process_index() == 0:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -142,7 +138,8 @@ ALL_CASES = [
     if processes == 2 or phase != MEETING  # A process that is alone meets nobody.
 ]
 ORDINARY_CASES = [
-    *(Case(signal.SIGTERM, phase) for phase in ("config", "compiling", "evaluating", "saving")),
+    *(Case(signal.SIGTERM, phase) for phase in ("config", "evaluating", "saving")),
+    pytest.param(Case(signal.SIGTERM, "compiling"), marks=pytest.mark.long),
     *(Case(signal.SIGINT, "compiling"), Case(signal.SIGUSR1, "loop")),
     *(Case(signal.SIGTERM, "saving", times=2), Case(signal.SIGINT, "loop", times=2)),
     *(Case(signal.SIGTERM, phase, 2) for phase in (MEETING, "compiling", "saving")),
@@ -156,47 +153,31 @@ def newest_in(run):
     return saved_step(run).step if saved_steps(run) else 0
 
 
-def begin(folder, process_id, *flags, before=()):
-    """A training command, with its output in a file."""
-    command = [
-        *(*before, sys.executable, "-m", "launch.train", f"--config={folder / 'config.py'}"),
-        *(f"--workdir={folder / 'run'}", "--config.execution=loop", *flags),
-    ]
-    variables = {"XLA_FLAGS": fast_xla.flags(1), "JAX_PLATFORMS": "cpu", "COLUMNS": "200"}
-    with (folder / f"log_{process_id}").open("w") as file:
-        return subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=COMMAND_ENVIRONMENT | variables,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-
-
-def started(folder, phase, num_processes=1, *, stay_secs=1.0, before=()):
+def started(folder, phase, num_processes=1, *, stay_secs=1.0, ignored=()):
     """The processes of a run, all of them in a phase."""
     (folder / "config.py").write_text(CONFIG.format(phase=phase, stay_secs=stay_secs))
-    port = free_port()
-    if num_processes == 1:
-        run = [begin(folder, 0, before=before)]
-    else:
-        together = [f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={num_processes}"]
-        come = 1 if phase == MEETING else num_processes  # The other one never comes.
-        run = [begin(folder, i, *together, f"--process_id={i}") for i in range(come)]
+    flags = together(num_processes) if num_processes > 1 else [[]]
+    come = flags[:1] if phase == MEETING else flags  # The other one never comes.
+    words = ["train", f"--config={folder / 'config.py'}", f"--workdir={folder / 'run'}"]
+    run = start(
+        *([*words, "--config.execution=loop", *own] for own in come),
+        **dict(folder=folder, name="log", in_one=True, environ={"COLUMNS": "200"}),
+        ignored=ignored,
+    )
 
     def are_there():
-        assert all(process.poll() is None for process in run), logs(folder)
+        assert all(map(run.is_running, range(len(come)))), logs(folder)
         if phase == MEETING:
             with socket.socket() as other:
+                port = int(flags[0][0].rpartition(":")[2])
                 return other.connect_ex(("127.0.0.1", port)) == 0
-        return len(list(folder.glob("there_*"))) == len(run)
+        return len(list(folder.glob("there_*"))) == len(come)
 
     try:
         wait_for(are_there, lambda: logs(folder))
     except BaseException:
-        for process in run:
-            process.kill()
+        run.kill()
+        run.codes()
         raise
     if phase == "compiling":
         time.sleep(0.5)  # From Python to XLA.
@@ -207,10 +188,10 @@ def logs(folder):
     return "\n".join(path.read_text() for path in sorted(folder.glob("log_*")))
 
 
-def wait_for_the_end(run, secs):
+def ends_within(run, secs):
     """Waits until all processes have ended, or the time is over; returns whether they have."""
     deadline = time.monotonic() + secs
-    while any(process.poll() is None for process in run):
+    while any(map(run.is_running, range(len(run.pids)))):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
@@ -221,15 +202,13 @@ def signalled(case, folder):
     """Signals the processes of a case, and checks how they end."""
     stay_secs = 60.0 if case.times == 2 else 1.0
     run = started(folder, case.phase, case.processes, stay_secs=stay_secs)
-    for process in run:
-        process.send_signal(case.number)
+    run.send(case.number)
     limit_secs, kept = SAVED_LIMIT_SECS, None
-    if case.times == 2 and not wait_for_the_end(run, 1.2 * COPY_SECS):
+    if case.times == 2 and not ends_within(run, 1.2 * COPY_SECS):
         kept = newest_in(folder / "run")
         limit_secs = AT_ONCE_SECS
-        for process in run:
-            process.send_signal(case.number)
-    assert codes(run, folder, limit_secs) == [CODES[case.number]] * len(run), logs(folder)
+        run.send(case.number)
+    assert run.codes(limit_secs) == [CODES[case.number]] * len(run.pids), logs(folder)
     told = " ".join(logs(folder).split())
     assert "Traceback" not in told
     step = newest_in(folder / "run")  # It can be read, so the last checkpoint is whole.
@@ -256,8 +235,8 @@ def test_every_signal_in_every_phase(case, tmp_path):
 
 
 def assert_saved_where_it_stopped(run, folder):
-    assert codes(run, folder, SAVED_LIMIT_SECS) == [42] * len(run), logs(folder)
-    stopped = re.search(r"Stopped at step ([\d,]+)", log(folder, 0))
+    assert run.codes(SAVED_LIMIT_SECS) == [42] * len(run.pids), logs(folder)
+    stopped = re.search(r"Stopped at step ([\d,]+)", (folder / "log_0").read_text())
     step = newest_in(folder / "run")
     assert step == int(stopped[1].replace(",", ""))
 
@@ -267,15 +246,14 @@ def test_a_copy_of_a_signal_does_not_keep_a_run_from_saving(num_processes, copy,
     # A service manager and the launcher send the same signal, and systemd also SIGHUP.
     run = started(tmp_path, "loop", num_processes)
     for number in (signal.SIGTERM, copy):
-        for process in run:
-            process.send_signal(number)
+        run.send(number)
         time.sleep(0.1)
     assert_saved_where_it_stopped(run, tmp_path)
 
 
 def test_a_host_that_is_signalled_after_another_saves_with_it(tmp_path):
     run = started(tmp_path, "last save", 2, stay_secs=2)  # Process 0 has signalled itself.
-    run[1].send_signal(signal.SIGTERM)
+    run.send(signal.SIGTERM, [1])
     assert_saved_where_it_stopped(run, tmp_path)
 
 
@@ -306,12 +284,12 @@ def test_a_signal_after_the_work_of_a_command_keeps_its_exit_code(code, expected
 
 
 def test_a_run_under_nohup_survives_the_end_of_its_terminal(tmp_path):
-    (process,) = started(tmp_path, "loop", before=["nohup"])
-    process.send_signal(signal.SIGHUP)
+    run = started(tmp_path, "loop", ignored=[signal.SIGHUP])
+    run.send(signal.SIGHUP)
     time.sleep(1)
-    assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    assert codes([process], tmp_path, SAVED_LIMIT_SECS) == [42]
+    assert run.is_running()
+    run.send(signal.SIGTERM)
+    assert run.codes(SAVED_LIMIT_SECS) == [42]
 
 
 @dataclasses.dataclass(frozen=True)

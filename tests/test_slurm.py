@@ -1,7 +1,6 @@
 """Scripts for Slurm under a real Slurm with two nodes, which runs on this machine."""
 
 import json
-import pathlib
 import subprocess
 import sys
 import time
@@ -11,14 +10,13 @@ import numpy as np
 import pytest
 
 import fast_xla
-from conftest import COMMAND_ENVIRONMENT
+from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.experiment.loaded import open_finished
 from slurm_cluster import LIMIT_SECS, SlurmCluster, wait_for
 from stand_ins import executable
 from test_slurm_render import render
 
 pytestmark = pytest.mark.slurm
-ROOT = pathlib.Path(__file__).parent.parent
 TRAIN = (
     "train",
     f"--config={ROOT}/configs/digits.py",

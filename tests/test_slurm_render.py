@@ -1,26 +1,22 @@
 """The script for Slurm, run by a real bash with stand-ins for the commands of Slurm."""
 
-import contextlib
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commands import dist_ens
-from conftest import COMMAND_ENVIRONMENT
+from commands import dist_ens, start, wait_for
 from dist_ens.ground.commands import command_line
 from dist_ens.ground.errors import RESTARTED, ExitCode, UserError
 from launch import slurm_script
 from stand_ins import executable
 
 pytestmark = pytest.mark.quick
-ROOT = pathlib.Path(__file__).parent.parent
 COMMAND = ("train", "--config=configs/digits.py", "--workdir=runs/digits")
 DEFAULTS = {
     **dict.fromkeys(("tasks_per_node", "cpus_per_task", "time", "partition", "account", "log")),
@@ -32,17 +28,9 @@ SWEEP = {
     "configs": ["configs/a.py", "more configs/b.py"],
 }
 FULL = {
-    "python": "/opt/my env/bin/python",
-    "nodes": 4,
-    "gpus_per_node": 8,
-    "cpus_per_task": 6,
-    "time": "1-12:00:00",
-    "partition": "gpu",
-    "account": "lab",
-    "name": "digits",
-    "log": "logs/%x-%j.log",
-    "grace_secs": 300,
-    "max_restarts": 7,
+    **{"python": "/opt/my env/bin/python", "nodes": 4, "gpus_per_node": 8, "cpus_per_task": 6},
+    **{"time": "1-12:00:00", "partition": "gpu", "account": "lab", "name": "digits"},
+    **{"log": "logs/%x-%j.log", "grace_secs": 300, "max_restarts": 7},
     "setup": pathlib.Path("/home/me/load modules.sh"),
 }
 # `srun FLAGS… bash -c TASK FIRST COMMAND…` starts the command as often as SLURM_NTASKS says. It
@@ -131,14 +119,11 @@ def test_the_lines_for_sbatch_are_those_of_the_flags():
 
 
 @pytest.mark.parametrize("options", [{}, SWEEP, FULL], ids=["plain", "sweep", "full"])
-def test_bash_and_shellcheck_accept_the_script(options, tmp_path):
-    (tmp_path / "job.sh").write_text(render(**options))
-    subprocess.run(["bash", "-n", tmp_path / "job.sh"], check=True)
+def test_bash_and_shellcheck_accept_the_script(options):
     shellcheck = pathlib.Path(sys.executable).with_name("shellcheck")
     # The code of a task is in single quotes on purpose, and --setup is a file of the user.
-    command = [shellcheck, "--exclude=SC2016,SC1091", tmp_path / "job.sh"]
-    checked = subprocess.run(command, capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stdout
+    for command in (["bash", "-n"], [shellcheck, "--exclude=SC2016,SC1091", "-"]):
+        subprocess.run(command, input=render(**options), text=True, check=True)
 
 
 WORDS = st.text(
@@ -172,14 +157,11 @@ def test_a_task_of_a_sweep_has_files_of_its_own(run, given):
     assert arguments[-3:] == ["--config=b.py", "--workdir=runs/s/b", "--output=runs/p_b.npz"]
 
 
-def test_srun_ends_all_tasks_when_one_fails_and_gets_the_cpus(run, tmp_path):
+def test_srun_gets_the_flags_after_a_setup_without_which_the_job_ends(run, tmp_path):
     (tmp_path / "setup.sh").write_text("export CODES=3\n")
     ended, *_, flags = run(render(cpus_per_task=6, setup=tmp_path / "setup.sh"))
     assert ended.returncode == 3
     assert flags == ["--kill-on-bad-exit=1", "--cpus-per-task=6"]
-
-
-def test_a_setup_that_is_not_on_the_node_ends_the_job(run, tmp_path):
     ended, arguments, *_ = run(render(setup=tmp_path / "no such file.sh"))
     assert (ended.returncode, arguments) == (ExitCode.USAGE, [])
     assert b"This node cannot read the file of --setup: " in ended.stderr
@@ -231,14 +213,9 @@ def test_the_command_prints_or_writes_the_script_and_the_next_command(tmp_path):
     script = render(python=sys.executable, nodes=2, name="digits")
     flags, output = ("--nodes=2", "--name=digits"), f"--output={tmp_path}/job.sh"
     line = command_line(*COMMAND)
-    for words, following in (
-        (flags, f"dist-ens slurm submit --nodes=2 --name=digits -- {line}"),
-        (
-            ("submit", "--dry_run", output, *flags),
-            f"dist-ens slurm submit {output} --nodes=2 --name=digits -- {line}",
-        ),
-    ):
-        ended = dist_ens("slurm", *words, "--", *COMMAND)
+    for before, own in (((), ()), (("submit", "--dry_run"), (output,))):
+        ended = dist_ens("slurm", *before, *own, *flags, "--", *COMMAND)
+        following = " ".join(["dist-ens slurm submit", *own, *flags, "--", line])
         assert ended == (0, script, f"Next:\n  {following}\n")
     assert not list(tmp_path.iterdir())
     ended = dist_ens("slurm", "render", *flags, output, "--", *COMMAND)
@@ -250,13 +227,8 @@ def test_the_command_prints_or_writes_the_script_and_the_next_command(tmp_path):
 @pytest.mark.parametrize(
     ("sbatch", "mark", "number", "sentence"),
     [
-        (
-            "echo 7",
-            "following",
-            signal.SIGTERM,
-            "Job 7 is left running. To follow it: tail -F job.",
-        ),
-        ("echo 7", "following", signal.SIGINT, "Job 7 is left running. To follow it: tail -F job."),
+        ("echo 7", "following", signal.SIGTERM, "Job 7 is left running. To follow it: tail -F "),
+        ("echo 7", "following", signal.SIGINT, "Job 7 is left running. To follow it: tail -F "),
         ("touch submitting; sleep 60", "submitting", signal.SIGTERM, "may be submitted already."),
     ],
     ids=["SIGTERM", "SIGINT", "SIGTERM during sbatch"],
@@ -265,27 +237,14 @@ def test_a_signal_to_submit_leaves_the_job_running(sbatch, mark, number, sentenc
     executable(tmp_path / "sbatch", f"#!/bin/bash\ncat > /dev/null\n{sbatch}\n")
     shown = "JobState=RUNNING ExitCode=0:0\\n   StdOut=job.log"
     executable(tmp_path / "scontrol", f"#!/bin/bash\ntouch following\nprintf '{shown}\\n'\n")
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    submit = subprocess.Popen(
-        [sys.executable, "-m", "launch.slurm", "submit", "--", *COMMAND],
-        env=COMMAND_ENVIRONMENT | path,
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / mark).exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        time.sleep(0.5)  # Until the message about the log.
-        submit.send_signal(number)
-        submit.wait(20)
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # Nothing of it is left.
-            os.killpg(submit.pid, signal.SIGKILL)
-    assert submit.returncode == ExitCode.INTERRUPTED  # No launcher would submit the job again.
-    last = submit.stderr.read().splitlines()[-1]
+    path, words = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, ["slurm", "submit", "--", *COMMAND]
+    run = start(words, folder=tmp_path, name="log", environ=path, cwd=tmp_path)
+    log = (tmp_path / "log_err_0").read_text
+    wait_for((tmp_path / mark).exists, log)
+    if mark == "following":
+        wait_for(lambda: "Its log is" in log(), log)
+    run.send(number)
+    assert run.codes(20) == [ExitCode.INTERRUPTED]  # No launcher would submit the job again.
+    last = log().splitlines()[-1]
     assert last.startswith(f"Ended by {number.name}.")
     assert sentence in last

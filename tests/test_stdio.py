@@ -9,10 +9,9 @@ import sys
 
 import pytest
 
-from commands import CLOSED, NOBODY, dist_ens
-from conftest import COMMAND_ENVIRONMENT
+from commands import CLOSED, NOBODY, dist_ens, python
+from conftest import COMMAND_ENVIRONMENT, ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent
 ENVIRONMENT = COMMAND_ENVIRONMENT | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 CONFIG = "--config=configs/digits.py"
 DIST_ENS = f"{sys.executable} -c 'import launch; launch.main()'"
@@ -21,15 +20,9 @@ TINY = [CONFIG, "--config.num_members=2", "--config.execution=vmap"]
 LONG = "x" * 20_000
 
 
-def in_bash(line, **variables):
-    return subprocess.run(
-        ["bash", "-c", line],
-        cwd=ROOT,
-        env=ENVIRONMENT | variables,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+def in_bash(line):
+    command = ["bash", "-c", line]
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
 
 
 def assert_ended(ended, code, error):
@@ -97,7 +90,6 @@ def test_results_are_written_whatever_becomes_of_the_output(run, tmp_path, out, 
     [
         (["bench", "--turns=1"], "--turns cannot be '1': 1 is not integer >= 2."),
         ([LONG], "x' (20,000 characters) is not a verb of dist-ens"),
-        (["train", CONFIG, "--workdir=x", f"--config.loss.name={LONG}"], "(20,000 characters)"),
         (["evaluate", "--workdir=\x1b[31mred"], r"\033[31mred"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
@@ -122,7 +114,7 @@ def test_output_is_text_whatever_the_name_of_a_file(run, tmp_path):
 
 
 def test_a_tilde_on_the_command_line_is_the_home_folder(tmp_path):
-    ended = in_bash(f"{DIST_ENS} evaluate --workdir='~/x'", HOME=str(tmp_path))
+    ended = dist_ens("evaluate", "--workdir=~/x", environ={"HOME": str(tmp_path)})
     assert ended.returncode == 2
     assert f"There is no checkpoint in {tmp_path}/x" in ended.stderr
 
@@ -138,7 +130,5 @@ cli.run(main, joins_cluster=lambda: False)
 
 
 def test_a_full_disk_is_a_message_with_its_own_exit_code_wherever_it_happens():
-    command = [sys.executable, "-c", FULL]
-    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
     message = "error: A file runs/a/summary.json could not be written: no space left on device. "
-    assert_ended(ended, 46, message)
+    assert_ended(python("-c", FULL), 46, message)

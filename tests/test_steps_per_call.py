@@ -5,38 +5,24 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-import dist_ens as de
+import networks
 from dist_ens.ensemble import Batches
 from dist_ens.layout import Layout
-from dist_ens.training.steps_per_call import choose_steps_per_call
+from dist_ens.losses import categorical
+from dist_ens.members import from_functions
+from dist_ens.training.beginning import choose_steps_per_call
 
 pytestmark = pytest.mark.quick
 
 
 def traced(width, batch_size, num_members):
     """A layout of one device, and the traced step of linear networks without a bias."""
-
-    def init(key, inputs):
-        return {"w": jnp.zeros((width, width))}, ()
-
-    def apply(params, model_state, inputs, key, train):
-        return inputs @ params["w"], model_state
-
+    member = from_functions(lambda key: {"w": jnp.zeros((width, width))}, lambda p, x: x @ p["w"])
     layout = Layout.make(num_members, devices=jax.devices()[:1])
-    ensemble = de.Ensemble(
-        (init, apply),
-        optax.sgd(0.1),
-        de.losses.categorical(width),
-        num_members=num_members,
-        layout=layout,
-    )
-    batch = {
-        "inputs": jax.ShapeDtypeStruct((1, batch_size, width), jnp.float32),
-        "labels": jax.ShapeDtypeStruct((1, batch_size), jnp.int32),
-    }
-    of_step = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
-    state = ensemble.abstract_state(of_step)
-    return layout, ensemble.traced_update(state, Batches(batch))
+    ensemble = networks.ensemble_of(member, optax.sgd(0.1), layout, categorical(width))
+    inputs = jax.ShapeDtypeStruct((batch_size, width), jnp.float32)
+    state = ensemble.abstract_state({"inputs": inputs})
+    return layout, ensemble.traced_update(state, Batches(networks.batches_for(inputs, (), 1)))
 
 
 # A product of [1000, 1000] x [1000, 1000] takes 2e9 operations. A step has two for each member,

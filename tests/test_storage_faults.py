@@ -39,20 +39,17 @@ def restored(folder, step):
     return float(reader(folder, step).state(shapes_of(state_of(0.0)))["w"][0, 0])
 
 
+def save_now(opened, step, value=1.0):
+    """Saves a step, and waits for it."""
+    opened.save(snapshot(step, state_of(value)))
+    opened.wait()
+
+
 def test_a_folder_that_is_removed_while_training_is_noticed_and_not_made_anew(tmp_path):
     run, said = tmp_path / "run", []
-
-    def save_without_a_folder():
-        with begun(run, said.append) as opened:
-            opened.save(snapshot(1, state_of(1.0)))
-            opened.wait()
-            shutil.rmtree(run)
-            for step in (2, 3):
-                opened.save(snapshot(step, state_of(1.0)))
-            opened.save(snapshot(4, state_of(1.0)), is_last=True)
-
-    with pytest.raises(SaveError, match="that folder was removed or replaced after") as raised:
-        save_without_a_folder()
+    told = "that folder was removed or replaced after"
+    with pytest.raises(SaveError, match=told) as raised, begun(run, said.append) as opened:
+        save_steps_without_a_folder(opened, run)
     assert raised.value.exit_code == ExitCode.FAULT
     assert not run.exists()
     [told] = said  # Once for steps 2 and 3. The last is reported by the error.
@@ -61,6 +58,13 @@ def test_a_folder_that_is_removed_while_training_is_noticed_and_not_made_anew(tm
         "after the run began to use it. No step is saved yet. Training continues, and the next "
         "save tries again. Put the folder of the run back in its place."
     )
+
+
+def save_steps_without_a_folder(opened, run):
+    save_now(opened, 1)
+    shutil.rmtree(run)
+    for step in (2, 3, 4):
+        opened.save(snapshot(step, state_of(1.0)), is_last=step == 4)
 
 
 def train(run, spoil):
@@ -107,8 +111,7 @@ def test_a_run_whose_checkpoints_or_lock_or_metrics_are_removed_saves_its_next_s
 def test_a_lock_that_was_removed_is_made_again(tmp_path):
     with begun(tmp_path) as opened:
         (tmp_path / ".lock").unlink()
-        opened.save(snapshot(1, state_of(1.0)))
-        opened.wait()
+        save_now(opened, 1)
         assert restored(tmp_path, 1) == 1.0
         with pytest.raises(UserError, match="Another run is training in"):
             save(tmp_path, state_of(1.0))
@@ -120,30 +123,25 @@ def test_a_run_that_lost_its_lock_to_another_run_saves_no_more(tmp_path):
         with begun(tmp_path) as other:
             other.save(snapshot(5, state_of(5.0)))
             for _ in range(2):
-                opened.save(snapshot(1, state_of(1.0)))
                 with pytest.raises(SaveError, match="was removed or replaced, and another run has"):
-                    opened.wait()
-        opened.save(snapshot(1, state_of(1.0)))  # The other run has ended.
+                    save_now(opened, 1)
         with pytest.raises(SaveError, match="another run has locked it since"):
-            opened.wait()
+            save_now(opened, 1)  # The other run has ended.
     assert steps_in(tmp_path) == [5]
 
 
 def test_a_folder_that_is_replaced_is_not_written_to_and_saving_works_when_it_is_back(tmp_path):
     run, said = tmp_path / "run", []
     with begun(run, said.append) as opened:
-        opened.save(snapshot(1, state_of(1.0)))
-        opened.wait()
+        save_now(opened, 1)
         run.rename(tmp_path / "moved")
         (run / "checkpoints").mkdir(parents=True)
-        opened.save(snapshot(2, state_of(2.0)))
         with pytest.raises(SaveError):
-            opened.wait()
+            save_now(opened, 2, 2.0)
         assert [path.name for path in run.rglob("*")] == ["checkpoints"]
         shutil.rmtree(run)
         (tmp_path / "moved").rename(run)
-        opened.save(snapshot(2, state_of(2.0)))  # The same step in the same process.
-        opened.wait()
+        save_now(opened, 2, 2.0)  # The same step in the same process.
     assert restored(run, 2) == 2.0
     assert said[1] == f"Saving in {run} works again. The last saved step is 2."
 
@@ -178,11 +176,9 @@ def test_a_host_that_cannot_look_at_the_folder_waits_for_the_others_before_it_fa
     tmp_path, monkeypatch
 ):
     reached = []
-
-    def barrier(key, timeout_ms):
-        reached.append(key)
-
-    monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda: barrier)
+    monkeypatch.setattr(
+        ocp.multihost, "get_barrier_sync_fn", lambda: lambda key, timeout_ms: reached.append(key)
+    )
 
     def refused():
         raise OSError(errno.ESTALE, "Stale file handle")
@@ -288,13 +284,12 @@ def test_a_disk_that_cannot_be_written_is_told_as_such(tmp_path, fault, script, 
 
 def save_on(disk, fault):
     """Saves step 1, meets a fault at step 2, and prints what was said and what is there."""
-    run, told = pathlib.Path(disk) / "run", []
+    run, other, told = pathlib.Path(disk) / "run", pathlib.Path(disk) / "other", []
     small, large = state_of(1.0), state_of(2.0, 200_000)
     said = {"code": 0, "error": "", "restored": None}
     try:
         with begun(run, told.append, every_secs=None) as opened:
-            opened.save(snapshot(1, small))
-            opened.wait()
+            save_now(opened, 1)
             if fault == "read_only":
                 # The lock is open on the first mount, which can therefore not be made read-only.
                 subprocess.run(["mount", "--bind", disk, disk], check=True)
@@ -302,19 +297,18 @@ def save_on(disk, fault):
             if fault == "vanished":
                 subprocess.run(["umount", "-l", disk], check=True)
             if fault == "full":
-                (pathlib.Path(disk) / "other").write_bytes(b"\0" * 2_000_000)
+                other.write_bytes(b"\0" * 2_000_000)
             step_2 = large if fault in ("full", "limited") else small
             opened.save(snapshot(2, step_2))
             if fault == "full":
                 try:
                     opened.wait()
                 except SaveError:
-                    (pathlib.Path(disk) / "other").unlink()
-                opened.save(snapshot(2, state_of(2.0)))
-                opened.wait()
+                    other.unlink()
+                save_now(opened, 2, 2.0)
                 said["restored"] = restored(run, 2)
                 said["left"] = [str(p) for p in run.rglob("unfinished")]
-                (pathlib.Path(disk) / "other").write_bytes(b"\0" * 2_000_000)
+                other.write_bytes(b"\0" * 2_000_000)
             opened.save(snapshot(3, step_2), is_last=True)
     except SaveError as error:
         said |= {"code": int(error.exit_code), "error": str(error)}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commands import dist_ens
+from commands import dist_ens, wait_for
 from launch.rendered import filled
 from stand_ins import HOSTILE, RECORD, arguments_in, executable
 
@@ -50,12 +50,7 @@ arguments_of_users = st.lists(
 
 
 class Workers:
-    """Home folders as on TPU VMs, in which a stand-in for dist-ens is installed.
-
-    Args:
-        folder: Empty folder.
-        script: End of the stand-in's script, after it has recorded its arguments.
-    """
+    """Home folders as on TPU VMs, with a stand-in for dist-ens that a script ends."""
 
     def __init__(self, folder: pathlib.Path, script: str = "") -> None:
         self.folder = folder
@@ -87,27 +82,22 @@ class Workers:
         """Arguments of each call of gcloud."""
         return [arguments_in(file) for file in sorted((self.folder / "calls").iterdir())]
 
+    def file(self, name):
+        """A file of a worker, as soon as it is there."""
+        wait_for((self.folder / name).exists, lambda: name)
+        return self.folder / name
+
     def exit_code(self, name="digits"):
-        """The exit code that a worker has recorded, as soon as there is one."""
-        file = self.folder / name / ".dist_ens/exit_code"
-        wait_for(file.exists)
-        return int(file.read_text())
+        """The exit code that a worker has recorded."""
+        return int(self.file(f"{name}/.dist_ens/exit_code").read_text())
 
     def received(self, name="digits"):
-        """Arguments of the last command of a worker, as soon as it has begun."""
-        wait_for((self.folder / name / "record").exists)
-        return arguments_in(self.folder / name / "record")
+        """Arguments of the last command of a worker, which has begun."""
+        return arguments_in(self.file(f"{name}/record"))
 
     def group(self, name="digits"):
         """Number of the process group of a worker's command."""
         return int((self.folder / name / ".dist_ens/pid").read_text())
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def is_running(group):
@@ -119,38 +109,30 @@ def is_running(group):
     return True
 
 
-SSH = "compute tpus tpu-vm ssh"
+SSH, ZONE = "compute tpus tpu-vm ssh", "--zone=us-west4-a"
+SLICES = ["digits-0", "digits-1"]
 
 
 @pytest.mark.parametrize(
-    ("options", "calls"),
+    ("options", "names", "call"),
     [
-        (
-            {"project": "team"},
-            {"digits": f"{SSH} digits --zone=us-west4-a --project=team --worker=all"},
-        ),
-        (
-            {"slices": ["digits-0", "digits-1"]},
-            {f"digits-{i}": f"{SSH} digits-{i} --zone=us-west4-a --worker=all" for i in (0, 1)},
-        ),
-        (
-            {"instance_group": True},
-            {vm: f"compute ssh {vm} --zone=us-west4-a" for vm in ("x1", "a2")},
-        ),
+        ({"project": "team"}, ["digits"], f"{SSH} {{}} {ZONE} --project=team --worker=all"),
+        ({"slices": SLICES}, SLICES, f"{SSH} {{}} {ZONE} --worker=all"),
+        ({"instance_group": True}, ["x1", "a2"], f"compute ssh {{}} {ZONE}"),
     ],
     ids=["one slice", "two slices", "instance group"],
 )
-def test_a_command_starts_on_every_worker(options, calls, tmp_path):
+def test_a_command_starts_on_every_worker(options, names, call, tmp_path):
     workers = Workers(tmp_path)
     assert workers.tpu("run", "train", "--x", **options).returncode == 0
-    made = [" ".join(call).partition(" --command")[0] for call in workers.calls()]
-    assert [call for call in made if "list-instances" not in call] == [*calls.values()]
-    for name in calls:
+    made = [" ".join(each).partition(" --command")[0] for each in workers.calls()]
+    assert [each for each in made if "list-instances" not in each] == [*map(call.format, names)]
+    for name in names:
         assert workers.exit_code(name) == 0
         assert workers.received(name) == ["train", "--x"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(arguments_of_users)
 def test_a_worker_gets_the_arguments_that_the_user_typed(tmp_path_factory, arguments):
     workers = Workers(tmp_path_factory.mktemp("workers"))
@@ -162,26 +144,21 @@ def test_a_worker_gets_the_arguments_that_the_user_typed(tmp_path_factory, argum
 
 
 @pytest.mark.slow
-def test_a_detached_command_is_followed_to_its_exit_code(tmp_path):
+@pytest.mark.parametrize("instance_group", [False, True])
+def test_a_detached_command_is_followed_on_worker_0_to_its_exit_code(instance_group, tmp_path):
     workers = Workers(tmp_path, "echo trained; echo warned >&2; sleep 1; exit 42\n")
     followed = workers.tpu("follow")
     assert followed.returncode == 2
     assert followed.stderr == b"No command was started on this TPU.\n"
     began = time.monotonic()
-    assert workers.tpu("run", "train").returncode == 0
+    assert workers.tpu("run", "train", instance_group=instance_group).returncode == 0
     assert time.monotonic() - began < 0.9
-    followed = workers.tpu("follow")
+    followed = workers.tpu("follow", instance_group=instance_group)
     assert (followed.returncode, followed.stdout) == (42, b"trained\nwarned\n")
-    assert "--worker=0" in workers.calls()[-1]
-
-
-@pytest.mark.slow
-def test_the_worker_0_of_a_group_is_followed(tmp_path):
-    workers = Workers(tmp_path, "exit 43\n")
-    workers.tpu("run", "train", instance_group=True)
-    assert workers.exit_code("a2") == 43
-    assert workers.tpu("follow", instance_group=True).returncode == 43
-    assert [call[2] for call in workers.calls()[-2:]] == ["x1", "a2"]
+    if instance_group:
+        assert [call[2] for call in workers.calls()[-2:]] == ["x1", "a2"]
+    else:
+        assert "--worker=0" in workers.calls()[-1]
 
 
 @pytest.mark.slow
@@ -211,10 +188,7 @@ def test_variables_of_slices_that_are_gone_do_not_reach_a_command(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "names"),
-    [
-        ({"instance_group": True}, ["x1", "a2"]),
-        ({"slices": ["digits-0", "digits-1"]}, ["digits-0", "digits-1"]),
-    ],
+    [({"instance_group": True}, ["x1", "a2"]), ({"slices": SLICES}, SLICES)],
     ids=["VMs of a group", "slices"],
 )
 def test_a_command_that_does_not_start_everywhere_is_stopped_where_it_did(options, names, tmp_path):
@@ -222,7 +196,7 @@ def test_a_command_that_does_not_start_everywhere_is_stopped_where_it_did(option
     ended = workers.tpu("run", "train", variables={"FAILING": names[1]}, **options)
     assert ended.returncode == 1
     assert f"The command did not start on {names[1]}" in ended.stderr.decode()
-    wait_for(lambda: not is_running(workers.group(names[0])))
+    wait_for(lambda: not is_running(workers.group(names[0])), lambda: ended.stderr)
 
 
 @pytest.mark.slow
@@ -234,13 +208,6 @@ def test_the_script_is_printed_and_gcloud_is_looked_for(tmp_path):
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "STAND_IN": str(tmp_path)}
     subprocess.run(["bash", "-c", printed.stdout], env=environment, check=True)
     assert workers.received() == ["train", *HOSTILE]
-    checked = subprocess.run(
-        [pathlib.Path(sys.executable).with_name("shellcheck"), "--exclude=SC2086", "-"],
-        input=printed.stdout,
-        capture_output=True,
-        text=True,
-    )
-    assert checked.returncode == 0, checked.stdout
-    ended = dist_ens("tpu", "folow", *flags)
-    assert ended.returncode == 2
-    assert "Did you mean 'follow'" in ended.stderr
+    shellcheck = [pathlib.Path(sys.executable).with_name("shellcheck"), "--exclude=SC2086", "-"]
+    subprocess.run(shellcheck, input=printed.stdout, text=True, check=True)
+    assert "Did you mean 'follow'" in dist_ens("tpu", "folow", *flags).stderr

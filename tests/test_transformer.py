@@ -39,14 +39,12 @@ def test_half_of_what_is_hidden_is_never_computed():
     assert scores == [(3, 2, 4, 4), (3, 2, 3, 7)]  # examples, heads, positions, what they see
 
 
-@pytest.mark.parametrize("changed", range(5))
-def test_no_position_sees_a_later_one(changed):
+def test_no_position_sees_a_later_one():
     member = transformer((5,), 7, num_blocks=2, width=8, num_heads=2, mlp_size=8)
     tokens = jnp.arange(10).reshape(2, 5) % 7
     params, state = member.init(jax.random.key(0), tokens)
-    before, after = (
-        member.apply(params, state, t, None, False)[0]
-        for t in (tokens, tokens.at[:, changed].set((tokens[:, changed] + 1) % 7))
-    )
-    differs = (jnp.abs(before - after) > 1e-6).any((0, 2))
-    np.testing.assert_array_equal(differs, np.arange(5) >= changed)
+    outputs = jax.jit(lambda tokens: member.apply(params, state, tokens, None, False)[0])
+    for changed in range(5):
+        after = outputs(tokens.at[:, changed].set((tokens[:, changed] + 1) % 7))
+        differs = (jnp.abs(outputs(tokens) - after) > 1e-6).any((0, 2))
+        np.testing.assert_array_equal(differs, np.arange(5) >= changed)

@@ -1,67 +1,48 @@
 """What `evaluate` says beside scores: detection, shift, calibration, conformal, out of bag."""
 
-import dataclasses
 import json
 import subprocess
 import sys
 
 import jax
 import numpy as np
-import optax
 import pytest
 from scipy.special import entr, log_softmax, softmax
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-import networks
 from dist_ens.data import ArraySplit, Spec
 from dist_ens.evaluation import Evaluator
 from dist_ens.evaluation.ood import Unlabelled, detection
 from dist_ens.evaluation.out_of_bag import examples_out_of_bag
 from dist_ens.evaluation.shift import shifted_splits
-from dist_ens.experiment import (
-    CheckpointConfig,
-    DataConfig,
-    Experiment,
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-    open_source,
-)
-from dist_ens.experiment.assess import assess
-from dist_ens.experiment.assessment import (
-    Assessment,
-    EvaluationRequest,
-)
-from dist_ens.experiment.build import evaluator_of_run
+from dist_ens.experiment import Experiment, open_source
+from dist_ens.experiment.assessment import Assessment, EvaluationRequest, assess
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import BrokenMembersError, UserError
 from dist_ens.layout import BATCH, Layout
 from dist_ens.losses import Categorical, Gaussian, Point, Quantiles, log_normalized_sigmoid
-from dist_ens.members import from_functions
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
 from dist_ens.report import read_run, write_report
+from scored import linear_members
 
 RANDOM = np.random.default_rng(0)
 
 
-def network(num_outputs, num_members, layout=None):
-    """Random linear members, their weights in NumPy, and 30 examples."""
-    member = from_functions(
-        lambda key: {"w": 2 * jax.random.normal(key, (4, num_outputs))}, lambda p, x: x @ p["w"]
-    )
-    layout = layout or Layout.make(num_members, ensemble_axis=1, devices=jax.devices()[:2])
-    ensemble = networks.ensemble_of(member, optax.identity(), layout)
-    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 4), np.float32))
-    inputs = RANDOM.normal(size=(30, 4)).astype(np.float32)
-    return ensemble, state, np.asarray(state.params["w"], np.float64), inputs
+def network(num_outputs, num_members, examples=30):
+    """Random linear members on two devices, examples, and the outputs for them by NumPy."""
+    layout = Layout.make(num_members, ensemble_axis=1, devices=jax.devices()[:2])
+    ensemble, state, weights = linear_members(layout, num_outputs)
+    inputs = RANDOM.normal(size=(examples, 4)).astype(np.float32)
+    return ensemble, state, inputs, np.einsum("nf,mfc->mnc", inputs, weights)
+
+
+LABELS = RANDOM.integers(0, 3, 30).astype(np.int32)
 
 
 def test_pooled_predictions_are_what_their_names_say():
-    ensemble, state, weights, inputs = network(3, 4)
-    labels = RANDOM.integers(0, 3, 30).astype(np.int32)
-    logits = np.einsum("nf,mfc->mnc", inputs, weights)
+    ensemble, state, inputs, logits = network(3, 4)
     votes = np.eye(3)[logits.argmax(-1)].mean(0)
     sigmoid = 1 / (1 + np.exp(-logits))
     expected = {
@@ -72,13 +53,11 @@ def test_pooled_predictions_are_what_their_names_say():
     }
     for distribution, probs in expected.items():
         evaluator = Evaluator(ensemble, 8, distribution=distribution)
-        np.testing.assert_allclose(
-            evaluator.predict(state, inputs)["probs"], probs, rtol=1e-4, atol=1e-6
-        )
-        scores = evaluator.evaluate(state, ArraySplit(inputs, labels)).scores().ensemble
-        assert scores["brier"] == pytest.approx(
-            np.square(probs - np.eye(3)[labels]).sum(-1).mean(), rel=1e-4
-        )
+        predicted = evaluator.predict(state, inputs)["probs"]
+        np.testing.assert_allclose(predicted, probs, rtol=1e-4, atol=1e-6)
+        scores = evaluator.evaluate(state, ArraySplit(inputs, LABELS)).scores().ensemble
+        brier = np.square(probs - np.eye(3)[LABELS]).sum(-1).mean()
+        assert scores["brier"] == pytest.approx(brier, rel=1e-4)
 
 
 @pytest.mark.parametrize("num_members", [1, 3])
@@ -107,60 +86,51 @@ def test_what_samples_of_a_member_differ_by_is_told_apart_from_their_noise(num_m
 
 @pytest.mark.slow
 def test_what_predictions_add_to_scores_is_that_of_the_examples_that_count():
-    ensemble, state, _, inputs = network(3, 4)
-    labels = RANDOM.integers(0, 3, 30).astype(np.int32)
+    ensemble, state, inputs, _ = network(3, 4)
     evaluator = Evaluator(ensemble, 8)
-    told = evaluator.pooled_predictions(state, ArraySplit(inputs, labels))["log_probs"][0]
+    told = evaluator.pooled_predictions(state, ArraySplit(inputs, LABELS))["log_probs"][0]
     counts = RANDOM.random(30) < 0.6
     for kept, given in ((np.ones(30, bool), None), (counts, counts)):
-        evaluation = evaluator.evaluate(state, ArraySplit(inputs[kept], labels[kept]))
-        values, classwise = evaluator.values_of({"log_probs": told}, labels, given)
+        evaluation = evaluator.evaluate(state, ArraySplit(inputs[kept], LABELS[kept]))
+        values, classwise = evaluator.values_of({"log_probs": told}, LABELS, given)
         np.testing.assert_allclose(classwise, evaluation.group_classwise[0], atol=1e-5)
         np.testing.assert_allclose(values["nll"], evaluation.groups["nll"][0], atol=1e-5)
 
 
 def test_real_targets_are_pooled_as_one_normal_as_a_mixture_or_as_quantiles():
-    ensemble, state, weights, inputs = network(2, 3)
+    ensemble, state, inputs, outputs = network(2, 3)
     targets = RANDOM.normal(size=30).astype(np.float32)
     split, spec = ArraySplit(inputs, targets), Spec((4,), "float32", (), None)
-    outputs = np.einsum("nf,mfc->mnc", inputs, weights)
     means, deviations = outputs[..., 0], np.sqrt(np.log1p(np.exp(outputs[..., 1])) + 1e-6)
     mixture = -np.log(norm.pdf(targets, means, deviations).mean(0)).mean()
     variance = (deviations**2 + means**2).mean(0) - means.mean(0) ** 2
     as_one = -norm.logpdf(targets, means.mean(0), np.sqrt(variance)).mean()
-    for distribution, nll in ((Gaussian(), as_one), (Gaussian(pooling="mixture"), mixture)):
-        evaluation = Evaluator(ensemble, 8, spec, distribution).evaluate(state, split)
-        assert evaluation.scores().ensemble["nll"] == pytest.approx(nll, rel=1e-4)
-    assert (
-        "nll" not in Evaluator(ensemble, 8, spec, Point()).evaluate(state, split).scores().ensemble
-    )
+
+    def scored(distribution):
+        return Evaluator(ensemble, 8, spec, distribution).evaluate(state, split).scores().ensemble
+
+    assert scored(Gaussian())["nll"] == pytest.approx(as_one, rel=1e-4)
+    assert scored(Gaussian(pooling="mixture"))["nll"] == pytest.approx(mixture, rel=1e-4)
+    assert "nll" not in scored(Point())
     low, high = np.sort(outputs, -1).mean(0).T
-    quantiles = Quantiles((0.25, 0.5))  # of two outputs: the second is the median
-    scores = Evaluator(ensemble, 8, spec, quantiles).evaluate(state, split).scores().ensemble
+    scores = scored(Quantiles((0.25, 0.5)))  # of two outputs: the second is the median
     assert scores["mae"] == pytest.approx(np.abs(targets - high).mean(), rel=1e-4)
     assert scores["coverage"] == pytest.approx(((low <= targets) & (targets <= high)).mean())
     assert scores["width"] == pytest.approx((high - low).mean(), rel=1e-4)
 
 
 def test_ensembles_of_fewer_members_are_scored_as_such():
-    ensemble, state, weights, inputs = network(3, 4)
-    labels = RANDOM.integers(0, 3, 30).astype(np.int32)
-    evaluator = Evaluator(ensemble, 7)
-    evaluation = evaluator.evaluate(state, ArraySplit(inputs, labels), by_size=True)
+    ensemble, state, inputs, logits = network(3, 4)
+    evaluation = Evaluator(ensemble, 7).evaluate(state, ArraySplit(inputs, LABELS), by_size=True)
     scores = evaluation.scores(intervals=True)
     curve = evaluation.score_against_members()
     assert curve["num_members"] == [1, 2, 3, 4]
     # Of all there is one ensemble; of one the mean over orders is near the mean member.
     assert curve["nll"]["mean"][-1] == pytest.approx(scores.ensemble["nll"], rel=1e-5)
-    log_probs = log_softmax(np.einsum("nf,mfc->mnc", inputs, weights), axis=-1)
-    first = np.random.default_rng(0)
-    orders = [first.permutation(4) for _ in range(8)]
-    of_two = np.mean(
-        [
-            -np.log(np.exp(log_probs[order[:2]]).mean(0))[range(30), labels].mean()
-            for order in orders
-        ]
-    )
+    orders = np.random.default_rng(0)
+    pairs = [orders.permutation(4)[:2] for _ in range(8)]
+    probs = softmax(logits, -1)[:, range(30), LABELS]
+    of_two = np.mean([-np.log(probs[pair].mean(0)).mean() for pair in pairs])
     assert curve["nll"]["mean"][1] == pytest.approx(of_two, rel=1e-4)
     for name in ("nll", "accuracy"):
         low, mean, high = (np.array(curve[name][n]) for n in ("low", "mean", "high"))
@@ -194,23 +164,20 @@ def test_examples_of_another_kind_come_in_the_type_of_the_run_where_their_values
         assert (found.dtype, found.tolist()) == (dtype, [[5, 6], [1, 2]])
     with pytest.raises(UserError, match=r"--ood=x: the value 300.0 at index \(0, 1\) does not fit"):
         taken(numbers * [[1, 60]] - [[0, 60]], "uint8")
-    with pytest.raises(UserError, match=r"--ood=x has examples of shape \[1\], and the members"):
+    with pytest.raises(UserError, match=r"--ood=x has the shape \[2, 1\], and the members"):
         taken(numbers[:, :1], "float32")
 
 
 @pytest.mark.slow
 @pytest.mark.quick
 def test_what_is_far_from_the_data_is_told_by_the_measures_that_scikit_learn_scores():
-    ensemble, state, weights, inputs = network(3, 4)
-    outside = (5 * RANDOM.normal(size=(20, 4))).astype(np.float32)
-    labels = np.zeros(30, np.int32)
+    ensemble, state, inputs, both = network(3, 4, examples=50)
     evaluator = Evaluator(ensemble, 8)
-    inside = evaluator.evaluate(state, ArraySplit(inputs, labels))
-    split = ArraySplit(outside, np.full(20, 99))  # labels that are no classes of the run
+    inside = evaluator.evaluate(state, ArraySplit(inputs[:30], LABELS))
+    split = ArraySplit(inputs[30:], np.full(20, 99))  # labels that are no classes of the run
     spec = Spec((4,), "float32", (), 3)
     beyond = evaluator.evaluate(state, Unlabelled(split, spec, "outside"))
     found = detection(inside, beyond)
-    both = np.einsum("nf,mfc->mnc", np.concatenate([inputs, outside]), weights)
     probs, is_out = softmax(both, -1), np.arange(50) >= 30
 
     def entropy(p):
@@ -254,25 +221,17 @@ def test_shifts_keep_type_and_range_and_grow_with_their_strength():
             far = [np.abs(b["inputs"] - pictures.astype(float)).mean() for b in taken]
             assert far == sorted(far)
         # An example is shifted in the same way, whatever comes beside it.
-        np.testing.assert_array_equal(
-            splits[2].take(np.array([7]))["inputs"][0], taken[2]["inputs"][7]
-        )
-    # A contrast of 0.5 halves the distance to the mean.
-    half = shifted["contrast"][1].take(np.array([3]))["inputs"][0].astype(float)
-    expected = pictures[3].mean() + 0.5 * (pictures[3] - pictures[3].mean())
-    np.testing.assert_allclose(half, expected, atol=0.51)
+        alone = splits[2].take(np.array([7]))["inputs"]
+        np.testing.assert_array_equal(alone[0], taken[2]["inputs"][7])
     numbers = ArraySplit(RANDOM.normal(size=(5, 3)).astype(np.float32), np.zeros(5))
     assert set(shifted_splits(numbers, Spec((3,), "float32", (), 2))) == {"gaussian_noise"}
 
 
 @pytest.mark.slow
 def test_a_member_without_numbers_is_named_and_left_out_only_if_asked():
-    ensemble, state, weights, inputs = network(3, 4)
-    labels = RANDOM.integers(0, 3, 30).astype(np.int32)
-    split = ArraySplit(inputs, labels)
-    broken = np.asarray(state.params["w"]).copy()
-    broken[2, 0, 0] = np.nan
-    state = state._replace(params={"w": ensemble.layout.put(broken, "members")})
+    ensemble, state, inputs, logits = network(3, 4)
+    split = ArraySplit(inputs, LABELS)
+    state = broken(ensemble, state, [2])
     evaluation = Evaluator(ensemble, 8).evaluate(state, split, by_size=True)
     assert evaluation.broken_members == [2]
     scores = evaluation.scores(intervals=True)
@@ -281,48 +240,42 @@ def test_a_member_without_numbers_is_named_and_left_out_only_if_asked():
     evaluator = Evaluator(ensemble, 8).without([2])
     assert evaluator.without([0]).left_out == (0, 2)
     without = evaluator.evaluate(state, split, by_size=True)
-    log_probs = log_softmax(np.einsum("nf,mfc->mnc", inputs, weights[[0, 1, 3]]), axis=-1)
-    nll = -np.log(np.exp(log_probs).mean(0))[range(30), labels].mean()
+    nll = -np.log(softmax(logits[[0, 1, 3]], -1).mean(0))[range(30), LABELS].mean()
     assert without.scores().ensemble["nll"] == pytest.approx(nll, rel=1e-4)
     assert without.sizes == [1, 2, 3]
 
 
+DIGITS = {"source": "digits", "std": (16.0,), "global_batch_size": 64}
+
+
 def experiment(data, **changes):
-    values = dict(
-        num_members=8,
-        steps=40,
-        steps_per_call=20,
-        execution="vmap",
-        data=data,
-        model=ModelConfig(name="mlp", options={"hidden_sizes": (16,)}),
-        optimizer=OptimizerConfig(learning_rate=0.01),
-        checkpoint=CheckpointConfig(every_steps=1000),
-    )
-    return Experiment(**(values | changes))
+    values = {
+        "num_members": 8,
+        "steps": 40,
+        "steps_per_call": 20,
+        "execution": "vmap",
+        "data": data,
+        "model": {"name": "mlp", "hidden_sizes": (16,)},
+        "optimizer": {"learning_rate": 0.01},
+    }
+    return Experiment.from_dict(values | changes)
 
 
-def table(path, rows=120):
+def table(path, rows=400):
     random = np.random.default_rng(1)
     x = random.normal(size=(rows, 2))
     data = np.column_stack([x, 10 + 3 * x[:, 0] - x[:, 1] + random.normal(size=rows)])
-    part = random.permutation(rows)[None]
-    file = path / "table.npz"
-    np.savez(
-        file,
-        data=data,
-        index_features=np.arange(2),
-        index_target=2,
-        train_idx=part[:, : rows * 3 // 4],
-        test_idx=part[:, rows * 3 // 4 :],
-    )
-    return f"uci:{file}"
+    train, test = np.split(random.permutation(rows)[None], [rows * 3 // 4], axis=1)
+    columns = {"index_features": np.arange(2), "index_target": 2}
+    np.savez(path / "table.npz", data=data, train_idx=train, test_idx=test, **columns)
+    return f"uci:{path / 'table.npz'}"
 
 
 def assessed(workdir, pooling=None, **questions):
     run, ensemble, state, *_ = open_finished(workdir)
     source = open_source(run.experiment.data)
     return assess(
-        run, evaluator_of_run(run, ensemble, pooling), state, source, EvaluationRequest(**questions)
+        run, run.evaluator(ensemble, pooling), state, source, EvaluationRequest(**questions)
     )
 
 
@@ -334,19 +287,9 @@ def broken(ensemble, state, positions):
 
 
 def test_digits_are_calibrated_covered_and_shifted(tmp_path):
-    data = DataConfig(
-        source="digits", std=(16.0,), validation=0.2, examples="bootstrap", global_batch_size=64
-    )
-    train(experiment(data), tmp_path)
-    found = assessed(
-        tmp_path,
-        shift=True,
-        calibration="temperature",
-        conformal="aps",
-        level=0.8,
-        out_of_bag=True,
-        ood="digits",
-    )
+    train(experiment(DIGITS | {"validation": 0.2, "examples": "bootstrap"}), tmp_path)
+    asked = {"calibration": "temperature", "conformal": "aps", "level": 0.8, "ood": "digits"}
+    found = assessed(tmp_path, shift=True, out_of_bag=True, **asked)
     told = json.loads(json.dumps(found.to_dict()))
     assert told["calibrated"]["test"]["nll"] < told["test"]["nll"]
     low, high = told["calibrated"]["test_interval"]["nll"]
@@ -368,9 +311,8 @@ def test_digits_are_calibrated_covered_and_shifted(tmp_path):
     for at in strengths:
         assert set(at["test"]) == set(told["test"]) == set(at["test_interval"])
         assert len(at["members"]) == len(at["members_interval"]) == 8
-        assert at["mean_member"]["nll"] == pytest.approx(
-            np.mean([member["nll"] for member in at["members"]])
-        )
+        nll = np.mean([member["nll"] for member in at["members"]])
+        assert at["mean_member"]["nll"] == pytest.approx(nll)
     assert 0.5 < told["out_of_bag"]["scores"]["accuracy"] <= 1
     # Of eight Poisson samples all hold an example with probability (1 - 1/e)^8 = 0.0255.
     assert told["out_of_bag"]["not_scored"] == pytest.approx(0.0255 * 1150, abs=20)
@@ -387,18 +329,12 @@ def test_out_of_bag_predictions_are_of_members_that_never_saw_the_example(tmp_pa
     random = np.random.default_rng(0)
     images = random.normal(size=(40, 30)).astype(np.float32)
     labels = random.integers(0, 2, 40)
-    np.savez(
-        tmp_path / "noise.npz",
-        train_images=images,
-        train_labels=labels,
-        test_images=images,
-        test_labels=labels,
-    )
-    data = DataConfig(source=f"npz:{tmp_path / 'noise.npz'}", global_batch_size=20)
+    both = {"train_images": images, "test_images": images}
+    np.savez(tmp_path / "noise.npz", train_labels=labels, test_labels=labels, **both)
+    data = {"source": f"npz:{tmp_path / 'noise.npz'}", "global_batch_size": 20}
     for changes in ({"examples": "kfold", "num_folds": 4}, {"examples": "bootstrap"}):
         workdir = tmp_path / changes["examples"]
-        ours = dataclasses.replace(data, **changes)
-        train(experiment(ours, steps=300), workdir)
+        train(experiment(data | changes, steps=100, optimizer={"learning_rate": 0.05}), workdir)
         told = assessed(workdir, out_of_bag=True).to_dict()
         assert told["test"]["accuracy"] > 0.9  # which are the training examples
         held_out = told["out_of_bag"]
@@ -414,23 +350,20 @@ def test_out_of_bag_predictions_are_of_members_that_never_saw_the_example(tmp_pa
 @pytest.mark.parametrize(
     ("method", "loss", "data"),
     [
-        ("cqr", "pinball", {"validation": 0.3}),
-        ("cqr", "gaussian_nll", {"validation": 0.3}),
-        ("cv+", "mse", {"examples": "kfold", "num_folds": 4}),
-        ("jackknife+", "gaussian_nll", {"examples": "bootstrap"}),
+        ("cqr", "quantiles", {"validation": 0.3}),
+        ("cqr", "gaussian", {"validation": 0.3}),
+        ("cv+", "squared_error", {"examples": "kfold", "num_folds": 4}),
+        ("jackknife+", "gaussian", {"examples": "bootstrap"}),
     ],
 )
 def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss, data):
-    data = DataConfig(source=table(tmp_path, 400), global_batch_size=48, **data)
+    data |= {"source": table(tmp_path), "global_batch_size": 48}
     members = 8 if method == "cv+" else 16
-    train(
-        experiment(data, loss=LossConfig(name=loss), num_members=members, steps=200),
-        tmp_path / "run",
-    )
-    calibration = "variance" if (method, loss) == ("cqr", "gaussian_nll") else None
-    told = assessed(
-        tmp_path / "run", conformal=method, level=0.8, calibration=calibration
-    ).to_dict()
+    options = {"loss": {"name": loss}, "num_members": members, "steps": 200}
+    train(experiment(data, **options), tmp_path / "run")
+    calibration = "variance" if (method, loss) == ("cqr", "gaussian") else None
+    asked = {"conformal": method, "level": 0.8, "calibration": calibration}
+    told = assessed(tmp_path / "run", **asked).to_dict()
     # 100 test rows, calibrated on 90 and more: a standard error of 0.06.
     assert 0.62 < told["conformal"]["coverage"] < 0.98
     # A normal's central 80 % is 2.56 deviations wide; the noise has 1.
@@ -443,17 +376,20 @@ def test_intervals_of_real_targets_hold_as_often_as_asked(tmp_path, method, loss
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
+    """A run of four members, and its evaluator, source and state, in which member 1 is broken."""
     workdir = tmp_path_factory.mktemp("run")
-    data = DataConfig(source="digits", std=(16.0,), global_batch_size=64)
-    train(experiment(data, steps=20, num_members=3), workdir)
-    return workdir
+    data = DIGITS | {"validation": 0.2, "examples": "kfold", "num_folds": 2}
+    train(experiment(data, steps=20, num_members=4), workdir)
+    run, ensemble, state, *_ = open_finished(workdir)
+    evaluator, source = run.evaluator(ensemble), open_source(run.experiment.data)
+    return run, evaluator, source, broken(ensemble, state, [1]), broken(ensemble, state, range(4))
 
 
 def test_dropout_samples_are_averaged_and_differ(tmp_path):
-    data = DataConfig(source="digits", std=(16.0,), global_batch_size=64)
-    model = ModelConfig(name="mlp_bn_dropout", options={"hidden_sizes": (32,), "dropout_rate": 0.5})
-    trained = train(experiment(data, steps=20, num_members=2, model=model), tmp_path)
-    images = open_source(data).test.take(np.arange(5))["inputs"]
+    model = {"name": "mlp_bn_dropout", "hidden_sizes": (32,), "dropout_rate": 0.5}
+    trained = train(experiment(DIGITS, steps=20, num_members=2, model=model), tmp_path)
+    split = open_source(trained.run.experiment.data).test
+    images = split.take(np.arange(5))["inputs"]
     plain = Evaluator(trained.ensemble, 8).predict(trained.state, images)
     samples = trained.ensemble.replace(dropout_samples=64)
     outputs = np.asarray(samples.outputs(trained.state, samples.layout.put(images[:4], BATCH)))
@@ -463,7 +399,6 @@ def test_dropout_samples_are_averaged_and_differ(tmp_path):
     expected = softmax(outputs, -1).mean(2)
     np.testing.assert_allclose(averaged["member_probs"][:, :4], expected, atol=0.12)
     assert np.abs(averaged["member_probs"] - plain["member_probs"]).max() > 0.01
-    split = open_source(data).test
     scores = Evaluator(samples, 64).evaluate(trained.state, split).scores(intervals=True)
     assert all(member["mutual_information"] > 0.01 for member in scores.members)
     assert scores.ensemble["mutual_information"] > scores.mean_member["mutual_information"]
@@ -476,10 +411,7 @@ def test_dropout_samples_are_averaged_and_differ(tmp_path):
 
 
 def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
-    run, ensemble, state, *_ = open_finished(finished)
-    source = open_source(run.experiment.data)
-    state = broken(ensemble, state, [1])
-    evaluator = evaluator_of_run(run, ensemble)
+    run, evaluator, source, state, all_broken = finished
     with_all = assess(run, evaluator, state, source, EvaluationRequest())
     assert with_all.broken == [1]
     assert with_all.curves == {}
@@ -487,9 +419,11 @@ def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
     for question in ({"ood": "digits"}, {"shift": True}):
         with pytest.raises(UserError, match=r"Members \[1\] predict NaN.* Pass --leave_out_broken"):
             assess(run, evaluator, state, source, EvaluationRequest(**question))
-    asked = EvaluationRequest(ood="digits", leave_out_broken=True)
+    asked = EvaluationRequest(ood="digits", out_of_bag=True, leave_out_broken=True)
     without = assess(run, evaluator, state, source, asked)
     told = without.to_dict()
+    assert np.isfinite(told["out_of_bag"]["scores"]["nll"])
+    assert told["out_of_bag"]["not_scored"] == 0  # member 3 left out what member 1 did
     assert told["broken_members"] == told["left_out_members"] == [1]
     others = [m["nll"] for m in without.scores.members if m["member_id"] != 1]
     assert without.scores.mean_member["nll"] == pytest.approx(np.mean(others))
@@ -500,23 +434,16 @@ def test_a_run_with_a_member_without_numbers_is_assessed_without_it(finished):
     assert "reliability" in without.curves
     assert 1 not in without.curves["member_id"]
     assert len(without.curves["disagreement"]) == len(others)
-    state = broken(ensemble, state, range(3))
-    (sentence,) = assess(run, evaluator, state, source, EvaluationRequest()).sentences()
+    (sentence,) = assess(run, evaluator, all_broken, source, EvaluationRequest()).sentences()
     assert "that is all of them" in sentence
     assert "--leave_out_broken" not in sentence
 
 
-def test_nothing_is_calibrated_by_a_member_without_numbers(tmp_path):
-    data = DataConfig(source="digits", std=(16.0,), validation=0.2, global_batch_size=64)
-    train(experiment(data, steps=20, num_members=3), tmp_path)
-    run, ensemble, state, *_ = open_finished(tmp_path)
-    state = broken(ensemble, state, [1])
-    source, evaluator = open_source(data), evaluator_of_run(run, ensemble)
-    for method in ("temperature", "isotonic"):
+def test_nothing_is_calibrated_by_a_member_without_numbers(finished):
+    run, evaluator, source, state, _ = finished
+    for question in ({"calibration": "temperature"}, {"conformal": "aps"}):
         with pytest.raises(BrokenMembersError, match=r"Members \[1\] predict NaN"):
-            assess(run, evaluator, state, source, EvaluationRequest(calibration=method))
-    with pytest.raises(BrokenMembersError, match=r"Members \[1\] predict NaN"):
-        assess(run, evaluator, state, source, EvaluationRequest(conformal="aps"))
+            assess(run, evaluator, state, source, EvaluationRequest(**question))
     asked = EvaluationRequest(calibration="temperature", conformal="aps", leave_out_broken=True)
     told = assess(run, evaluator, state, source, asked).to_dict()
     assert told["calibrated"]["test"]["nll"] < told["test"]["nll"]
@@ -524,43 +451,25 @@ def test_nothing_is_calibrated_by_a_member_without_numbers(tmp_path):
 
 
 def test_a_member_that_is_broken_by_other_examples_alone_is_named():
-    ensemble, state, _, inputs = network(3, 4)
+    ensemble, state, inputs, _ = network(3, 4)
     weights = np.asarray(state.params["w"]).copy()
     weights[2, 0, 0] = np.inf  # no number where it meets a zero
     state = state._replace(params={"w": ensemble.layout.put(weights, "members")})
     evaluator = Evaluator(ensemble, 8)
-    labels = np.zeros(30, np.int32)
-    inside = evaluator.without([2]).evaluate(state, ArraySplit(inputs, labels))
-    outside = evaluator.evaluate(state, ArraySplit(np.zeros_like(inputs), labels))
+    inside = evaluator.without([2]).evaluate(state, ArraySplit(inputs, LABELS))
+    outside = evaluator.evaluate(state, ArraySplit(np.zeros_like(inputs), LABELS))
     with pytest.raises(BrokenMembersError) as raised:
         detection(inside, outside)
     assert raised.value.member_ids == (2,)
 
 
-def test_a_broken_member_is_left_out_of_what_it_left_out_too(tmp_path):
-    data = DataConfig(
-        source="digits", std=(16.0,), global_batch_size=64, examples="kfold", num_folds=2
-    )
-    train(experiment(data, steps=20, num_members=4), tmp_path)
-    run, ensemble, state, *_ = open_finished(tmp_path)
-    state = broken(ensemble, state, [1])
-    questions = EvaluationRequest(out_of_bag=True, leave_out_broken=True)
-    source, evaluator = open_source(data), evaluator_of_run(run, ensemble)
-    told = assess(run, evaluator, state, source, questions).to_dict()["out_of_bag"]
-    assert np.isfinite(told["scores"]["nll"])
-    assert told["not_scored"] == 0  # member 3 left out what member 1 did
-
-
 @pytest.mark.slow
 def test_the_interval_of_a_calibration_error_holds_the_error():
     # Calibrated predictions: a resample of them seems less calibrated than they are.
-    ensemble, state, weights, inputs = network(3, 2)
-    inputs = RANDOM.normal(size=(400, 4)).astype(np.float32)
-    probs = softmax(np.einsum("nf,mfc->mnc", inputs, weights), -1).mean(0)
-    labels = np.array([RANDOM.choice(3, p=p) for p in probs], np.int32)
-    scores = (
-        Evaluator(ensemble, 400).evaluate(state, ArraySplit(inputs, labels)).scores(intervals=True)
-    )
+    ensemble, state, inputs, logits = network(3, 2, examples=400)
+    labels = np.array([RANDOM.choice(3, p=p) for p in softmax(logits, -1).mean(0)], np.int32)
+    evaluation = Evaluator(ensemble, 400).evaluate(state, ArraySplit(inputs, labels))
+    scores = evaluation.scores(intervals=True)
     for name in ("ece", "aece", "classwise_ece"):
         low, high = scores.intervals["ensemble"][name]
         assert 0 <= low <= scores.ensemble[name] <= high

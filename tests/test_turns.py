@@ -56,5 +56,5 @@ def test_how_long_turns_take_is_known_before(step_secs, num_turns):
         def run(self, num_steps):
             time.sleep(num_steps * step_secs)
 
-    timing.step_secs_of_short_turns([Steady(), Steady()], num_turns)
+    timing.step_secs_of_turns([Steady(), Steady()], num_turns)
     assert cluster.clock() == pytest.approx(2 * timing.expected_secs(step_secs, num_turns), rel=0.3)

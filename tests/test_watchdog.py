@@ -25,25 +25,17 @@ ctypes.PyDLL(None).sleep(60)
 """
 
 
-def ended():
-    """A process that gets stuck: its exit code, its output, and the seconds from then on."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", STUCK],
-        env=COMMAND_ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    process.stdout.readline()
-    began = time.monotonic()
-    told = process.communicate(timeout=50)[1]
-    return process.returncode, told, time.monotonic() - began
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has the timer")
 def test_a_call_that_holds_the_gil_ends_after_its_stack_is_printed():
-    code, told, took = ended()
-    assert code == -signal.SIGKILL  # 137, after which a launcher starts the run again.
+    environ = COMMAND_ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    streams = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", STUCK], env=environ, text=True, **streams)
+    process.stdout.readline()
+    began = time.monotonic()
+    _, told = process.communicate(timeout=50)
+    took = time.monotonic() - began
+    # 137, after which a launcher starts the run again.
+    assert process.returncode == -signal.SIGKILL
     assert "Thread 0x" in told
     assert 'File "<string>", line 11 in <module>' in told
     assert STUCK_SECS < took < STUCK_SECS + LATER_SECS + 3

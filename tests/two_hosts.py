@@ -1,11 +1,13 @@
 """One of two hosts with four devices each; it trains the same small ensemble on several meshes.
 
-python tests/two_hosts.py train|hang|choose|fail_0|fail_1 COORDINATOR PROCESS_ID FOLDER
+python tests/two_hosts.py train|hang|choose|yield|fail_0|fail_1 COORDINATOR PROCESS_ID FOLDER
 
 `hang` trains FOLDER/killed on the last mesh, from data that never come after step 4, and waits to
 be killed; `train` goes on with that run, then trains every mesh anew, groups of members, and on the
 last mesh from a split that is divided over it.
 `choose` writes to FOLDER/chosen_PROCESS_ID.json what it chose for two meshes, and what it tried.
+`yield` trains on iterators whose batches may not fit together, and writes what `fit` said of each
+pair to FOLDER/said_PROCESS_ID.json.
 `fail_0` and `fail_1` save two checkpoints in FOLDER, of which that host has no room for the second,
 and print what is told.
 """
@@ -17,6 +19,7 @@ import pathlib
 import resource
 import sys
 import time
+import types
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,20 @@ MESHES = [(8, 1), (4, 2), (2, 4), (1, 8)]
 FOR_A_DIVIDED_SPLIT = 1_000_000
 # Inputs that both hosts predict, which do not divide over eight columns.
 INPUTS = np.random.default_rng(0).normal(size=(10, 8, 8)).astype(np.float32)
+YIELDED = {"inputs": (4, 3), "labels": (4,)}
+# For each pair: the shapes that host 1 yields, where host 0 yields `YIELDED`.
+PAIRS = {
+    "alike": YIELDED,
+    "width": YIELDED | {"inputs": (4, 2)},
+    # 3 examples do not divide over the columns, of which only one host knows.
+    "length": {"inputs": (3, 3), "labels": (3,)},
+    "keys": {"inputs": (4, 3), "targets": (4,)},
+    # The second batch of host 1 has labels that are no classes.
+    "labels": YIELDED,
+    # Both hosts feed the only column of the mesh.
+    "shared": YIELDED,
+    "different": YIELDED,
+}
 
 
 def experiment(ensemble_axis):
@@ -65,7 +82,7 @@ def of_groups(folder):
 
     source = f"uci:{folder / 'table.npz'}"
     data = DataConfig(source=source, examples="splits", global_batch_size=8)
-    return dataclasses.replace(experiment(4), data=data, loss=LossConfig(name="gaussian_nll"))
+    return dataclasses.replace(experiment(4), data=data, loss=LossConfig(name="gaussian"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +125,61 @@ def choose_executions():
     return told
 
 
+def yield_wrongly(process_id):
+    """What `fit` says of each pair of iterators; the batch size or the loss where it trains."""
+    import jax
+    import optax
+
+    import dist_ens as de
+    from dist_ens.ground.errors import RunError, UserError
+
+    said = {}
+
+    def init(key):
+        return {"w": jax.random.normal(key, (3, 2))}
+
+    def fit(name, network, loss, data, layout, **options):
+        how = {"num_members": layout.num_members, "layout": layout, "execution": "vmap"}
+        ensemble = de.Ensemble(network, optax.sgd(0.1), loss, **how, **options)
+        begun = types.SimpleNamespace(begin=lambda run: said.update({name: run.batch_size}))
+        try:
+            return de.fit(ensemble, data, steps=2, log_every=1, progress=False, callbacks=[begun])
+        except (UserError, RunError) as error:
+            said[name] = str(error)
+
+    dtypes = {"inputs": np.float32, "labels": np.int32, "targets": np.int32}
+    for name, of_host_1 in PAIRS.items():
+        shapes = (YIELDED, of_host_1)[process_id]
+        batch = {key: np.zeros(shape, dtypes[key]) for key, shape in shapes.items()}
+        if name == "different":
+            batch["inputs"] += process_id
+        batches = [batch]
+        if name == "labels" and process_id == 1:
+            batches.append(batch | {"labels": batch["labels"] - 1})
+        layout = de.Layout.make(8, ensemble_axis=8 if name in ("shared", "different") else 1)
+        network = init, lambda params, inputs: inputs @ params["w"]
+        fit(name, network, de.losses.categorical(2), lambda of=batches: iter(of), layout)
+
+    def loss_fn(params, model_state, batch, key):
+        drawn = jax.random.uniform(key) + 0 * params["w"].sum()
+        if batch is not None:
+            drawn = 0 * drawn + batch["inner"].mean() + 10 * batch["boundary"].mean()
+        return drawn, (model_state, {})
+
+    # Rows of both hosts, and points on the boundary that both must yield alike.
+    inner = np.full((4, 3), 1 + process_id, np.float32)
+    for name, boundary in {"points": 2, "other points": process_id, "nothing": None}.items():
+        data, specs = None, "batch"
+        if boundary is not None:
+            data = [{"inner": inner, "boundary": np.full((3, 3), boundary, np.float32)}]
+            specs = {"boundary": "shared"}
+        layout = de.Layout.make(2, ensemble_axis=1)
+        found = fit(name, de.as_member(init=init), loss_fn, data, layout, batch_specs=specs)
+        if found is not None:
+            said[name] = found.history[0]["train/loss"]
+    return said
+
+
 def fail_to_save(folder, *, fails):
     """Two saves; a host that fails may write small files only at the second."""
     from dist_ens.checkpoint import Checkpoints
@@ -147,6 +219,10 @@ def main(verb, coordinator, process_id, folder):
         file = folder / f"chosen_{process_id}.json"
         file.write_text(json.dumps(choose_executions()))
         return
+    if verb == "yield":
+        file = folder / f"said_{process_id}.json"
+        file.write_text(json.dumps(yield_wrongly(int(process_id))))
+        return
     if verb.startswith("fail"):
         fail_to_save(folder, fails=verb.endswith(process_id))
         return
@@ -167,7 +243,7 @@ def main(verb, coordinator, process_id, folder):
     train(of_groups(folder), folder / "groups")
     # As process 0 has room; nothing is streamed, whatever the other one sees.
     Layout.free_bytes = lambda layout: FOR_A_DIVIDED_SPLIT if cluster.is_main() else 0
-    feed.call_batches._streamed = None
+    feed._streamed = None
     train(experiment(1), folder / "divided")
 
 

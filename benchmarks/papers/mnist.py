@@ -28,11 +28,11 @@ from dist_ens.experiment import (
     OptimizerConfig,
     open_source,
 )
-from dist_ens.experiment.assess import assess
 from dist_ens.experiment.assessment import (
     EvaluationRequest,
+    assess,
 )
-from dist_ens.experiment.build import build_ensemble, evaluator_of_run
+from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
@@ -77,7 +77,7 @@ def main() -> None:
         finished = open_finished(pathlib.Path(workdir))
         for size in _SIZES:
             ensemble, part = _first(finished.config_run, finished.state, size)
-            evaluator = evaluator_of_run(finished.config_run, ensemble)
+            evaluator = finished.config_run.evaluator(ensemble)
             told = assess(
                 finished.config_run, evaluator, part, source, EvaluationRequest(ood=ood)
             ).to_dict()

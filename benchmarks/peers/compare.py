@@ -14,7 +14,7 @@ from benchmarks.peers.jax_scan import JaxScan
 from benchmarks.peers.jax_vmap import JaxVmap
 from benchmarks.peers.way import Absent, MakeWay, spread
 from benchmarks.workloads import Workload
-from dist_ens.execution.timing import Way, step_ms_of_turns
+from dist_ens.execution.timing import Candidate, step_ms_of_turns
 
 _DIST_ENS, _MATMUL = "dist_ens", "matmul"
 
@@ -24,14 +24,14 @@ def _require_torch() -> None:
         raise Absent("PyTorch is not installed. Install it with pip install 'dist-ens[peers]'.")
 
 
-def _torch_loop(workload: Workload) -> Way:
+def _torch_loop(workload: Workload) -> Candidate:
     _require_torch()
     from benchmarks.peers.torch_loop import TorchLoop
 
     return TorchLoop(workload)
 
 
-def _torch_func(workload: Workload) -> Way:
+def _torch_func(workload: Workload) -> Candidate:
     _require_torch()
     from benchmarks.peers.torch_func import TorchFunc
 
@@ -63,7 +63,7 @@ def compare(
         The workload's entry in the file of results, and the reason of each way that does not
         support it, by its name.
     """
-    ways: dict[str, Way] = {}
+    ways: dict[str, Candidate] = {}
     reasons = {}
     for name, make in makers.items():
         try:

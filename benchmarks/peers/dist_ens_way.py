@@ -7,7 +7,7 @@ from dist_ens.data import ArraySplit, Source, Spec
 from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.execution.heuristics import candidates
 from dist_ens.execution.spec import AUTO
-from dist_ens.execution.timing import Way
+from dist_ens.execution.timing import Candidate
 from dist_ens.experiment import make_optimizer
 from dist_ens.experiment.bench import Updates
 from dist_ens.layout import Layout
@@ -71,10 +71,10 @@ def make_ensemble(workload: Workload, layout: Layout, execution: str) -> Ensembl
     )
 
 
-def fixed_ways(workload: Workload) -> dict[str, Way]:
-    """Returns a way for every candidate execution, by its name.
+def fixed_executions(workload: Workload) -> dict[str, Candidate]:
+    """Returns what trains by every candidate execution, by the execution's name.
 
-    Each runs on all devices. If these are the cores of a CPU, there are also ways on one device.
+    Each runs on all devices. If these are the cores of a CPU, there are others on one device.
     """
     layout = layout_of(workload)
     ensemble = make_ensemble(workload, layout, "vmap")
@@ -85,12 +85,12 @@ def fixed_ways(workload: Workload) -> dict[str, Way]:
     state = ensemble.abstract_state(workload.batch)
     traced = ensemble.traced_update(state, batches)
 
-    def ways_on(layout: Layout) -> dict[str, Way]:
+    def executions_on(layout: Layout) -> dict[str, Candidate]:
         names = candidates(layout, traced, steps)
         return {name: DistEns(workload, name, layout) for name in names}
 
-    ways = ways_on(layout)
+    found = executions_on(layout)
     if cluster.cores_are_devices() and layout.mesh.size > 1:
-        on_one = ways_on(layout.on_one_device())
-        ways |= {f"{name} on one device": way for name, way in on_one.items()}
-    return ways
+        on_one = executions_on(layout.on_one_device())
+        found |= {f"{name} on one device": timed for name, timed in on_one.items()}
+    return found

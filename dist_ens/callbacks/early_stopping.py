@@ -6,14 +6,14 @@ from dist_ens.callbacks.protocol import STOP, RunInfo, Stop
 from dist_ens.evaluation import Scores
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.numbers import require_coefficient, require_one_of, whole_number
 
 
 class EarlyStopping:
     """A callback that ends a run when a score of the ensemble no longer improves.
 
     The run needs `eval_data` or `validation`, and `eval_every`. `fit` returns the state of the best
-    evaluation and its scores, whether it was stopped early or reached its last step. A run that has
-    ended is not trained further when it is started again with the same patience.
+    evaluation and its scores. A run that has ended is not trained further with the same patience.
 
     Args:
         metric: Name of the score, such as "nll" or "accuracy".
@@ -51,15 +51,12 @@ class EarlyStopping:
         direction: str | None = None,
         restore_best: bool = True,
     ) -> None:
-        if patience < 1 or min_delta < 0:
-            raise UserError(
-                f"EarlyStopping takes a patience of at least 1 and a min_delta of at least 0: got "
-                f"patience={patience}, min_delta={min_delta}."
-            )
-        if direction not in (None, "lower", "higher"):
-            raise UserError(f"direction is {direction!r}. Give 'lower' or 'higher', or None.")
-        self.metric, self.patience, self.min_delta = metric, patience, min_delta
-        self.direction, self.restore_best = direction, restore_best
+        self.metric, self.patience = metric, whole_number("patience", patience, least=1)
+        if min_delta:
+            require_coefficient("min_delta", min_delta, "0 counts every change.")
+        if direction is not None:
+            require_one_of("direction", direction, ("lower", "higher"))
+        self.min_delta, self.direction, self.restore_best = min_delta, direction, restore_best
         self._direction = direction
         self._is_restored = False
         self._best = self._to_beat = math.inf  # The score to beat is the last that improved enough.
@@ -72,19 +69,19 @@ class EarlyStopping:
             self._best = self._to_beat = math.inf
             self._best_step, self._num_without = None, 0
         self._is_restored = False
-        if not run.directions or run.eval_every is None:
-            missing = "eval_every" if run.directions else "eval_data or validation, and eval_every"
+        scored = {} if run.eval_every is None else run.directions
+        if self.metric not in scored:
             raise UserError(
-                f"EarlyStopping waits for {self.metric!r}, and nothing is scored during training. "
-                f"Give fit {missing}."
-            )
-        if self.metric not in run.directions:
-            raise UserError(
-                f"EarlyStopping waits for {self.metric!r}, and the scores are "
-                f"{', '.join(run.directions)}. Choose one of these."
+                f"EarlyStopping waits for {self.metric!r}, and the scores during training are "
+                f"{', '.join(scored) or 'none'}. Choose one, or give fit eval_data and eval_every."
             )
         self._direction = self.direction or run.directions[self.metric]
-        self._sign()
+        if self._direction is None:
+            raise UserError(
+                f"EarlyStopping waits for {self.metric!r}, of which neither a lower nor a higher "
+                "score is known to be better. Choose another, or give direction='lower' or "
+                "'higher'."
+            )
         return STOP if self._num_without >= self.patience else None
 
     def evaluated(self, step: int, scores: Scores) -> Stop | None:
@@ -135,10 +132,4 @@ class EarlyStopping:
 
     def _sign(self) -> float:
         """Returns 1 if a lower score is better, and -1 if a higher one is."""
-        if self._direction is None:
-            raise UserError(
-                f"EarlyStopping waits for {self.metric!r}, of which neither a lower nor a higher "
-                "score is known to be better. Choose another score, or give direction='lower' or "
-                "'higher'."
-            )
         return -1.0 if self._direction == "higher" else 1.0

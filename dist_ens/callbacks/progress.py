@@ -8,8 +8,8 @@ from rich.measure import Measurement
 from rich.progress_bar import ProgressBar as Bar
 from rich.table import Table
 
+from dist_ens.callbacks.json_lines import shown_loss
 from dist_ens.callbacks.protocol import RunInfo, StepInfo
-from dist_ens.callbacks.records import shown_loss
 from dist_ens.evaluation import Scores
 from dist_ens.ground.terminal import PlainConsole
 from dist_ens.metrics.catalogue import formatted, headlines, label_of

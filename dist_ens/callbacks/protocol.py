@@ -19,18 +19,16 @@ function of a `StepInfo` is a callback too. `write` and `sync` may be called in 
 saves, while the other methods are called in the main thread. A state is a number, a text, a bool,
 None, or a list or dict of these.
 
-One call of the update takes `steps_per_call` steps, and callbacks are called once after each call.
-Give `fit` `steps_per_call=1` to call them after every step. After a callback has returned `STOP`,
-all callbacks are called once more, with `is_last`. A state that they then return is not used.
-`fit` then prints the name of the callback and its `reason()`, a clause such as "nll is below 0.1".
+One call of the update takes `steps_per_call` steps; give `fit` `steps_per_call=1` to call callbacks
+after every step. After a callback has returned `STOP`, all callbacks are called once more, with
+`is_last`. A state that they then return is not used. `fit` then prints the name of the callback and
+its `reason()`, a clause such as "nll is below 0.1".
 
 A callback with an attribute `every`, such as `every = 500`, is called only after a call of the
-update that reaches a multiple of it. If `fit` chooses the number of steps in a call, it divides
-`every`.
+update that reaches a multiple of it. A number of steps that `fit` chooses for a call divides it.
 
-`fit` returns the state of the step that `best_step()` names, and not the last one. It is called
-after each evaluation, whose step it may name, and at the end. If several callbacks name a step, the
-first one decides.
+`fit` returns the state of the step that `best_step()` of the first callback names, and not the last
+one. It is called after each evaluation, whose step it may name, and at the end.
 
 On several hosts, every host has its own callbacks, and only process 0 calls `write`. The run ends
 on all hosts as soon as a callback of one of them returns `STOP`.

@@ -183,8 +183,6 @@ class OpenCheckpoints:
         try:
             if not write_checkpoint(self._run, snapshot, token, renew=self._renew):
                 return
-        except jax.errors.JaxRuntimeError:
-            raise
         # TensorStore reports a full disk as a ValueError.
         except (OSError, ValueError, SaveError) as error:
             if cluster.is_main():
@@ -207,16 +205,18 @@ class OpenCheckpoints:
         self._newest_step = step
         if cluster.is_main():
             self._seals[step] = seal_of(self._folder / str(step))
-            self._delete_oldest(snapshot.kept_step)
+        self.delete_oldest(snapshot.kept_step)
         if self._said is not None:
             self._said = None
             self._report(f"Saving in {quoted(str(self._run))} works again. {self._last_saved()}")
 
-    def _delete_oldest(self, kept_step: int | None) -> None:
-        """Marks the checkpoints for deletion that are not to be kept after a save.
+    def delete_oldest(self, kept_step: int | None) -> None:
+        """Marks the checkpoints for deletion, on process 0, that are not to be kept any more.
 
         The folder may have been replaced by that of another run, whose checkpoints stay.
         """
+        if not cluster.is_main():
+            return
         steps = steps_in(self._folder)
         scores = {step: self._scores_at(step) for step in steps} if self._keep.uses_scores else {}
         known = {step: at for step, at in scores.items() if at is not None}

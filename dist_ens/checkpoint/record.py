@@ -11,8 +11,7 @@ import jax
 
 from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import ExitCode, RunError, UserError
-from dist_ens.ground.json_text import Json, JsonDict
-from dist_ens.ground.records import fields_from_record
+from dist_ens.ground.json_text import Json, JsonDict, fields_from_record
 from dist_ens.ground.types import Leaf, PyTree, Shapes
 
 STRICT = "strict"

@@ -13,17 +13,17 @@ from dist_ens.data.uci import open_uci
 
 # isort: split
 # The other rooms of the package import these names, which users do not need.
-from dist_ens.data.conversion import convert_inputs as convert_inputs
+from dist_ens.data.checks import check_source as check_source
+from dist_ens.data.checks import convert_inputs as convert_inputs
 from dist_ens.data.pipeline import calls as calls
 from dist_ens.data.pipeline import evaluation_batches as evaluation_batches
 from dist_ens.data.pipeline import training_batches as training_batches
-from dist_ens.data.source_check import check_source as check_source
 from dist_ens.data.splits import LabelScaledSplit as LabelScaledSplit
 from dist_ens.data.splits import PartOfSplit as PartOfSplit
+from dist_ens.data.splits import batch_shapes_of as batch_shapes_of
 from dist_ens.data.splits import example_bytes_of as example_bytes_of
 from dist_ens.data.splits import example_shapes_of as example_shapes_of
-from dist_ens.data.tfds import describe_tfds as describe_tfds
-from dist_ens.data.tfds import open_tfds as open_tfds
+from dist_ens.data.splits import parts_of as parts_of
 
 __all__ = [
     "ArraySplit",

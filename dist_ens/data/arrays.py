@@ -1,5 +1,8 @@
 """A source of arrays in memory."""
 
+from collections.abc import Sequence
+from itertools import starmap
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -10,8 +13,7 @@ from dist_ens.data.spec import Spec
 from dist_ens.data.splits import ArraySplit
 from dist_ens.data.standardize import Examples, standardized_source
 from dist_ens.ground.errors import UserError, first_line
-from dist_ens.ground.finite import check_finite
-from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.narrowing import check_finite, held_dtype
 
 
 def source_of_arrays(
@@ -50,48 +52,50 @@ def source_of_arrays(
     >>> source.num_train_examples, source.spec.num_classes, source.spec.input_dtype
     (4, 2, 'float32')
     """
-    where = f"{name}, split train"
-    (inputs, labels), (test_inputs, test_labels) = (
-        checked_arrays(f"{name}, split {split}", *pair)
-        for split, pair in (("train", train), ("test", test))
-    )
-    if _form(inputs, labels) != _form(test_inputs, test_labels):
+    where = f"{name}, split train", f"{name}, split test"
+    examples = [examples_in(at, *pair) for at, pair in zip(where, (train, test), strict=True)]
+    forms = [_form(*each) for each in examples]
+    if forms[0] != forms[1]:
         raise UserError(
-            f"{name} has training examples of {_form(inputs, labels)} and test examples of "
-            f"{_form(test_inputs, test_labels)}. Give both the same."
+            f"{name} has training examples of {forms[0]} and test examples of {forms[1]}. Give "
+            "both the same."
         )
-    names = None
-    if are_names(labels):
-        names = names_in(labels, f"{where}, labels")
-        if num_classes not in (None, len(names)):
-            raise UserError(
-                f"{where} has the {len(names)} classes {listed(names)}. Leave "
-                f"num_classes={num_classes} out."
-            )
-        num_classes = len(names)
-    elif labels.dtype.kind != "f":
-        num_classes = num_classes or count_classes(where, labels)
-    elif num_classes is not None:
-        raise UserError(f"{where} has real targets. Leave num_classes={num_classes} out.")
-    elif standardize:
-        return standardized_source(
-            Examples(inputs[None], labels[None]),
-            Examples(test_inputs[None], test_labels[None]),
-            name,
-        )
-    splits = [split_of(where, inputs, labels, names)]
-    splits.append(split_of(f"{name}, split test", test_inputs, test_labels, names))
+    inputs, labels = examples[0]
+    if labels.dtype.kind != "f":
+        return _source_of_classes(where, examples, num_classes)
     if num_classes is not None:
-        for split, each in zip(("train", "test"), splits, strict=True):
-            check_labels(f"{name}, split {split}", each.labels, num_classes)
-    dtype = held_dtype(inputs.dtype).name
-    return Source(Spec(inputs.shape[1:], dtype, (), num_classes, class_names=names), *splits)
+        raise UserError(f"{where[0]} has real targets. Leave num_classes={num_classes} out.")
+    if standardize:
+        rows, test_rows = (Examples(x[None], y[None]) for x, y in examples)
+        return standardized_source(rows, test_rows, name)
+    return Source(
+        Spec(inputs.shape[1:], inputs.dtype.name, (), None), *starmap(ArraySplit, examples)
+    )
 
 
-def checked_arrays(
-    where: str, inputs: ArrayLike, labels: ArrayLike
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs and labels of a split as arrays that are checked, with labels [examples]."""
+def _source_of_classes(
+    where: Sequence[str],
+    examples: Sequence[tuple[np.ndarray, np.ndarray]],
+    num_classes: int | None,
+) -> Source:
+    """Returns a source of two splits whose labels are numbers or names of classes."""
+    (inputs, labels), _ = examples
+    names = names_in(labels, f"{where[0]}, labels") if are_names(labels) else None
+    count = len(names) if names else num_classes or count_classes(where[0], labels)
+    if names and num_classes not in (None, count):
+        raise UserError(
+            f"{where[0]} has the classes {listed(names)}. Leave num_classes={num_classes} out."
+        )
+    splits = []
+    for at, (x, y) in zip(where, examples, strict=True):
+        splits.append(ArraySplit(x, class_numbers(y, names, f"{at}, labels") if names else y))
+    for at, split in zip(where, splits, strict=True):
+        check_labels(at, split.labels, count)
+    return Source(Spec(inputs.shape[1:], inputs.dtype.name, (), count, class_names=names), *splits)
+
+
+def examples_in(where: str, inputs: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the inputs and labels of a split as arrays, which are checked, labels [examples]."""
     try:
         inputs, labels = np.asarray(inputs), np.asarray(labels)
     except ValueError as error:  # NumPy raises it for lists of unequal length.
@@ -105,22 +109,6 @@ def checked_arrays(
         )
     check_finite(f"{where}, labels", labels)
     return inputs, labels.reshape(-1)
-
-
-def split_of(
-    where: str, inputs: np.ndarray, labels: np.ndarray, names: tuple[str, ...] | None = None
-) -> ArraySplit:
-    """Returns a split of arrays from `checked_arrays`, in the types in which JAX holds them.
-
-    Labels that are text become numbers by the sorted names of the training split's classes.
-    """
-    if names is not None:
-        labels = class_numbers(labels, names, f"{where}, labels")
-    to = np.float32 if labels.dtype.kind == "f" else np.int32
-    return ArraySplit(
-        narrowed(inputs, held_dtype(inputs.dtype), f"{where}, inputs"),
-        narrowed(labels, to, f"{where}, labels"),
-    )
 
 
 def _form(inputs: np.ndarray, labels: np.ndarray) -> str:

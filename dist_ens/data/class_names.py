@@ -21,8 +21,7 @@ def names_in(labels: np.ndarray, where: str) -> tuple[str, ...]:
     names = tuple(np.unique(_as_text(labels, where)).tolist())
     if len(names) == 1:
         raise UserError(
-            f"{where} has one class: all labels are {shortened(names[0])}. Check that they are the "
-            "labels."
+            f"{where} has one class: all labels are {listed(names)}. Check that this is right."
         )
     return names
 
@@ -38,10 +37,10 @@ def class_numbers(labels: np.ndarray, names: Sequence[str], where: str) -> np.nd
     unknown = known[numbers] != text
     if unknown.any():
         name = str(text[unknown][0])
+        many, meant = counted(int(unknown.sum()), "such label"), did_you_mean(name, names)
         raise UserError(
-            f"{where} has the class {shortened(name)}, which training did not see "
-            f"({counted(int(unknown.sum()), 'such label')} in all).{did_you_mean(name, names)} The "
-            f"classes are {listed(names)}."
+            f"{where} has the class {shortened(name)}, which training did not see ({many} in all)."
+            f"{meant} The classes are {listed(names)}."
         )
     return numbers.astype(np.int32)
 
@@ -68,10 +67,14 @@ def listed(names: Sequence[str]) -> str:
 
 def _as_text(labels: np.ndarray, where: str) -> np.ndarray:
     """Returns labels as text. A missing name, such as NaN, would become the text 'nan'."""
-    no_text = [each for each in labels.ravel() if not isinstance(each, str | bytes)]
+    text = [
+        each.decode("utf-8", "backslashreplace") if isinstance(each, bytes) else each
+        for each in labels.ravel()
+    ]
+    no_text = [each for each in text if not isinstance(each, str)]
     if no_text:
         raise UserError(
             f"{where} has {shortened(repr(no_text[0]))} among its names of classes, which is no "
             "text. Remove such examples, or give text or numbers alone."
         )
-    return labels.astype(str)
+    return np.array(text, str).reshape(labels.shape)

@@ -1,16 +1,13 @@
 """Folders of IDX files, the format of MNIST and similar data sets."""
 
-import gzip
 import pathlib
-import zlib
 
 import numpy as np
 
-from dist_ens.data.arrays import checked_arrays, source_of_arrays, split_of
+from dist_ens.data.arrays import examples_in, source_of_arrays
 from dist_ens.data.source import Source
-from dist_ens.data.splits import Split
-from dist_ens.ground.errors import UserError, first_line
-from dist_ens.ground.file_reading import opened_to_read
+from dist_ens.data.splits import ArraySplit, Split
+from dist_ens.ground.file_reading import bytes_in, explained_reading
 from dist_ens.ground.paths import given_path, shortened
 
 _BYTES = b"\0\0\x08"  # A file of uint8 begins with this.
@@ -49,33 +46,26 @@ def open_idx(folder: str, num_classes: int | None = None) -> Source:
 def open_idx_test(folder: str) -> Split:
     """Opens the test split of a folder of IDX files, which may have no training split."""
     where = f"idx:{shortened(folder)}, split test"
-    return split_of(where, *checked_arrays(where, *_read_split(folder, "t10k")))
+    return ArraySplit(*examples_in(where, *_read_split(folder, "t10k")))
 
 
 def _read_split(folder: str, prefix: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the images and the labels of a split."""
     directory = given_path(folder, "idx:DIR")
-    return (
-        _read(directory, f"{prefix}-images-idx3-ubyte"),
-        _read(directory, f"{prefix}-labels-idx1-ubyte"),
-    )
+    kinds = ("images-idx3", "labels-idx1")
+    images, labels = (_read(directory, f"{prefix}-{kind}-ubyte") for kind in kinds)
+    return images, labels
 
 
 def _read(directory: pathlib.Path, name: str) -> np.ndarray:
     """Reads a file: two zero bytes, the type, the number of axes, their lengths, and the values."""
     packed = directory / f"{name}.gz"
     path = packed if packed.exists() else directory / name
-    where = f"idx:DIR {shortened(str(path))}"
-    try:
-        with opened_to_read(path) as file:
-            content = (gzip.GzipFile(fileobj=file) if path == packed else file).read()
+    advice = f"Correct the path of the folder, or fetch {name}.gz again."
+    with explained_reading(f"idx:DIR {shortened(str(path))}", advice):
+        content = bytes_in(path)
         if content[:3] != _BYTES:
             raise ValueError(f"It begins with {content[:4].hex(' ')} and holds no bytes in IDX.")
         begin = 4 + 4 * content[3]
         shape = np.frombuffer(content[4:begin], ">u4")
         return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise UserError(
-            f"{where} cannot be read: {first_line(error)} Correct the path of the folder, or fetch "
-            f"{name}.gz again."
-        ) from error

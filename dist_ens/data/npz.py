@@ -1,17 +1,15 @@
 """A source of .npz files."""
 
 import pathlib
-import zipfile
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
 
-from dist_ens.data.arrays import checked_arrays, source_of_arrays
+from dist_ens.data.arrays import examples_in, source_of_arrays
 from dist_ens.data.class_names import are_names
 from dist_ens.data.source import Source
-from dist_ens.ground.errors import UserError, first_line
-from dist_ens.ground.file_reading import opened_to_read
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.file_reading import explained_reading, opened_to_read
 from dist_ens.ground.paths import given_path, shortened
 
 # The names of the arrays, of which a file has those of one line. Without a test split of its own,
@@ -22,6 +20,10 @@ _KEYS = (
     ("train_images", "train_labels", "test_images", "test_labels"),
 )
 _TEST_EVERY = 5  # One of so many examples is a test example.
+_ADVICE = (
+    "Correct the path, or write the file again with numpy.savez: rows of equal length, numbers as "
+    "numbers, and text with astype(str)."
+)
 
 
 def open_npz(file: str, num_classes: int | None = None) -> Source:
@@ -57,7 +59,7 @@ def open_npz(file: str, num_classes: int | None = None) -> Source:
     arrays = read_npz(path, name, *_KEYS)
     if len(arrays) == 2:
         # The examples are checked before they are divided: messages give the rows of the file.
-        arrays = _divided(*checked_arrays(name, *arrays))
+        arrays = _divided(*examples_in(name, *arrays))
     x, y, x_test, y_test = arrays
     return source_of_arrays(
         (x, y), (x_test, y_test), num_classes=num_classes, standardize=True, name=name
@@ -66,24 +68,18 @@ def open_npz(file: str, num_classes: int | None = None) -> Source:
 
 def read_npz(path: pathlib.Path, name: str, *alternatives: Sequence[str]) -> list[np.ndarray]:
     """Reads the arrays of an .npz file with the names of that alternative which the file has."""
-    try:
-        with opened_to_read(path) as file, np.lib.npyio.NpzFile(file) as arrays:
-            keys = max(alternatives, key=lambda names: len({*names} & {*arrays}))
-            if missing := [key for key in keys if key not in arrays]:
-                raise UserError(
-                    f"{name} lacks {', '.join(missing)}. It has {shortened(', '.join(arrays))}. "
-                    f"Save it again with {', '.join(keys)}."
-                )
-            return [arrays[key] for key in keys]
-    except UserError:
-        raise
-    # NumPy and zipfile raise these errors for files that are absent, damaged or something else, and
-    # a ValueError for Python objects.
-    except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(
-            f"{name} cannot be read: {first_line(error)} Correct the path, or write the file again "
-            "with numpy.savez: rows of equal length, numbers as numbers, and text with astype(str)."
-        ) from error
+    with (
+        explained_reading(name, _ADVICE),
+        opened_to_read(path) as file,
+        np.lib.npyio.NpzFile(file) as arrays,
+    ):
+        keys = max(alternatives, key=lambda names: len({*names} & {*arrays}))
+        if missing := [key for key in keys if key not in arrays]:
+            raise UserError(
+                f"{name} lacks {', '.join(missing)}. It has {shortened(', '.join(arrays))}. "
+                f"Save it again with {', '.join(keys)}."
+            )
+        return [arrays[key] for key in keys]
 
 
 def _divided(inputs: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:

@@ -28,10 +28,7 @@ class OrderRule:
 
     def __post_init__(self) -> None:
         if (self.per_member and not self.shuffle) or (self.num_folds and not self.per_member):
-            raise UserError(
-                f"{self} is no order: num_folds needs per_member, which needs shuffle. Use "
-                "permuted() or kfold(num_folds)."
-            )
+            raise UserError(f"{self} is no order. Use permuted() or kfold(num_folds).")
 
     def order(self, num_examples: int, batch_size: int, num_groups: int = 1) -> Order:
         """Returns the order of a number of examples of each group, in global batches of a size.

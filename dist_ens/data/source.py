@@ -8,10 +8,9 @@ import jax
 import numpy as np
 
 from dist_ens.data.spec import Spec
-from dist_ens.data.splits import PartOfSplit, Split
+from dist_ens.data.splits import PartOfSplit, Split, in_blocks
 from dist_ens.ground.errors import UserError
 
-_AT_A_TIME = 10_000  # Number of examples that are taken at once to read a whole split.
 # The fingerprint of a source covers all examples of a split in memory of up to the first number of
 # bytes. It covers the second number of examples of any other split.
 _MOST_READ, _SAMPLED = 2**30, 100
@@ -43,11 +42,11 @@ class Source:
     valid: Split | None = None
 
     def __post_init__(self) -> None:
-        for name in ("train", "test") if self.spec.num_groups > 1 else ():
-            if (count := len(getattr(self, name))) % self.spec.num_groups:
+        for name, split in (("train", self.train), ("test", self.test)):
+            if len(split) % self.spec.num_groups:
                 raise UserError(
-                    f"The {name} split has {count:,} examples, which {self.spec.num_groups} groups "
-                    "do not share evenly. Give all groups equally many examples."
+                    f"The {name} split must have equally many examples of each of "
+                    f"{self.spec.num_groups} groups: it has {len(split):,}."
                 )
 
     @cached_property
@@ -82,9 +81,9 @@ class Source:
         ranges = []
         for rows in np.split(np.arange(len(self.train)), self.spec.num_groups):
             low, high = np.array(np.inf), np.array(-np.inf)
-            for first in range(0, len(rows), _AT_A_TIME):
+            for examples in in_blocks(self.train, rows):
+                inputs = examples["inputs"]
                 # The ends are float64, because float32 rounds large integers.
-                inputs = self.train.take(rows[first : first + _AT_A_TIME])["inputs"]
                 low = np.minimum(low, inputs.min(axis=0).astype(np.float64))
                 high = np.maximum(high, inputs.max(axis=0).astype(np.float64))
             ranges.append((high - low).astype(np.float32))
@@ -146,8 +145,7 @@ def fingerprint_of(
 
 def _digest(split: Split, positions: np.ndarray) -> str:
     digest = hashlib.sha256(str(len(split)).encode())
-    for first in range(0, len(positions), _AT_A_TIME):
-        examples = split.take(positions[first : first + _AT_A_TIME])
+    for examples in in_blocks(split, positions):
         for path, values in jax.tree_util.tree_leaves_with_path(examples):
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             leaf = np.ascontiguousarray(values)

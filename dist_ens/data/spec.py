@@ -10,10 +10,9 @@ import numpy as np
 
 from dist_ens.data.class_names import listed
 from dist_ens.ground.errors import UserError, counted
-from dist_ens.ground.json_text import Json, JsonDict
+from dist_ens.ground.json_text import Json, JsonDict, fields_from_record
 from dist_ens.ground.narrowing import held_dtype, narrowed
 from dist_ens.ground.paths import shortened
-from dist_ens.ground.records import fields_from_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,17 +41,13 @@ class Standardization:
 
     def __post_init__(self) -> None:
         means, stds = (*self.input_mean, self.target_mean), (*self.input_std, self.target_std)
-        if [*map(len, means)] != [*map(len, stds)] or len(means) != len(self.target_mean) + 1:
+        is_whole = [*map(len, means)] == [*map(len, stds)] and len(means) == len(stds[-1]) + 1
+        numbers, positive = [*itertools.chain(*means, *stds)], [*itertools.chain(*stds)]
+        if not (is_whole and np.isfinite(numbers).all() and np.greater(positive, 0).all()):
             raise UserError(
-                f"A standardization has means of the lengths {[*map(len, means)]} and deviations "
-                f"of {[*map(len, stds)]}. Give both for each group, and for each of its features."
+                "A standardization needs a finite mean and a finite, positive deviation for each "
+                f"feature and target of each group: got {str(self)[:400]}."
             )
-        for value, std in zip(itertools.chain(*means), itertools.chain(*stds), strict=True):
-            if not (math.isfinite(value) and 0 < std < math.inf):
-                raise UserError(
-                    f"A standardization has the mean {value} and the deviation {std}. Give finite "
-                    "means, and finite, positive deviations."
-                )
 
     @property
     def has_inputs(self) -> bool:

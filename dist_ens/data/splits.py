@@ -1,16 +1,18 @@
 """Splits: examples with random access."""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.host_keys import dtype_in_jax
-from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.narrowing import dtype_in_jax, held_dtype, narrowed
 from dist_ens.ground.state import held_array
 from dist_ens.ground.types import PyTree, Shapes
+
+_AT_A_TIME = 10_000  # Number of examples that are taken at once to read a whole split.
 
 
 @runtime_checkable
@@ -169,6 +171,20 @@ class LabelScaledSplit:
         return {**examples, self.key: labels.astype(np.float32)}
 
 
+def parts_of(split: Split, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns the parts of all examples with some names, and takes no other parts of arrays."""
+    if isinstance(split, PartOfSplit):
+        whole = parts_of(split.whole, names)
+        return {name: leaf[split.positions] for name, leaf in whole.items()}
+    if isinstance(split, TreeSplit):
+        examples = split.tree
+    elif isinstance(split, ArraySplit):
+        examples = {"inputs": split.inputs, "labels": split.labels}
+    else:
+        examples = split.take(np.arange(len(split)))
+    return {name: np.asarray(examples[name]) for name in names if name in examples}
+
+
 def example_bytes_of(split: Split) -> int:
     """Returns the number of bytes of one example of a split, over all its leaves."""
     example = split.take(np.zeros(1, np.int64))
@@ -181,3 +197,16 @@ def example_shapes_of(split: Split) -> Shapes:
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], dtype_in_jax(leaf.dtype)), example
     )
+
+
+def batch_shapes_of(split: Split, size: int) -> Shapes:
+    """Returns the shapes and types of a batch of `size` examples."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), example_shapes_of(split)
+    )
+
+
+def in_blocks(split: Split, positions: np.ndarray) -> Iterator[PyTree]:
+    """Yields the examples at some positions, int64[n], few of them at a time."""
+    for first in range(0, len(positions), _AT_A_TIME):
+        yield split.take(positions[first : first + _AT_A_TIME])

@@ -8,7 +8,7 @@ from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec, Standardization
 from dist_ens.data.splits import ArraySplit
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.narrowing import narrowed
 
 
 class Examples(NamedTuple):
@@ -31,62 +31,46 @@ def standardized_source(train: Examples, test: Examples, name: str) -> Source:
     ([[-1.0], [1.0]], (15.0,))
     """
     num_splits, _, *shape = train.inputs.shape
-    targets = _scaled(f"{name}, targets", train.targets[..., None], test.targets[..., None])
-    if not targets.varies.all():
+    target_mean, target_std = _moments(train.targets)
+    if not target_std.all():
         raise UserError(
             f"{name}: the target is constant in the training rows of split "
-            f"{np.argmin(targets.varies)}. Check that it is the target, or leave the split out."
+            f"{np.argmin(target_std)}. Check that it is the target, or leave the split out."
         )
-    if len(shape) == 1:
-        features = _scaled(f"{name}, inputs", train.inputs, test.inputs)
-        inputs, mean, std = features.parts, features.mean.tolist(), features.std.tolist()
-    else:
-        held = held_dtype(train.inputs.dtype)
-        inputs = [
-            narrowed(part.inputs.reshape(-1, *shape), held, f"{name}, inputs")
-            for part in (train, test)
-        ]
-        mean = std = [[]] * num_splits
+    mean = std = np.empty((num_splits, 0))
+    is_table = len(shape) == 1
+    if is_table:
+        mean, std = _moments(train.inputs)
+        std[std == 0] = 1
+
+    def split_of(part: Examples) -> ArraySplit:
+        inputs = _scaled(f"{name}, inputs", part.inputs, mean, std) if is_table else part.inputs
+        targets = _scaled(f"{name}, targets", part.targets, target_mean, target_std)
+        return ArraySplit(inputs.reshape(-1, *shape), targets.ravel())
+
     standardization = Standardization(
-        input_mean=tuple(map(tuple, mean)),
-        input_std=tuple(map(tuple, std)),
-        target_mean=tuple(targets.mean[:, 0].tolist()),
-        target_std=tuple(targets.std[:, 0].tolist()),
+        input_mean=tuple(map(tuple, mean.tolist())),
+        input_std=tuple(map(tuple, std.tolist())),
+        target_mean=tuple(target_mean.tolist()),
+        target_std=tuple(target_std.tolist()),
     )
-    spec = Spec(tuple(shape), inputs[0].dtype.name, (), None, num_splits, standardization)
-    train_split, test_split = (
-        ArraySplit(x, y[:, 0]) for x, y in zip(inputs, targets.parts, strict=True)
-    )
+    train_split, test_split = split_of(train), split_of(test)
+    dtype = train_split.inputs.dtype.name
+    spec = Spec(tuple(shape), dtype, (), None, num_splits, standardization)
     return Source(spec, train=train_split, test=test_split)
 
 
-class _Scaled(NamedTuple):
-    """Training and test rows, float32[splits * rows, columns], and what they were scaled by.
-
-    Mean, standard deviation and `varies` are [splits, columns]. A constant column does not vary,
-    and has the deviation 1.
-    """
-
-    parts: list[np.ndarray]
-    mean: np.ndarray
-    std: np.ndarray
-    varies: np.ndarray
-
-
-def _scaled(where: str, train: np.ndarray, test: np.ndarray) -> _Scaled:
-    """Standardises columns [splits, rows, columns] as scikit-learn's `StandardScaler` does."""
-    train, test = train.astype(np.float64, copy=False), test.astype(np.float64, copy=False)
-    mean, variance = train.mean(axis=1), train.var(axis=1)
+def _moments(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean and standard deviation of rows [splits, rows, ...]; 0 for a constant column."""
+    rows = rows.astype(np.float64, copy=False)
+    mean, variance = rows.mean(axis=1), rows.var(axis=1)
     # The deviation of a constant column is a rounding error, which must not be a divisor.
-    num_rows, eps = train.shape[1], np.finfo(np.float64).eps
+    num_rows, eps = rows.shape[1], np.finfo(np.float64).eps
     varies = variance > num_rows * eps * variance + (num_rows * mean * eps) ** 2
-    std = np.where(varies, np.sqrt(variance), 1.0)
-    parts = [
-        narrowed(
-            (rows - mean[:, None]) / std[:, None],
-            np.float32,
-            f"{where}, standardised, [split, row, column]",
-        ).reshape(-1, train.shape[2])
-        for rows in (train, test)
-    ]
-    return _Scaled(parts, mean, std, varies)
+    return mean, np.where(varies, np.sqrt(variance), 0.0)
+
+
+def _scaled(where: str, rows: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Returns rows [splits, rows, ...] standardised, float32."""
+    scaled = (rows.astype(np.float64, copy=False) - mean[:, None]) / std[:, None]
+    return narrowed(scaled, np.float32, f"{where}, standardised, [split, row, column]")

@@ -1,16 +1,14 @@
 """A source of text, whose labels are the next character at every position of a window."""
 
 import dataclasses
-import gzip
-import zlib
 from typing import ClassVar
 
 import numpy as np
 
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
-from dist_ens.ground.errors import UserError, first_line
-from dist_ens.ground.file_reading import opened_to_read
+from dist_ens.ground.errors import UserError
+from dist_ens.ground.file_reading import bytes_in, explained_reading
 from dist_ens.ground.paths import given_path, shortened
 
 _TEST_SHARE = 0.1
@@ -60,15 +58,8 @@ def open_text(file: str, context_length: int) -> Source:
     """
     path = given_path(file, "text:FILE")
     where = f"text:FILE {shortened(str(path))}"
-    try:
-        with opened_to_read(path) as opened:
-            content = (gzip.GzipFile(fileobj=opened) if path.suffix == ".gz" else opened).read()
-        text = content.decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise UserError(
-            f"{where} cannot be read: {first_line(error)} Correct the path, or convert the text to "
-            "UTF-8."
-        ) from error
+    with explained_reading(where, "Correct the path, or convert the text to UTF-8."):
+        text = bytes_in(path).decode("utf-8")
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     present = np.zeros(_CODE_POINTS, bool)
     present[codes] = True

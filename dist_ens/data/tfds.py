@@ -10,8 +10,7 @@ from dist_ens.data.checks import check_labels, count_classes
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
 from dist_ens.ground.errors import UserError, first_line
-from dist_ens.ground.finite import check_finite
-from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.narrowing import check_finite, held_dtype, narrowed
 from dist_ens.ground.paths import given_path, shortened
 
 # Number of records that are read at once to count the classes. Together they may need much memory,
@@ -63,8 +62,8 @@ def open_tfds(name: str, data_dir: str | None, num_classes: int | None) -> Sourc
         if importlib.util.find_spec("tensorflow") is None:
             raise UserError(
                 f"tfds:{name} is not prepared in {builder.data_dir}, which needs TensorFlow. "
-                "Install it, pip install 'dist-ens[tfds-prepare]', or set --config.data.data_dir "
-                "to a folder where the data set is prepared."
+                "Install it, pip install 'dist-ens[tfds-prepare]', or set data_dir to a folder "
+                "where the data set is prepared."
             )
         builder.download_and_prepare(file_format="array_record")
     where = f"tfds:{name} in {builder.data_dir}"
@@ -92,14 +91,14 @@ def _builder(name: str, data_dir: str | None) -> _OfTfds:
     import tensorflow_datasets as tfds
 
     if data_dir is not None and "://" not in data_dir:  # A bucket has an address, not a path.
-        data_dir = str(given_path(data_dir, "--config.data.data_dir"))
+        data_dir = str(given_path(data_dir, "data_dir"))
     try:
         return tfds.builder(name, data_dir=data_dir, try_gcs=False)
     # TFDS raises the other errors for a version or a variant that it does not have.
     except (tfds.core.DatasetNotFoundError, AssertionError, OSError, ValueError) as error:
         raise UserError(
             f"TFDS cannot open {shortened(f'tfds:{name}')} with data_dir={data_dir}: "
-            f"{first_line(error)[:_LONGEST_REASON]} Correct the name, or --config.data.data_dir."
+            f"{first_line(error)[:_LONGEST_REASON]} Correct the name, or data_dir."
         ) from error
 
 

@@ -6,8 +6,7 @@ from dist_ens.data.npz import read_npz
 from dist_ens.data.source import Source
 from dist_ens.data.standardize import Examples, standardized_source
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.finite import check_finite
-from dist_ens.ground.narrowing import narrowed
+from dist_ens.ground.narrowing import check_finite, narrowed
 from dist_ens.ground.paths import given_path, shortened
 
 _KEYS = ("data", "index_features", "index_target", "train_idx", "test_idx")
@@ -50,11 +49,8 @@ def open_uci(file: str) -> Source:
     check_finite(f"{name}, data", data)
     indices = (features, target, train_rows, test_rows)
     dims = [data.ndim, features.ndim, target.size, train_rows.ndim, test_rows.ndim]
-    if (
-        dims != [2, 1, 1, 2, 2]
-        or len(train_rows) != len(test_rows)
-        or not all(part.size for part in indices)
-    ):
+    is_filled = all(part.size for part in indices)
+    if dims != [2, 1, 1, 2, 2] or len(train_rows) != len(test_rows) or not is_filled:
         given = zip(_KEYS, (data, *indices), strict=True)
         shapes = ", ".join(f"{key} {list(array.shape)}" for key, array in given)
         raise UserError(
@@ -66,10 +62,8 @@ def open_uci(file: str) -> Source:
         if part.dtype.kind not in "iu":
             raise UserError(f"{name}: {key} has the type {part.dtype}. Convert it to integers.")
         if (outside := part[(part < 0) | (part >= length)]).size:
-            raise UserError(
-                f"{name}: {key} has {outside[0]}, and the table has 0 to {length - 1}. Correct it; "
-                "the first row and the first column are 0."
-            )
+            has = f"{key} has {outside[0]}, and the table has 0 to {length - 1}"
+            raise UserError(f"{name}: {has}. The first row and the first column are 0.")
     column = int(target.item())
     if column in features:
         raise UserError(f"{name}: column {column} is the target. Take it out of index_features.")

@@ -4,11 +4,4 @@ from dist_ens.ensemble.batches import Batches, Drawn, MemberBatches
 from dist_ens.ensemble.ensemble import Ensemble
 from dist_ens.ensemble.failures import FailedMember, FailureRecord
 
-__all__ = [
-    "Batches",
-    "Drawn",
-    "Ensemble",
-    "FailedMember",
-    "FailureRecord",
-    "MemberBatches",
-]
+__all__ = ["Batches", "Drawn", "Ensemble", "FailedMember", "FailureRecord", "MemberBatches"]

@@ -123,11 +123,7 @@ def one_step(batches: CallBatches, number: jax.Array) -> CallBatches:
 
 
 def located(batches: Drawn, member_ids: jax.Array, layout: Layout, column: jax.Array) -> jax.Array:
-    """Returns the positions of a device's drawn examples in their split, int32[steps, batch].
-
-    They are int32[members, steps, batch] if each member has its own order. `column` is that of the
-    device in the mesh.
-    """
+    """Returns positions of drawn examples in their split, int32[steps, batch] or [members, ...]."""
     size = batches.order.global_batch_size // layout.data_axis
     rows = column * size + np.arange(size)
     indices = batches.order.member_indices(batches.cursor, rows, member_ids)

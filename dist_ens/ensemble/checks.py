@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
-from dist_ens.ensemble.batches import rows_of
+from dist_ens.ensemble.failures import FAILED_UPDATES, IS_FROZEN
 from dist_ens.ground.errors import UserError, call_error, counted, first_line, kind_of, name_of
 from dist_ens.ground.numbers import require_one_of, whole_number
 from dist_ens.ground.state import described, leaf_type, leaf_types
-from dist_ens.ground.types import Inputs, Metrics, ModelState, Outputs, Shapes
+from dist_ens.ground.types import Inputs, Metrics, ModelState, Outputs, PyTree
 from dist_ens.losses import Objective, Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
@@ -110,15 +110,18 @@ def check_loss(loss: Any) -> None:
 def loss_outputs(
     results: object, model_state: ModelState
 ) -> tuple[jax.Array | Ratio, ModelState, Metrics]:
-    """Returns the loss, the new model state and the metrics that a loss returned.
-
-    The metrics, float32[], are the loss and its auxiliary values. A `Ratio` stays one.
-    """
+    """Returns the loss, the new model state and the metrics of a loss, float32[] or a `Ratio`."""
     match results:
         case (loss, (new_state, Mapping() as aux)):
             pass
         case _:
             raise UserError(f"The loss returned {parts_text(results)}. A loss is {_SIGNATURE}.")
+    for name in ("loss", FAILED_UPDATES, IS_FROZEN):
+        if aux.get(name, loss) is not loss:
+            raise UserError(
+                f"The loss returned an auxiliary value {name!r}, and {name!r} is a metric of "
+                "dist_ens itself. Give the value another name."
+            )
     metrics = {**aux, "loss": loss}
     for name, value in metrics.items():
         parts = value if isinstance(value, Ratio) else (value,)
@@ -127,14 +130,18 @@ def loss_outputs(
                 f"The value {name!r} of the loss has the shape {list(jnp.shape(parts[0]))}, and it "
                 "must be one number. Average it with dist_ens.losses.batch_mean."
             )
-    if leaf_types(new_state) != leaf_types(model_state):
-        raise UserError(
-            f"The loss returned a model state of {described(new_state)}, and it was given one "
-            f"of {described(model_state)}. Return it with the structure, shapes and types that "
-            "it has after init."
-        )
+    require_same("loss returned a model state", new_state, model_state)
     in_float32 = jax.tree.map(lambda value: jnp.asarray(value).astype(jnp.float32), metrics)
     return jax.tree.map(jnp.asarray, loss), new_state, in_float32
+
+
+def require_same(what: str, new: PyTree, old: PyTree) -> None:
+    """Raises a `UserError` unless a new state has the leaves of the old one."""
+    if leaf_types(new) != leaf_types(old):
+        raise UserError(
+            f"The {what} of {described(new)}, and it was given one of {described(old)}. Return "
+            "the structure, shapes and types that it has after init."
+        )
 
 
 def parts_text(value: object) -> str:
@@ -176,16 +183,6 @@ def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) 
         takes = f"{objective.name} takes [{size}, ..., outputs]"
         raise ValueError(f"The outputs are {described(outputs)}, and {takes}.")
     return outputs
-
-
-def check_microbatches(field: str, count: int, batch: Shapes | int) -> None:
-    """Raises a `UserError` unless a batch, or its number of examples, divides into microbatches."""
-    rows = batch if isinstance(batch, int) else rows_of(batch)
-    if rows is None or rows % count:
-        given = described(batch) if rows is None else counted(rows, "example")
-        raise UserError(
-            f"{field}={count} must divide the rows of a batch, which has {given}. Use a divisor."
-        )
 
 
 def check_alive(step: object) -> None:

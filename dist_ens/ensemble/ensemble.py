@@ -20,8 +20,7 @@ from dist_ens.ensemble.checks import (
     checked_methods,
 )
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.ensemble.initial_state import network_for, state_from
-from dist_ens.ensemble.label_scale import begin_label_scale
+from dist_ens.ensemble.initial_state import begin_label_scale, network_for, state_from
 from dist_ens.ensemble.optimizer import check_optimizer
 from dist_ens.ensemble.own_step import OwnStep, loss_of_scoring
 from dist_ens.ensemble.padding import explained_inputs, placed_inputs, unpadded
@@ -48,7 +47,7 @@ from dist_ens.ground.types import (
 from dist_ens.layout import Layout, Waves, settled
 from dist_ens.losses import Objective, Prediction
 from dist_ens.members import as_member
-from dist_ens.members.label_scale import has_label_scale
+from dist_ens.members.member import has_label_scale
 from dist_ens.methods import LossFunction, Method
 from dist_ens.processes import cluster
 from dist_ens.processes.compile_cache import use_compile_cache_by_default
@@ -85,8 +84,8 @@ class Ensemble(Variants):
             that divides both the members and the devices; of CPU cores, as many as divide the
             members.
         execution: Execution of the members of a device, such as `vmap` or `unroll+masks`. With
-            `auto`, `fit` times the candidates, `update` takes the first of them, and `predict` and
-            `update_steps` take `vmap`.
+            `auto`, `fit` times the candidates, and every program outside of `fit` takes the first
+            candidate for its own operations.
         methods: Transformations of the loss. The first one is applied first.
         member_ids: Ids of the members, different whole numbers from 0 on. Default: 0, 1, 2, …
         waves: Number of waves in which a device updates its members. The members of one wave are on
@@ -100,8 +99,8 @@ class Ensemble(Variants):
             is its id modulo this number.
         dropout_samples: Number of predictions with dropout that are averaged for each member.
             Default: one prediction without dropout.
-        failures: Response to failed updates, a `FailurePolicy`, which may be given by the name of a
-            policy, such as "skip". Default: updates are not checked.
+        failure_policy: Response to failed updates, a `FailurePolicy`, or the name of a policy, such
+            as "skip". Default: updates are not checked.
         own_step: Step in place of a gradient of the loss and an update of the optimizer, which
             `from_step` sets. `loss` is then what scores the members, or None.
         batch_specs: Parts of a batch that hold no rows, and are therefore not divided over the
@@ -144,7 +143,7 @@ class Ensemble(Variants):
         compute_dtype: DTypeLike | None = None,
         num_groups: int = 1,
         dropout_samples: int | None = None,
-        failures: FailurePolicy | str | None = None,
+        failure_policy: FailurePolicy | str | None = None,
         own_step: OwnStep | None = None,
         batch_specs: Specs = "batch",
     ) -> None:
@@ -152,8 +151,7 @@ class Ensemble(Variants):
         check_optimizer(optimizer)
         if own_step is None or loss is not None:
             check_loss(loss)
-        if execution != AUTO:
-            Execution.parse(execution)
+        Execution.parse(execution)
         self.member = as_member(member)
         self.optimizer, self.loss, self.own_step = optimizer, loss, own_step
         self.num_members = whole_number("num_members", num_members, least=1)
@@ -167,7 +165,7 @@ class Ensemble(Variants):
             )
         self.execution, self.methods = execution, checked_methods(methods)
         self.compute_dtype = checked_dtype(compute_dtype)
-        self.failures = FailurePolicy.of(failures)
+        self.failure_policy = FailurePolicy.of(failure_policy)
         check_batch_specs(batch_specs, self.microbatches)
         self.batch_specs = batch_specs
         if layout is None:
@@ -202,7 +200,7 @@ class Ensemble(Variants):
         execution: str = AUTO,
         member_ids: Sequence[int] | None = None,
         waves: int = 1,
-        failures: FailurePolicy | str | None = None,
+        failure_policy: FailurePolicy | str | None = None,
         batch_specs: Specs = "batch",
     ) -> "Ensemble":
         """Returns an ensemble whose members take a step of your own.
@@ -227,8 +225,8 @@ class Ensemble(Variants):
             eval_loss: Function of one member, `eval_loss(state, batch, key) -> (loss, metrics)`, by
                 which data is scored as by a loss function. Default: none.
             num_members: Number of members, as for `Ensemble`, which describes the other arguments.
-            failures: Policy. A step fails if its metric "loss" is not finite, or if a finite number
-                of the state becomes infinite or NaN.
+            failure_policy: Policy. A step fails if its metric "loss" is not finite, or if a finite
+                number of the state becomes infinite or NaN.
 
         >>> def init(key, batch):
         ...     return {"w": jax.random.normal(key, (3,)), "average": jax.numpy.zeros(3)}
@@ -253,7 +251,7 @@ class Ensemble(Variants):
             execution=execution,
             member_ids=member_ids,
             waves=waves,
-            failures=failures,
+            failure_policy=failure_policy,
             own_step=own_step,
             batch_specs=batch_specs,
         )
@@ -398,4 +396,4 @@ class Ensemble(Variants):
 
     def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
         """Returns the traced update of one member after another, without lowerings."""
-        return self.programs.traced_update(state, batches)
+        return self.programs.plain_update.trace(state, batches).jaxpr

@@ -41,14 +41,14 @@ class FailurePolicy:
     loss_threshold: float | None = None
 
     def __post_init__(self) -> None:
-        require_one_of("failures.policy", self.policy, POLICIES)
+        require_one_of("failure_policy", self.policy, POLICIES)
         if self.loss_threshold is None:
             return
-        require_coefficient("failures.loss_threshold", self.loss_threshold, "20 is usual.")
+        require_coefficient("loss_threshold", self.loss_threshold, "20 is usual.")
         if not self.is_checked:
             raise UserError(
-                f"failures.loss_threshold={self.loss_threshold} needs a policy that checks "
-                "updates, and failures.policy='continue' checks none. Set failures.policy=skip."
+                f"loss_threshold={self.loss_threshold} needs a policy that checks updates, and "
+                "failure_policy='continue' checks none. Choose failure_policy='skip'."
             )
 
     @classmethod

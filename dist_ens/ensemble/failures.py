@@ -94,10 +94,7 @@ def no_failures(shape: tuple[int, ...] = ()) -> FailureRecord:
 
 
 def saved_structures(abstract: State) -> tuple[State, State]:
-    """Returns the structures that a saved state may have: its own, and one for another policy.
-
-    The policy may change when a run is resumed, and with it the record of failed updates.
-    """
+    """Returns the structures of a saved state: its own, and that with another policy."""
     if isinstance(abstract.failures, FailureRecord):
         return abstract, abstract._replace(failures=())
     record = jax.eval_shape(partial(no_failures, abstract.step.shape))
@@ -151,10 +148,7 @@ def _cause_of(
 
 
 def are_finite(grads: Gradients) -> jax.Array:
-    """Returns whether all gradients are finite, bool[].
-
-    On a CPU and a TPU every leaf is summed, and on a GPU all leaves are tested in one kernel.
-    """
+    """Returns whether all gradients are finite, bool[], in the fastest way of the platform."""
     leaves = [leaf for leaf in jax.tree.leaves(grads) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     if not leaves:
         return jnp.bool_(True)
@@ -164,10 +158,7 @@ def are_finite(grads: Gradients) -> jax.Array:
 
 
 def _are_sums_finite(leaves: list[jax.Array]) -> jax.Array:
-    """Returns whether all numbers are finite, bool[], by sums, which are finite up to an overflow.
-
-    Sums over all axes but the last are read once and in vectors, by any compiler.
-    """
+    """Returns whether the sums of leaves are finite, bool[]. They are read once, in vectors."""
     sums = [
         leaf.sum(axis=tuple(range(leaf.ndim - 1)), dtype=jnp.promote_types(leaf.dtype, "float32"))
         for leaf in leaves
@@ -176,10 +167,7 @@ def _are_sums_finite(leaves: list[jax.Array]) -> jax.Array:
 
 
 def _are_finite_in_one(leaves: list[jax.Array]) -> jax.Array:
-    """Returns whether all numbers are finite, bool[], by a test of all leaves of a type together.
-
-    A kernel for each leaf takes longer to start than to run.
-    """
+    """Returns whether all numbers are finite, bool[], by one kernel for all leaves of a type."""
     of_types: dict[jnp.dtype, list[jax.Array]] = {}
     for leaf in leaves:
         of_types.setdefault(leaf.dtype, []).append(leaf.ravel())
@@ -225,11 +213,6 @@ def _with_loss(record: FailureRecord, loss: jax.Array, takes: jax.Array) -> Fail
     )
 
 
-def step_of(recorded: np.integer | jax.Array) -> int:
-    """Returns the step that a record holds. The arrays count modulo 2^32, in signed numbers."""
-    return int(recorded) % 2**32
-
-
 def frozen_positions(state: State) -> list[int]:
     """Returns the positions of the members that take no more updates; every host calls it."""
     if not isinstance(state.failures, FailureRecord):
@@ -254,7 +237,7 @@ def member_of(record: FailureRecord, position: int, member_id: int) -> FailedMem
         member_id,
         CAUSES[record.cause[position]],
         int(record.num_failures[position]),
-        step_of(record.first_step[position]),
-        step_of(record.last_step[position]),
+        int(record.first_step[position]),
+        int(record.last_step[position]),
         bool(record.is_frozen[position]),
     )

@@ -26,10 +26,7 @@ _TRACING = ("jax", "flax", "optax", "equinox", "haiku")
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and the packages that trace a step, and the platform, by name.
-
-    A network may choose its operations by the platform, as attention does on accelerators.
-    """
+    """Returns what a traced step depends on, by name: versions of packages, and the platform."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     loaded = {name: sys.modules[name].__version__ for name in _TRACING if name in sys.modules}
     platform = {"platform": jax.default_backend()}

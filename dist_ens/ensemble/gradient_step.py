@@ -13,7 +13,7 @@ from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import GRADIENT, are_finite, taken_unless_failed
 from dist_ens.ensemble.microbatches import Loss, gradients_in_parts
 from dist_ens.ensemble.optimizer import calls_loss, loss_functions, update_of
-from dist_ens.ground.randomness import OPTIMIZER, UPDATE, pinned_generator
+from dist_ens.ground.randomness import OPTIMIZER, key_of_step, pinned_generator
 from dist_ens.ground.state import State, without_weak_types
 from dist_ens.ground.types import (
     Batch,
@@ -42,27 +42,24 @@ class GradientStep:
     optimizer: Optimizer
     objective: Objective | None
     microbatches: int = 1
-    failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
+    failure_policy: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
 
     @pinned_generator()
     def __call__(
         self, state: State, batch: Batch, index: jax.Array | None = None
     ) -> tuple[State, Metrics]:
-        """Returns the state after one step, and the metrics before it.
-
-        `index` holds the examples' positions in the training split, int32[batch], if known.
-        """
-        key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
-        of_step = jax.random.fold_in(jax.random.fold_in(state.key, OPTIMIZER), state.step)
+        """Returns the state after one step, and the metrics before; `index` is int32[batch]."""
+        key = key_of_step(state.key, state.step)
+        of_step = key_of_step(state.key, state.step, OPTIMIZER)
         rest = state._replace(params=(), opt_state=(), failures=())
         again = rest, (batch, index), key
         grads, model_state, metrics = self._gradients(state.params, again)
         loss = metrics["loss"]
-        if self.failures.is_checked:
+        if self.failure_policy.is_checked:
             extra = {"value": loss, "grad": grads, "key": of_step}
             calls = calls_loss(self.optimizer, grads, state.opt_state, state.params, **extra)
             state, metrics = taken_unless_failed(
-                self.failures,
+                self.failure_policy,
                 self._apply_update,
                 state,
                 metrics,

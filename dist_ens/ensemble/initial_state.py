@@ -1,4 +1,4 @@
-"""The state of an ensemble before its first step, created on the devices that hold it."""
+"""The state of an ensemble before its first step, on the devices, and the scale of its labels."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,16 +12,13 @@ import numpy as np
 from dist_ens.ensemble.failures import no_failures
 from dist_ens.ensemble.optimizer import optimizer_state
 from dist_ens.ground.errors import UserError, counted, kind_of
-from dist_ens.ground.host_keys import dtype_in_jax
+from dist_ens.ground.narrowing import dtype_in_jax
 from dist_ens.ground.randomness import INIT, member_key, pinned_generator
-from dist_ens.ground.state import (
-    State,
-    stack_members,
-    without_weak_types,
-)
+from dist_ens.ground.state import State, stack_members, without_weak_types
 from dist_ens.ground.types import (
     Batch,
     Inputs,
+    Key,
     Leaf,
     ModelState,
     Optimizer,
@@ -29,11 +26,19 @@ from dist_ens.ground.types import (
     PyTree,
     Shapes,
 )
-from dist_ens.layout import MEMBERS, Layout, Waves
+from dist_ens.layout import MEMBERS, Layout, Waves, copied_off_devices, to_host
+from dist_ens.layout.placing import resting_sharding
 from dist_ens.losses import Objective
 from dist_ens.members import Member, with_compute_dtype
-from dist_ens.members.label_scale import with_label_scale
-from dist_ens.members.member import INPUTS_RULE, explained_network
+from dist_ens.members.member import (
+    INPUTS_RULE,
+    MEAN,
+    NETWORK,
+    STD,
+    explained_network,
+    has_label_scale,
+    with_label_scale,
+)
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
@@ -41,19 +46,14 @@ if TYPE_CHECKING:
 
 def network_for(member: Member, objective: Objective | None, dtype: str | None) -> Member:
     """Returns the member that is trained: with its compute type, and the scale of its labels."""
-    if objective is None:
-        return member
     network = with_compute_dtype(member, dtype or "float32")
-    return with_label_scale(network) if objective.standardize else network
+    return with_label_scale(network) if objective and objective.standardize else network
 
 
 def state_of_one(
-    member: Member, optimizer: Optimizer, shapes: Shapes, *, is_checked: bool = False
+    member: Member, optimizer: Optimizer, shapes: Shapes, *, is_checked: bool
 ) -> Callable[..., State]:
-    """Returns the function that makes one member's state, `make(member_id, seed) -> State`.
-
-    `shapes` are those of the inputs of the network's `init`.
-    """
+    """Returns `make(member_id, seed) -> State` of one member, for inputs of some shapes."""
 
     @pinned_generator()
     def make(member_id: jax.Array, seed: jax.Array) -> State:
@@ -62,27 +62,36 @@ def state_of_one(
         what = f"The network ({member.name}) could not be initialised on"
         with explained_network(what, shapes, f"It is given {INPUTS_RULE}."):
             params, model_state = member.init(jax.random.fold_in(key, INIT), inputs)
-        params = without_weak_types(params)
-        return without_weak_types(
-            State(
-                step=jnp.zeros((), jnp.int32),
-                member_id=member_id,
-                key=key,
-                params=params,
-                model_state=model_state,
-                opt_state=optimizer_state(optimizer, params, key),
-                failures=no_failures() if is_checked else (),
-            )
-        )
+        return _at_step_0(optimizer, is_checked, member_id, key, params, model_state)
 
     return make
 
 
-class Initializer:
-    """The program that makes the state of all members, each on the device that will hold it.
+def _at_step_0(
+    optimizer: Optimizer,
+    is_checked: bool,
+    member_id: jax.Array,
+    key: Key,
+    params: Params,
+    model_state: ModelState,
+) -> State:
+    """Returns the state of one member with some parameters and model state."""
+    params = without_weak_types(params)
+    return without_weak_types(
+        State(
+            step=jnp.zeros((), jnp.int32),
+            member_id=member_id,
+            key=key,
+            params=params,
+            model_state=model_state,
+            opt_state=optimizer_state(optimizer, params, key),
+            failures=no_failures() if is_checked else (),
+        )
+    )
 
-    The state of several waves is in the hosts' memory.
-    """
+
+class Initializer:
+    """The program that makes the state of all members on the devices; of waves, on the hosts."""
 
     def __init__(self, make: Callable[..., State], layout: Layout, waves: int) -> None:
         self._layout, self._waves = layout, Waves(layout, waves)
@@ -119,7 +128,7 @@ class Initializer:
         )
         if count == 1:
             return next(states)
-        return self._waves.join([self._waves.off_devices(state) for state in states], MEMBERS)
+        return self._waves.join([copied_off_devices(state) for state in states], MEMBERS)
 
     @cached_property
     def abstract_state(self) -> State:
@@ -127,8 +136,9 @@ class Initializer:
         of_wave = jax.eval_shape(self._program, *self._arguments)
 
         def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            waits = self._waves.count > 1 and self._waves.resting_sharding(leaf.dtype)
-            sharding = waits or self._layout.sharding(MEMBERS)
+            sharding: jax.sharding.Sharding = self._layout.sharding(MEMBERS)
+            if self._waves.count > 1:
+                sharding = resting_sharding(sharding, leaf.dtype)
             shape = (self._layout.num_members, *leaf.shape[1:])
             return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
 
@@ -151,26 +161,14 @@ def state_from(
                 "unstack_members makes the list from stacked parameters."
             )
     parts = list(map(member.parts_of, params, model_states or [None] * len(params)))
-    stacked, model_state = without_weak_types(
-        (stack_members([own for own, _ in parts]), stack_members([own for _, own in parts]))
-    )
-    ids, optimizer = jnp.asarray(ensemble.ids), ensemble.optimizer
+    stacked = [stack_members([each[part] for each in parts]) for part in range(2)]
+    ids = jnp.asarray(ensemble.ids)
     keys = jax.vmap(partial(member_key, ensemble.seed))(ids)
+    make = partial(_at_step_0, ensemble.optimizer, ensemble.failure_policy.is_checked)
     with pinned_generator():
-        opt_state = jax.vmap(partial(optimizer_state, optimizer))(stacked, keys)
-    is_checked = ensemble.failures.is_checked
-    state = State(
-        step=jnp.zeros(ids.shape, jnp.int32),
-        member_id=ids,
-        key=keys,
-        params=stacked,
-        model_state=model_state,
-        opt_state=opt_state,
-        failures=no_failures(ids.shape) if is_checked else (),
-    )
-    state = ensemble.layout.put(without_weak_types(state), MEMBERS)
-    waves = Waves(ensemble.layout, ensemble.waves)
-    return state if waves.count == 1 else waves.off_devices(state)
+        state = jax.vmap(make)(ids, keys, *stacked)
+    state = ensemble.layout.put(state, MEMBERS)
+    return state if ensemble.waves == 1 else copied_off_devices(state)
 
 
 def inputs_of(ensemble: "Ensemble", batch: Batch) -> Inputs | Batch:
@@ -204,3 +202,32 @@ def shapes_of(tree: PyTree) -> Shapes:
         return jax.ShapeDtypeStruct(array.shape, dtype_in_jax(array.dtype))
 
     return jax.tree.map(shape_of, tree)
+
+
+def begin_label_scale(layout: Layout, state: State) -> State:
+    """Returns a state whose model state also holds a scale of labels, its own if it has one."""
+    given = state.model_state
+    if has_label_scale(given):
+        return state
+    return state._replace(model_state={NETWORK: given, **_held(layout, 0.0, 1.0)})
+
+
+def set_label_scale(layout: Layout, state: State, labels: np.ndarray) -> State:
+    """Returns a state that standardises labels by the statistics of all training labels."""
+    values = np.asarray(labels, np.float64)
+    held = _held(layout, float(values.mean()), float(values.std()))
+    return state._replace(model_state={**state.model_state, **held})
+
+
+def _held(layout: Layout, mean: float, std: float) -> dict[str, jax.Array]:
+    """Returns the mean and the standard deviation as every member holds them, float32[members]."""
+    return {
+        name: layout.put(np.full(layout.num_members, number, np.float32), MEMBERS)
+        for name, number in ((MEAN, mean), (STD, std))
+    }
+
+
+def label_scale(state: State) -> tuple[float, float]:
+    """Returns the labels' mean and standard deviation that a state holds, as Python numbers."""
+    mean, std = to_host((state.model_state[MEAN], state.model_state[STD]))
+    return float(mean[0]), float(std[0])

@@ -1,14 +1,17 @@
-"""The explanation of an update for which a device has too little memory."""
+"""Programs for which a device has too little memory: their explanation, and how to avoid them."""
 
 import contextlib
 import math
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from dist_ens.ground.errors import RunError, counted
+from dist_ens.ground.types import PyTree
+from dist_ens.layout import Layout
+from dist_ens.processes import cluster
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
@@ -37,3 +40,22 @@ def explained_memory(ensemble: "Ensemble") -> Iterator[None]:
             f"ensemble axis or more devices, more waves (now {ensemble.waves}), more microbatches "
             f"(now {ensemble.microbatches}), a smaller batch."
         ) from error
+
+
+def compiled_if_small(
+    program: jax.stages.Wrapped, layout: Layout, *args: PyTree, more_bytes: int = 0
+) -> jax.stages.Compiled | None:
+    """Returns a compiled program, or None if it needs more than half of a device's free memory.
+
+    `more_bytes` are those of arguments that are not on the device yet.
+    """
+    compiled, needed = None, math.inf
+    try:
+        compiled = program.lower(*args).compile()
+        memory: Any = compiled.memory_analysis()
+        needed = memory.temp_size_in_bytes + memory.output_size_in_bytes + more_bytes
+    except jax.errors.JaxRuntimeError as error:
+        # The compiler of an accelerator refuses a program that is too large for it.
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+    return None if cluster.any_host(needed > layout.free_bytes() / 2) else compiled

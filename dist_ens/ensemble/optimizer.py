@@ -11,16 +11,7 @@ from jax.extend.core import Jaxpr, Literal, Var
 from dist_ens.execution.rewrite import equations, nested
 from dist_ens.ground.errors import UserError, name_of
 from dist_ens.ground.randomness import key_of_optimizer
-from dist_ens.ground.types import (
-    Gradients,
-    Key,
-    Leaf,
-    Metrics,
-    Optimizer,
-    OptState,
-    Params,
-    PyTree,
-)
+from dist_ens.ground.types import Gradients, Key, Leaf, Metrics, Optimizer, OptState, Params, PyTree
 from dist_ens.members.modes import named_arguments
 
 # Operations that draw random numbers, and operations that derive keys from keys.
@@ -173,7 +164,7 @@ def optimizer_state(optimizer: Optimizer, params: Params, member_key: Key) -> Op
     if traced is not None:
         num_params = len(jax.tree.leaves(params))
         for number, leaf in enumerate(leaves):
-            if _may_be_plain_key(leaf):
+            if jnp.result_type(leaf) == jnp.uint32 and jnp.shape(leaf)[-1:] == (2,):
                 is_key[number] = _reaches_draws(traced, {traced.invars[num_params + number]})
         draws = any(eqn.primitive.name in _DRAWS for eqn in equations(traced))
         if draws and not any(is_key) and not _reaches_draws(traced, {traced.invars[-1]}):
@@ -202,10 +193,6 @@ def _own(leaf: jax.Array, member_key: Key) -> jax.Array:
 
 def _is_typed_key(leaf: Leaf) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-
-
-def _may_be_plain_key(leaf: Leaf) -> bool:
-    return jnp.result_type(leaf) == jnp.uint32 and jnp.shape(leaf)[-1:] == (2,)
 
 
 def _reaches_draws(jaxpr: Jaxpr, values: set[Var]) -> bool:

@@ -6,23 +6,13 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from dist_ens.ensemble.checks import explained_errors, parts_text
+from dist_ens.ensemble.checks import explained_errors, parts_text, require_same
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import NEW_STATE, taken_unless_failed
 from dist_ens.ground.errors import UserError, name_of
-from dist_ens.ground.randomness import UPDATE, pinned_generator
-from dist_ens.ground.state import State, described, leaf_types, require_arrays, without_weak_types
-from dist_ens.ground.types import (
-    Batch,
-    Inputs,
-    Key,
-    Metrics,
-    ModelState,
-    Outputs,
-    Params,
-    PyTree,
-    Structure,
-)
+from dist_ens.ground.randomness import key_of_step, pinned_generator
+from dist_ens.ground.state import State, require_arrays, without_weak_types
+from dist_ens.ground.types import Batch, Inputs, Key, Metrics, ModelState, Outputs, Params, PyTree
 from dist_ens.losses import Objective
 from dist_ens.members import Member
 from dist_ens.methods import LossFunction
@@ -42,7 +32,7 @@ class OwnStep:
     init: Callable[[Key, Batch], PyTree]
     step: Callable[[PyTree, Batch, Key], tuple[PyTree, Metrics]]
     apply: Callable[[PyTree, Inputs], Outputs] | None = None
-    failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
+    failure_policy: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
 
     @property
     def member(self) -> Member:
@@ -65,14 +55,14 @@ class OwnStep:
         self, state: State, batch: Batch, index: jax.Array | None = None
     ) -> tuple[State, Metrics]:
         """Returns the state after one step, and the metrics of the step by name, float32[]."""
-        key = jax.random.fold_in(jax.random.fold_in(state.key, UPDATE), state.step)
+        key = key_of_step(state.key, state.step)
         with explained_errors("step"):
             new, metrics = _results(self.step(state.params, batch, key), state.params)
-        if not self.failures.is_checked:
+        if not self.failure_policy.is_checked:
             state = state._replace(params=new)
         else:
             state, metrics = taken_unless_failed(
-                self.failures,
+                self.failure_policy,
                 lambda old, new: old._replace(params=new),
                 state,
                 metrics,
@@ -112,12 +102,7 @@ def _results(results: object, old: PyTree) -> tuple[PyTree, Metrics]:
             pass
         case _:
             raise UserError(f"The step returned {parts_text(results)}. It must be {_SIGNATURE}.")
-    structures: list[Structure] = [jax.tree.structure(tree) for tree in (new, old)]
-    if leaf_types(new) != leaf_types(old) or structures[0] != structures[1]:
-        raise UserError(
-            f"The step returned a state of {described(new)}, and it was given one of "
-            f"{described(old)}. Return the structure, shapes and types that it has after init."
-        )
+    require_same("step returned a state", new, old)
     for name, value in metrics.items():
         if jnp.shape(value) != () or jnp.iscomplexobj(value):
             raise UserError(

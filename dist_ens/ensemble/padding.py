@@ -11,7 +11,7 @@ import numpy as np
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.ensemble.checks import check_alive
 from dist_ens.ground.errors import UserError, kind_of
-from dist_ens.ground.finite import check_finite_inputs
+from dist_ens.ground.narrowing import check_finite_inputs
 from dist_ens.ground.state import State, described, refuse_lists
 from dist_ens.ground.types import Array, Inputs, Leaf, Outputs
 from dist_ens.layout import BATCH, REPLICATED, Layout
@@ -50,12 +50,10 @@ def placed_inputs(
 
 
 def padded_inputs(layout: Layout, inputs: Inputs) -> tuple[Inputs, int]:
-    """Returns inputs padded to a power of two times the data axis, and the number of examples.
-
-    The padding is copies of the last example.
-    """
+    """Returns inputs filled up with the last example, and the number of examples."""
     # A call for one example takes as long as 30 calls of Python here, so the usual case is short.
-    if layout.holds(inputs) and inputs.ndim and _is_whole(inputs.shape[0], layout):
+    holds = layout.holds(inputs) and inputs.ndim > 0
+    if holds and inputs.shape[0] == _padded_size(inputs.shape[0], layout.data_axis):
         return inputs, inputs.shape[0]
     refuse_lists(inputs, "the argument inputs")
     size = rows_of(inputs)
@@ -64,18 +62,14 @@ def padded_inputs(layout: Layout, inputs: Inputs) -> tuple[Inputs, int]:
             f"The inputs are {described(inputs)}. Give arrays [batch, ...] with one row for each "
             "example, and at least one."
         )
-    padded_size = layout.data_axis
-    while padded_size < size:
-        padded_size *= 2
+    padded_size = _padded_size(size, layout.data_axis)
     if padded_size > size:
         inputs = jax.tree.map(lambda leaf: _filled_up(leaf, padded_size), inputs)
     return layout.placed(inputs, BATCH, "The inputs"), size
 
 
-def _is_whole(size: int, layout: Layout) -> bool:
-    """Returns whether a number of examples needs no padding."""
-    per_column, rest = divmod(size, layout.data_axis)
-    return rest == 0 and per_column > 0 and per_column & (per_column - 1) == 0
+def _padded_size(size: int, columns: int) -> int:
+    return columns << (-(-size // columns) - 1).bit_length()
 
 
 def _filled_up(leaf: Leaf, size: int) -> Array:

@@ -7,24 +7,28 @@ from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
 from dist_ens.ensemble.batches import Batches, CallBatches
 from dist_ens.ensemble.checks import explained_errors, require_rows
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.initial_state import Initializer, inputs_of, shapes_of, state_of_one
 from dist_ens.ensemble.memory import explained_memory
-from dist_ens.ensemble.microbatch_check import microbatch_warning
+from dist_ens.ensemble.microbatches import microbatch_warning
 from dist_ens.ensemble.optimizer import evaluates_others, evaluation_params
 from dist_ens.ensemble.own_step import OwnStep
-from dist_ens.ensemble.update_steps import Step, Update, dispatched, steps_of_all
-from dist_ens.ensemble.waves import results_in_waves, update_in_waves
-from dist_ens.execution.apply import lowered
-from dist_ens.execution.heuristics import candidates
-from dist_ens.execution.lift import Lifted, sharded
-from dist_ens.execution.spec import AUTO, Execution
+from dist_ens.ensemble.update_steps import (
+    Step,
+    Update,
+    dispatched,
+    results_in_waves,
+    steps_of_all,
+    update_in_waves,
+)
+from dist_ens.execution.heuristics import ONE_BY_ONE
+from dist_ens.execution.lift import Lifted, of_all_members
+from dist_ens.execution.spec import Execution
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.host_keys import host_array
+from dist_ens.ground.narrowing import host_array
 from dist_ens.ground.randomness import PREDICT, pinned_generator
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Inputs, Key, Metrics, Outputs, PyTree
@@ -38,7 +42,7 @@ from dist_ens.layout import (
     without_axes,
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
-from dist_ens.members.label_scale import member_label_scale
+from dist_ens.members.member import member_label_scale
 from dist_ens.methods import MemberLoss, loss_of_function, loss_of_objective
 from dist_ens.processes import cluster
 
@@ -51,15 +55,14 @@ class Programs:
 
     Attributes:
         variants: Ensembles of the same members on another layout or with another execution.
-        elsewhere: Ensembles of some of the members, or on the layouts of given states.
+        elsewhere: Ensembles of some of the members.
         evaluation: Programs that score the ensemble, which the room of evaluation keeps here.
     """
 
     def __init__(self, ensemble: "Ensemble") -> None:
         self._ensemble = ensemble
         self._initializers: dict[Hashable, Initializer] = {}
-        self._steps: dict[Hashable, Lifted] = {}
-        self._is_compared = False
+        self._steps: dict[Hashable, Callable[[State, Batch], PyTree]] = {}
         self._evaluates_others: bool | None = None
         self.variants: dict[Hashable, Ensemble] = {}
         self.elsewhere: dict[Hashable, Ensemble] = {}
@@ -84,13 +87,13 @@ class Programs:
         """The step of one member on the whole batch, including the methods."""
         ensemble = self._ensemble
         if ensemble.own_step is not None:
-            return dataclasses.replace(ensemble.own_step, failures=ensemble.failures)
+            return dataclasses.replace(ensemble.own_step, failure_policy=ensemble.failure_policy)
         return GradientStep(
             reduce(lambda inner, method: method(inner), ensemble.methods, self.bare_loss),
             ensemble.optimizer,
             ensemble.objective,
             ensemble.microbatches,
-            ensemble.failures,
+            ensemble.failure_policy,
         )
 
     @cached_property
@@ -108,7 +111,7 @@ class Programs:
                 ensemble.network,
                 ensemble.optimizer,
                 shapes,
-                is_checked=ensemble.failures.is_checked,
+                is_checked=ensemble.failure_policy.is_checked,
             )
             self._initializers[key] = Initializer(make, ensemble.layout, ensemble.waves)
         return self._initializers[key]
@@ -116,52 +119,42 @@ class Programs:
     def update(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """Updates every member on one batch; see `Ensemble.update`."""
         ensemble = self._ensemble
-        if ensemble.waves > 1:
-            return self._update_in_waves(state, batch)
         # A dict of specs names the leaves of one structure of batches.
         key = None if isinstance(ensemble.batch_specs, str) else jax.tree.structure(batch)
-        if key not in self._steps:
-            self._steps[key] = self._lifted_step(state, batch)
         with explained_errors(), explained_memory(ensemble):
+            if key not in self._steps:
+                self._steps[key] = self._step_for(state, batch)
             return self._steps[key](state, batch)
 
-    def _lifted_step(self, state: State, batch: Batch) -> Lifted:
+    def _step_for(self, state: State, batch: Batch) -> Callable[[State, Batch], PyTree]:
         """Returns the program of one step for batches like the given one."""
         ensemble = self._ensemble
-        layout, execution = ensemble.layout, ensemble.execution
         specs = specs_of_batch(ensemble.batch_specs, batch)
-        placed = layout.placed(batch, specs, "The batch")
         if ensemble.microbatches > 1:
-            self._warn_of_microbatches(state, Batches(jax.tree.map(lambda x: x[None], placed)))
-        if execution == AUTO:  # The rule chooses.
-            traced = self.traced_update(state, Batches.shapes_of_step(placed))
-            execution = candidates(layout, traced, 1)[0]
+            placed = ensemble.layout.placed(batch, specs, "The batch")
+            batches = Batches(jax.tree.map(lambda leaf: leaf[None], placed))
+            warning = microbatch_warning(ensemble, state, batches)
+            if warning is not None and cluster.is_main():
+                logging.warning(warning)
+
+        def in_waves(state: State, batch: Batch) -> tuple[State, Metrics]:
+            of_step = jax.tree.map(host_array, batch)
+            batches = Batches.put(ensemble.layout, [of_step], specs)
+            state, metrics = self.update_steps(state, batches)
+            return state, {name: values[0] for name, values in metrics.items()}
+
+        if ensemble.waves > 1:
+            return in_waves
         return Lifted(
             self.step,
-            layout=layout,
+            layout=ensemble.layout,
             in_specs=(MEMBERS, specs),
             out_specs=MEMBERS,
             # A single step is neither scanned nor dispatched with others.
-            execution=dataclasses.replace(Execution.parse(execution), steps=None),
+            execution=dataclasses.replace(self._execution, steps=None),
             donate_argnums=(0,),
             names=("The state", "The batch"),
         )
-
-    def _update_in_waves(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        of_step = jax.tree.map(host_array, batch)
-        specs = specs_of_batch(self._ensemble.batch_specs, batch)
-        placed = Batches.put(self._ensemble.layout, [of_step], specs)
-        if not self._is_compared:
-            self._is_compared = True
-            self._warn_of_microbatches(state, placed)
-        state, metrics = self.update_steps(state, placed)
-        return state, {name: values[0] for name, values in metrics.items()}
-
-    def _warn_of_microbatches(self, state: State, batches: CallBatches) -> None:
-        with explained_errors(), explained_memory(self._ensemble):
-            warning = microbatch_warning(self._ensemble, state, batches)
-        if warning is not None and cluster.is_main():
-            logging.warning(warning)
 
     @cached_property
     def update_steps(self) -> Update:
@@ -174,22 +167,17 @@ class Programs:
 
     @cached_property
     def _execution(self) -> Execution:
-        execution = self._ensemble.execution
-        return Execution.parse("vmap" if execution == AUTO else execution)
+        return Execution.parse(self._ensemble.execution)
 
     def trace_update(self, state: State, batches: CallBatches | PyTree) -> None:
         """Traces `update_steps` in the ensemble's own execution, to raise any error of tracing."""
         update = steps_of_all(self.step, self._ensemble.layout, self._execution)
         jax.eval_shape(update, state, batches)
 
-    def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
-        """Returns the traced update of one member after another; see `Ensemble.traced_update`."""
-        return self._plain_update.trace(state, batches).jaxpr
-
     @cached_property
-    def _plain_update(self) -> jax.stages.Wrapped:
-        plain = Execution(members="map", steps="scanned")
-        return jax.jit(steps_of_all(self.step, self._ensemble.layout, plain))
+    def plain_update(self) -> jax.stages.Wrapped:
+        """The update of one member after another, without lowerings."""
+        return jax.jit(steps_of_all(self.step, self._ensemble.layout, ONE_BY_ONE))
 
     @cached_property
     def outputs(self) -> Callable[[State, Inputs], Outputs]:
@@ -225,8 +213,7 @@ class Programs:
             return jax.vmap(sample, out_axes=1)(jax.random.split(key, samples))
 
         specs = (MEMBERS, BATCHES if in_groups else BATCH)
-        member = lowered(of_one, self._execution, ensemble.layout)
-        of_all = sharded(member, ensemble.layout, specs, MEMBER_BATCH, self._execution)
+        of_all = of_all_members(of_one, ensemble.layout, specs, MEMBER_BATCH, self._execution)
         return of_all(state, inputs)
 
     @cached_property

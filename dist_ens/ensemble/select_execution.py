@@ -1,7 +1,13 @@
-"""Selection of an execution, by a rule or by timing the candidates on the program itself."""
+"""Selection of an execution, by a rule or by timing the candidates on the program itself.
+
+What was chosen is kept in a cache for later runs of the same program.
+"""
 
 import dataclasses
 import hashlib
+import json
+import logging
+import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
@@ -12,15 +18,20 @@ from jax.extend.core import ClosedJaxpr
 import dist_ens
 from dist_ens.ensemble.batches import CallBatches, specs_of, steps_in
 from dist_ens.ensemble.ensemble import Ensemble
-from dist_ens.ensemble.waves import batches_of_wave
+from dist_ens.ensemble.update_steps import batches_of_wave
 from dist_ens.execution import autotune
 from dist_ens.execution.autotune import REFERENCE
-from dist_ens.execution.decision_cache import keep_execution, kept_execution
 from dist_ens.execution.heuristics import candidates
+from dist_ens.ground.file_reading import bytes_in
+from dist_ens.ground.file_writing import replace_file
+from dist_ens.ground.json_text import JsonDict, from_json
 from dist_ens.ground.state import State
 from dist_ens.ground.types import PyTree
 from dist_ens.layout import Waves, device_bytes
 from dist_ens.processes import cluster
+from dist_ens.processes.compile_cache import cache_folder
+
+CHOICES = "executions.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,9 +142,7 @@ def _timed(
     # Timing needs memory for a copy of the state, and for the results of a step.
     free = known[names[0]].layout.free_bytes()
     if not cluster.as_main_sees(free >= 2 * device_bytes(call.state)):
-        name, failed = _first_that_traces(known, [*names, REFERENCE], call.state, call.batches)
-        why = "the rule, because memory is too small to time candidates"
-        return Choice(name, why, failed=failed)
+        return Choice(names[0], "the rule, because memory is too small to time candidates")
     timing = autotune.timed(known, names, call, num_steps)
     why = "the fastest of those tried"
     if len(timing.step_secs) == 1 and len(timing.failed) >= len(names) - 1:
@@ -147,23 +156,6 @@ def _timed(
         of_this_length = f"{program} {num_steps}"
         keep_execution(program if timing.settled else of_this_length, timing.fastest)
     return Choice(timing.fastest, why, timing.step_secs, timing.num_turns, timing.failed)
-
-
-def _first_that_traces(
-    known: Mapping[str, Ensemble], names: Sequence[str], state: State, batches: CallBatches | PyTree
-) -> tuple[str, dict[str, str]]:
-    """Returns the first execution whose update can be traced, and the errors of earlier ones."""
-    failed: dict[str, str] = {}
-    for name in names:
-        try:
-            known[name].programs.trace_update(state, batches)
-        except Exception as error:
-            if name == names[-1]:
-                raise
-            failed[name] = autotune.error_text(error)
-        else:
-            break
-    return name, failed
 
 
 def _program(
@@ -186,3 +178,37 @@ def _program(
         dist_ens.__version__,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def kept_execution(program: str, folder: pathlib.Path | None = None) -> str | None:
+    """Returns the execution that was chosen before for a program, by its fingerprint, or None."""
+    execution = _kept(folder or cache_folder()).get(program)
+    return execution if isinstance(execution, str) else None
+
+
+def keep_execution(program: str, execution: str, folder: pathlib.Path | None = None) -> None:
+    """Keeps a choice for the next run of the same program, unless the user has no home folder."""
+    folder = folder or cache_folder()
+    if folder is None:
+        return
+    kept = _kept(folder) | {program: execution}
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Several runs may write at the same time, so each writes a file of its process.
+        text = json.dumps(kept, indent=1)
+        replace_file(folder / CHOICES, text, beside=str(os.getpid()))
+    except OSError as error:
+        logging.warning(
+            "Could not write the chosen execution in %s: %s. The next run will time again.",
+            folder,
+            error.strerror,
+        )
+
+
+def _kept(folder: pathlib.Path | None) -> JsonDict:
+    """Returns the choices in a folder; an empty dict if there are none, or the file is damaged."""
+    try:
+        kept = from_json(bytes_in(folder / CHOICES)) if folder else {}
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}

@@ -1,4 +1,9 @@
-"""The update: several steps of all members in one call."""
+"""The update: several steps of all members in one call, at once or in waves.
+
+A wave has the same number of members of every device. The members of one wave are on the devices,
+the others wait in the hosts' memory. One compiled program trains all waves, and the results are
+those of training without waves.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,13 +23,14 @@ from dist_ens.ensemble.batches import (
     steps_in,
 )
 from dist_ens.execution.apply import lowered
+from dist_ens.execution.heuristics import ONE_BY_ONE, by_rule
 from dist_ens.execution.lift import sharded
 from dist_ens.execution.loop import Loop
 from dist_ens.execution.lowerings import CONVOLUTION
 from dist_ens.execution.rewrite import contains
 from dist_ens.execution.spec import Execution
 from dist_ens.ground.state import State
-from dist_ens.ground.types import Batch, Metrics, PyTree, Structure
+from dist_ens.ground.types import Batch, Inputs, Metrics, PyTree, Specs, Structure, Tree
 from dist_ens.layout import (
     BATCHES,
     MEMBER_BATCHES,
@@ -32,6 +38,8 @@ from dist_ens.layout import (
     MEMBERS,
     REPLICATED,
     Layout,
+    Waves,
+    copied_off_devices,
     data_index,
     in_turn,
     put_numbers,
@@ -43,10 +51,12 @@ Step = Callable[[State, Batch, jax.Array | None], tuple[State, Metrics]]
 Update = Callable[[State, CallBatches | PyTree], tuple[State, Metrics]]
 
 
-def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Update:
+def steps_of_all(step: Step, layout: Layout, given: Execution) -> Update:
     """Returns the update of several steps, not yet jitted. Metrics are float32[steps, members]."""
 
     def update(state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
+        plain = steps_of_all(step, layout, ONE_BY_ONE)
+        execution = by_rule(given, layout, lambda: jax.make_jaxpr(plain)(state, batches))
         batches = as_batches(batches)
         # The inner jit traces the step once, however many members and steps call it.
         update_once = jax.jit(lowered(step, execution, layout), inline=True)
@@ -100,11 +110,7 @@ def steps_of_all(step: Step, layout: Layout, execution: Execution) -> Update:
 
 
 def dispatched(step: Step, layout: Layout, execution: Execution) -> Update:
-    """Returns the update of several steps, which donates the state.
-
-    For most executions it is one jitted program. `loop` dispatches one program for each member,
-    and `single` dispatches one program for each step.
-    """
+    """Returns the update of several steps, as one or more programs. It donates the state."""
     if execution.members == "loop":
         return _each_member(step, layout, execution)
     if execution.steps == "single":
@@ -180,3 +186,47 @@ def _scans(
     if layout.platform != "cpu" or "canonical" in execution.lowerings:
         return True
     return not contains(jax.make_jaxpr(update_one)(state, at), CONVOLUTION)
+
+
+def update_in_waves(waves: Waves, update: Update) -> Update:
+    """Returns the update of members that wait in the hosts' memory, from that of one wave."""
+
+    def update_all(state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
+        states, metrics = [], []
+        for number in range(waves.count):
+            of_wave, metrics_of_wave = update(
+                waves.take(state, number), batches_of_wave(waves, batches, number)
+            )
+            states.append(copied_off_devices(of_wave))
+            del of_wave  # The next wave needs its memory.
+            metrics.append(metrics_of_wave)
+        for leaf in jax.tree.leaves(state):
+            leaf.delete()
+        return waves.join(states, MEMBERS), waves.join(metrics, MEMBER_METRICS)
+
+    return update_all
+
+
+def results_in_waves(
+    waves: Waves, fn: Callable[[State, Inputs], Tree], spec: Specs
+) -> Callable[[State, Inputs], Tree]:
+    """Returns a function of members in the hosts' memory, from that of one wave's members."""
+
+    def results_of_all(state: State, inputs: Inputs) -> Tree:
+        of_waves = [fn(waves.take(state, number), inputs) for number in range(waves.count)]
+        return waves.join(of_waves, spec)
+
+    return results_of_all
+
+
+def batches_of_wave(
+    waves: Waves, batches: CallBatches | PyTree, number: int
+) -> CallBatches | PyTree:
+    """Returns the batches of one wave's members from the batches of all members."""
+    if not isinstance(batches, MemberBatches):
+        return batches
+    return dataclasses.replace(
+        batches,
+        examples=waves.take(batches.examples, number),
+        index=waves.take(batches.index, number),
+    )

@@ -25,7 +25,7 @@ class Variants:
     num_members: int
     execution: str
     waves: int
-    failures: FailurePolicy
+    failure_policy: FailurePolicy
     programs: Programs
 
     def replace(self, **changes: Any) -> "Ensemble":
@@ -67,7 +67,7 @@ class Variants:
 
     def with_record(self, state: State) -> State:
         """Returns a state with a record of failed updates only if this ensemble checks them."""
-        if not self.failures.is_checked:
+        if not self.failure_policy.is_checked:
             return state if state.failures == () else state._replace(failures=())
         if isinstance(state.failures, FailureRecord):
             return state
@@ -76,20 +76,13 @@ class Variants:
         return state._replace(failures=copied_like(record, like))
 
     def at(self, state: State) -> tuple["Ensemble", State]:
-        """Returns this ensemble and a state on one layout, the state's own layout if possible.
-
-        If the state has another number of members, as after `select_members`, the ensemble of those
-        members is returned.
-        """
-        elsewhere = self.programs.elsewhere
+        """Returns the ensemble of the members of a state, and the state, on one layout."""
         if state.step.shape[0] != self.num_members:
-            ids = tuple(to_host(state.member_id).tolist())
+            ids, elsewhere = tuple(to_host(state.member_id).tolist()), self.programs.elsewhere
             if ids not in elsewhere:
                 elsewhere[ids] = self.with_members(ids)
             return elsewhere[ids], elsewhere[ids].layout.moved(state, MEMBERS)
         mesh = getattr(state.step.sharding, "mesh", None)
-        if mesh is None or mesh is self.layout.mesh or mesh == self.layout.mesh:
+        if mesh in (None, self.layout.mesh):
             return cast("Ensemble", self), state
-        if mesh not in elsewhere:
-            elsewhere[mesh] = self.on(Layout(mesh, self.num_members))
-        return elsewhere[mesh], state
+        return self.on(Layout(mesh, self.num_members)), state

@@ -2,8 +2,7 @@
 
 from dist_ens.evaluation.curves import curves_of, pictures_of
 from dist_ens.evaluation.evaluator import Evaluator, broken_positions
-from dist_ens.evaluation.row_scores import Evaluation
-from dist_ens.evaluation.scores import Scores, scores_of_means
+from dist_ens.evaluation.scores import Evaluation, Scores, scores_of_means
 from dist_ens.evaluation.scoring import evaluate
 
 __all__ = [

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from dist_ens.ensemble import Ensemble
-from dist_ens.evaluation.conformal_rule import SETS, ConformalRule, uniform_of
+from dist_ens.evaluation.conformal import SETS, ConformalRule, uniform_of
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.state import State
@@ -81,17 +81,13 @@ class Calibration:
 
     def require_of(self, predictor: Predictor) -> None:
         """Raises a `UserError` unless this calibration was fitted for a predictor."""
-        fitted, predicting = vars(self.predictor), vars(predictor)
-        different = [
-            f"{name} {value!r} in place of {predicting[name]!r}"
-            for name, value in fitted.items()
-            if value != predicting[name]
-        ]
-        if different:
-            raise UserError(
-                f"The calibration was fitted for another prediction: {'; '.join(different)}. Fit "
-                "it again for the state that predicts."
-            )
+        for name, value in vars(predictor).items():
+            fitted = getattr(self.predictor, name)
+            if value != fitted:
+                raise UserError(
+                    f"The calibration was fitted for another prediction: {name} {fitted!r} in "
+                    f"place of {value!r}. Fit it again for the state that predicts."
+                )
 
     def applied(
         self, prediction: Prediction, ensemble: Ensemble, state: State, inputs: Inputs

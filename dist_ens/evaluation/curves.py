@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from dist_ens.data import Split
-from dist_ens.evaluation.row_scores import Evaluation
+from dist_ens.evaluation.scores import Evaluation
 from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.metrics.calibration_error import reliability_bins
 from dist_ens.metrics.catalogue import EXAMPLE_FIELDS

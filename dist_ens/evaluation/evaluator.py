@@ -1,7 +1,7 @@
 """The evaluator, which scores and predicts with an ensemble and all of its members."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +17,14 @@ from dist_ens.evaluation.label_checks import (
     check_weights,
 )
 from dist_ens.evaluation.programs import programs_of
-from dist_ens.evaluation.row_scores import Evaluation
+from dist_ens.evaluation.scores import Evaluation
 from dist_ens.ground.errors import BrokenMembersError, UserError
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Labels, Outputs, PyTree, Shapes, Weights
 from dist_ens.layout import BATCH, to_host
 from dist_ens.losses import Categorical, Distribution, Gaussian, Objective
 from dist_ens.metrics import Metric
-from dist_ens.metrics.metric import one_a_row
+from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, one_a_row
 from dist_ens.processes import progress
 from dist_ens.processes.stop_signal import StopSignal
 
@@ -97,14 +97,11 @@ class Evaluator:
         programs, length = self.programs, len(split) // self._num_groups
         parts: list[PyTree] = []
         classwise: PyTree = None
-        for number, batch in enumerate(self._batches(split)):
+        for batch, mask, count in self._batches(split):
             outputs = self.ensemble.outputs(state, batch[Objective.INPUTS])
             labels, weights = self.aligned(
                 outputs, batch[Objective.LABELS], batch.get(Objective.WEIGHTS)
             )
-            if not number:
-                programs.check_metrics(self.own_metrics, outputs, labels)
-            mask = batch["mask"]
             scored = to_host(programs.score(outputs, labels, mask, weights))
             (groups, of_groups), (members, of_members) = scored
             of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
@@ -112,10 +109,9 @@ class Evaluator:
             if weights is not None:
                 of_examples = to_host(weights).astype(np.float64).reshape(1, len(mask), -1)
                 weights = np.broadcast_to(of_examples, rows.shape)
-            there = min(self._batch_size, length - number * self._batch_size)
             parts.append(
                 jax.tree.map(
-                    lambda leaf, n=there: leaf[..., :n, :].reshape(*leaf.shape[:-2], -1),
+                    lambda leaf, n=count: leaf[..., :n, :].reshape(*leaf.shape[:-2], -1),
                     (rows, groups, members, of_sizes, weights),
                 )
             )
@@ -126,11 +122,11 @@ class Evaluator:
         example_of_row = np.repeat(np.arange(length), rows_per_example)
         all_rows, counts = self._counted(all_rows, length, outputs.shape[-1])
         labels, groups, members, of_sizes, weights = all_rows
+        self.directions(groups, classwise[0])
         member_ids = to_host(state.member_id)
         return Evaluation(
             distribution=self.distribution,
             metrics=self.metrics,
-            by_size_metrics=programs.by_size,
             units=self.units,
             zeros=self.zeros,
             class_names=(self._spec and self._spec.class_names) or (),
@@ -189,6 +185,20 @@ class Evaluator:
         shape = (self.ensemble.num_members, *found.shape[1:])
         return jax.ShapeDtypeStruct(shape, found.dtype)
 
+    def directions(self, statistics: Iterable[str], classwise: Shapes) -> dict[str, str | None]:
+        """Returns the direction of each score; raises if a custom metric lacks a statistic."""
+        known = {*statistics, WHOLE_WEIGHTS, *([CLASSWISE] if classwise.size else [])}
+        directions: dict[str, str | None] = {}
+        for metric in self.metrics:
+            if known.issuperset(metric.statistics):
+                directions.setdefault(metric.name, metric.direction)
+            elif metric in self.own_metrics:
+                raise UserError(
+                    f"The metric {metric.name!r} needs the statistics {metric.statistics}, of "
+                    f"which not all exist. Use {', '.join(statistics)}, or give statistic=."
+                )
+        return directions
+
     def predict(self, state: State, inputs: np.ndarray) -> dict[str, np.ndarray]:
         """Returns predictions for inputs on every host, both in their own units.
 
@@ -229,10 +239,7 @@ class Evaluator:
         labels: np.ndarray,
         counts: np.ndarray | None = None,
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Returns the row statistics of summaries of one group, and their sums over classes.
-
-        Statistics that a summary does not determine are left out, and examples without `counts`.
-        """
+        """Returns row statistics and sums over classes of summaries, of examples with `counts`."""
         counts = np.ones(len(labels), bool) if counts is None else counts
         prediction, at = self.distribution.from_summary(summary), jnp.asarray(labels)
         values = self.programs.statistics(prediction, at)
@@ -271,17 +278,14 @@ class Evaluator:
         self, state: State, split: Split, program: Callable[[jax.Array], PyTree]
     ) -> Iterator[tuple[_Summary, _Summary]]:
         """Yields the results of a program of predictions for each batch, without padding."""
-        left = len(split) // self._num_groups
-        for batch in self._batches(split):
+        for batch, _, count in self._batches(split):
             found = to_host(program(self.ensemble.outputs(state, batch[Objective.INPUTS])))
-            count = min(left, self._batch_size)
-            found = jax.tree.map(lambda leaf, n=count: leaf[:, :n], found)
-            left -= count
-            yield found
+            yield jax.tree.map(lambda leaf, n=count: leaf[:, :n], found)
 
-    def _batches(self, split: Split) -> Iterator[dict[str, jax.Array]]:
-        """Yields the batches of a split on the devices, with a `mask` without the padding."""
+    def _batches(self, split: Split) -> Iterator[tuple[dict[str, jax.Array], jax.Array, int]]:
+        """Yields the batches on the devices, each with the mask and number of its examples."""
         rows, size = self._layout.host_rows(self.filled_size), self._batch_size
+        left = len(split) // self._num_groups
         for batch in evaluation_batches(
             split, global_batch_size=size, host_rows=rows, num_groups=self._num_groups
         ):
@@ -289,7 +293,8 @@ class Evaluator:
             if StopSignal.current is not None:
                 StopSignal.current.stop_evaluation()
             mask = self._layout.put(batch.pop("mask"), BATCH)
-            yield {**self._layout.put(batch, self.programs.examples_spec), "mask": mask}
+            yield self._layout.put(batch, self.programs.examples_spec), mask, min(left, size)
+            left -= size
 
 
 def broken_positions(member_predictions: Mapping[str, np.ndarray]) -> list[int]:

@@ -1,7 +1,7 @@
 """Data of a user's, of any kind, as examples to score."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,10 +13,12 @@ from dist_ens.data.class_names import are_names, listed, with_class_numbers
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.ground.errors import UserError, kind_of
-from dist_ens.ground.host_keys import host_array
+from dist_ens.ground.narrowing import host_array
 from dist_ens.ground.state import refuse_lists
 from dist_ens.ground.types import Batch, Data, PyTree, Specs
 from dist_ens.losses import Objective
+
+_AT_A_TIME = 1000  # Number of examples that `of_all` reads at a time.
 
 
 class Examples(NamedTuple):
@@ -97,6 +99,18 @@ def parts_of_objective(objective: Objective, split: Split) -> Split:
     # An objective reads no other part of the data, as in training.
     names = (objective.INPUTS, objective.LABELS, objective.WEIGHTS)
     return TreeSplit({name: split.tree[name] for name in names if name in split.tree})
+
+
+def labels_of(split: Split) -> np.ndarray:
+    """Returns the labels of all examples."""
+    return of_all(split, lambda batch: np.asarray(batch[Objective.LABELS]))
+
+
+def of_all(split: Split, fn: Callable[[Batch], np.ndarray]) -> np.ndarray:
+    """Returns the results of a function for all examples, of which it gets some at a time."""
+    rows = np.arange(len(split))
+    firsts = range(0, len(split), _AT_A_TIME)
+    return np.concatenate([fn(split.take(rows[at : at + _AT_A_TIME])) for at in firsts])
 
 
 def _is_tree(data: Data) -> bool:

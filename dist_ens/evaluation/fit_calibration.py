@@ -1,4 +1,4 @@
-"""Fitting of calibrations of the pooled prediction on data that was not trained on.
+"""Calibrations of the pooled prediction: fitted on data that was not trained on, and scored.
 
 The map of probabilities or variances and the conformal rule are both fitted on predictions before
 any calibration. So neither depends on the other, and the coverage of the rule holds.
@@ -11,23 +11,32 @@ import numpy as np
 from dist_ens.data import Source, Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation.calibration import Calibration, Predictor, objective_of
-from dist_ens.evaluation.conformal import out_of_bag_means, quantile_rank
-from dist_ens.evaluation.conformal_rule import SETS, ConformalRule, uniform_of
+from dist_ens.evaluation.conformal import (
+    LEFT_OUT_BY,
+    SETS,
+    ConformalRule,
+    class_scores,
+    out_of_bag_means,
+    quantile_rank,
+    uniform_of,
+)
 from dist_ens.evaluation.evaluator import Evaluator
-from dist_ens.evaluation.examples import Examples, examples_of, parts_of_objective
+from dist_ens.evaluation.examples import Examples, examples_of, labels_of, of_all
 from dist_ens.evaluation.label_checks import check_classes, check_labels
-from dist_ens.evaluation.out_of_bag import held_out_means
-from dist_ens.evaluation.scoring import BATCH_SIZE, check_groups, evaluator_of
+from dist_ens.evaluation.out_of_bag import held_out_means, scores_of_summaries
+from dist_ens.evaluation.scores import num_draws
+from dist_ens.evaluation.scoring import BATCH_SIZE, evaluator_of, scorable
 from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.state import State
-from dist_ens.ground.types import Data
+from dist_ens.ground.types import Data, Score
 from dist_ens.losses import Distribution, Objective
+from dist_ens.metrics import bootstrap_weights, interval, mean_of
+from dist_ens.metrics.calibration_error import reliability_bins
 from dist_ens.metrics.metric import one_a_row
 
 _AUTO = "auto"
-# Methods that need members which leave out training examples, and their `data.examples`.
-_OF_LEFT_OUT = {"cv+": "kfold", "jackknife+": "bootstrap"}
-# Number of examples whose inputs are read at a time.
+# Number of examples that are scored at a time. Their statistics of each class need much memory.
 _AT_A_TIME = 1000
 
 
@@ -89,17 +98,15 @@ def calibrate(
     and Thiery (2021), https://arxiv.org/abs/2007.08792.
     """
     if isinstance(data, Source):
-        data = _required(data.valid)
+        data = Examples(_required(data.valid), data.spec)
     given = examples_of(data, state.class_names)
     here, state = ensemble.at(state._replace(class_names=()))
-    objective = objective_of(here)
-    check_groups(here, given.spec)
+    distribution = objective_of(here).distribution
     # A source that standardises targets is not known to `Ensemble.predict`, whose unit counts here.
-    examples = Examples(parts_of_objective(objective, given.split))
-    if objective.WEIGHTS in examples.split.take(np.zeros(1, np.int64)):
+    examples = Examples(scorable(here, given).split)
+    if Objective.WEIGHTS in examples.split.take(np.zeros(1, np.int64)):
         raise UserError("The data has weights, which a calibration does not take. Leave them out.")
     evaluator, split = evaluator_of(here, state, examples, (), batch_size)
-    distribution = objective.distribution
     if method == _AUTO:
         method = next(iter(distribution.calibrations), None)
     if conformal is None and method is None:
@@ -116,7 +123,7 @@ def calibrate(
 def fit_map(method: str, evaluator: Evaluator, state: State, split: Split | None) -> Calibration:
     """Fits a map of probabilities or variances on the validation split, with one group."""
     distribution = evaluator.distribution
-    _require_fitting("calibration", method, distribution, distribution.calibrations)
+    _require_fitting(method, distribution, distribution.calibrations)
     summary, labels = pooled_of(evaluator, state, _required(split))
     parameters, warnings = distribution.calibrate(method, summary, labels)
     return Calibration(
@@ -141,26 +148,83 @@ def fit_rule(
     which members were not trained on an example.
     """
     distribution = evaluator.distribution
-    _require_fitting("conformal method", method, distribution, distribution.conformal)
+    _require_fitting(method, distribution, distribution.conformal)
     split = _required(split)
     quantile_rank(len(split), level)
     scale = evaluator.zeros[0], evaluator.units[0]
-    if method in _OF_LEFT_OUT:
+    if method in LEFT_OUT_BY:
         if out_of_bag is None:
             raise UserError(
                 f"The conformal method {method!r} is one of dist-ens evaluate, for a run of "
-                f"--config.data.examples={_OF_LEFT_OUT[method]}."
+                f"--config.data.examples={LEFT_OUT_BY[method]}."
             )
         pooled = np.setdiff1d(np.arange(len(out_of_bag)), evaluator.left_out)
         points, mask = held_out_means(evaluator, state, split)[pooled], out_of_bag[pooled]
-        labels = split.take(np.arange(len(split)))[Objective.LABELS]
-        residuals = np.abs(labels - out_of_bag_means(mask, points))
+        residuals = np.abs(labels_of(split) - out_of_bag_means(mask, points))
         return ConformalRule(method, {"residuals": residuals, "out_of_bag": mask}, *scale)
     summary, labels = pooled_of(evaluator, state, split)
     if method in SETS:
-        u = uniform_of_split(method, split)
-        return ConformalRule.of_sets(method, distribution.probabilities(summary), labels, u)
+        probs, u = distribution.probabilities(summary), uniform_of_split(method, split)
+        scores = class_scores(method, probs, u)[np.arange(len(labels)), labels]
+        return ConformalRule(method, {"scores": np.sort(scores)})
     return ConformalRule(method, {**summary, "labels": labels}, *scale)
+
+
+def calibrated_scores(
+    calibration: Calibration, evaluator: Evaluator, state: State, test: Split
+) -> JsonDict:
+    """Returns a map with its scores of the pooled prediction, and their `reliability`."""
+    summary, labels = pooled_of(evaluator, state, test)
+    method, parameters = calibration.method or "", calibration.parameters
+    summary = dict(evaluator.distribution.calibrated(method, parameters, summary))
+    slices = [slice(at, at + _AT_A_TIME) for at in range(0, len(test), _AT_A_TIME)]
+    counts = np.ones(len(test), bool)
+    parts = (({n: v[at] for n, v in summary.items()}, labels[at], counts[at]) for at in slices)
+    scores, intervals, rows = scores_of_summaries(evaluator, parts)
+    found: JsonDict = {
+        "method": method,
+        "parameters": dict(parameters),
+        "warnings": [*calibration.warnings],
+        "test": scores,
+    }
+    if intervals is not None:
+        found["test_interval"] = intervals
+    if "ece" in scores:
+        bins = reliability_bins(rows["confidence"], rows["correct"])
+        found["reliability"] = {name: values.tolist() for name, values in bins.items()}
+    return found
+
+
+def conformal_scores(
+    rule: ConformalRule, level: float, evaluator: Evaluator, state: State, test: Split
+) -> JsonDict:
+    """Returns scores of conformal predictions, with intervals unless there are too many rows."""
+    distribution = evaluator.distribution
+    summary, labels = pooled_of(evaluator, state, test)
+    if rule.method in SETS:
+        u = uniform_of_split(rule.method, test)
+        sets = rule.sets(distribution.probabilities(summary), u, level)
+        covered, sizes = sets[np.arange(len(labels)), labels], sets.sum(axis=1)
+        name, unit = "mean_set_size", 1.0
+    else:
+
+        def points() -> np.ndarray:
+            return np.delete(held_out_means(evaluator, state, test), evaluator.left_out, axis=0)
+
+        low, high = rule.interval(distribution, summary, points, level)
+        covered = (low <= labels) & (labels <= high)
+        sizes = np.maximum(high - low, 0)  # The lower end of an empty interval is the larger one.
+        name, unit = "mean_width", evaluator.units[0]
+
+    def scores(weights: np.ndarray | None) -> dict[str, Score]:
+        return {"coverage": mean_of(covered, weights), name: mean_of(sizes, weights) * unit}
+
+    found: JsonDict = {"method": rule.method, "level": level, **scores(None)}
+    draws = num_draws(len(test))
+    if draws:
+        drawn = scores(bootstrap_weights(len(test), draws, 0))
+        found["interval"] = {name: interval(values) for name, values in drawn.items()}
+    return found
 
 
 def pooled_of(
@@ -168,12 +232,8 @@ def pooled_of(
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Returns pooled predictions, [examples, ...], and labels of a split, in its unit."""
     if evaluator.ensemble.num_groups > 1:
-        raise UserError(
-            f"The ensemble has {evaluator.ensemble.num_groups} groups, and only one group can be "
-            "calibrated. Train on a table with one split."
-        )
-    labels = np.asarray(split.take(np.arange(len(split)))[Objective.LABELS])
-    labels = one_a_row(labels, (len(split),))
+        raise UserError("Only one group can be calibrated. Train on a table with one split.")
+    labels = one_a_row(labels_of(split), (len(split),))
     summary = {n: leaf[0] for n, leaf in evaluator.pooled_predictions(state, split).items()}
     if "log_probs" in summary:
         check_labels(evaluator.distribution, summary["log_probs"].shape, labels)
@@ -185,20 +245,14 @@ def uniform_of_split(method: str, split: Split) -> np.ndarray:
     """Returns the numbers of `uniform_of` for the examples of a split; zeros for lac."""
     if method == "lac":
         return np.zeros(len(split))
-    parts = []
-    for first in range(0, len(split), _AT_A_TIME):
-        rows = np.arange(first, min(first + _AT_A_TIME, len(split)))
-        parts.append(uniform_of(split.take(rows)[Objective.INPUTS]))
-    return np.concatenate(parts)
+    return of_all(split, lambda batch: uniform_of(batch[Objective.INPUTS]))
 
 
-def _require_fitting(
-    kind: str, method: str, distribution: Distribution, fitting: tuple[str, ...]
-) -> None:
-    if method not in fitting:
+def _require_fitting(method: str, distribution: Distribution, methods: tuple[str, ...]) -> None:
+    if method not in methods:
         raise UserError(
-            f"The {kind} {method!r} does not fit {type(distribution).__name__} predictions, which "
-            f"have {', '.join(fitting) or 'none'}."
+            f"The method {method!r} does not fit {type(distribution).__name__} predictions, which "
+            f"have {', '.join(methods) or 'none'}."
         )
 
 

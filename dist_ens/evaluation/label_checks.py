@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ground.errors import UserError, counted
-from dist_ens.ground.finite import check_finite_inputs
+from dist_ens.ground.narrowing import check_finite_inputs
 from dist_ens.ground.types import Data, Labels, Weights
 from dist_ens.losses import Categorical, Distribution, Objective
 
@@ -22,13 +22,12 @@ _SIMILAR = 0.9
 def check_keys(objective: Objective, keys: Iterable[object]) -> None:
     """Raises a `UserError` if a key of the data is similar to an absent one of the objective."""
     given = list(keys)
-    absent = sorted({objective.INPUTS, objective.LABELS, objective.WEIGHTS}.difference(given))
+    absent = {objective.INPUTS, objective.LABELS, objective.WEIGHTS}.difference(given)
     for key in given:
-        near = difflib.get_close_matches(str(key).lower(), absent, n=1, cutoff=_SIMILAR)
-        if near:
+        for near in difflib.get_close_matches(str(key).lower(), absent, cutoff=_SIMILAR):
             raise UserError(
                 f"The data has the key {key!r}, which the objective {objective.name} does not "
-                f"read. Did you mean {near[0]!r}? Rename the key."
+                f"read. Did you mean {near!r}? Rename the key."
             )
 
 
@@ -51,18 +50,19 @@ def check_labels(
     Labels may have a last axis of length 1. Weights are those of labels or of examples.
     """
     rows, of_classes = outputs[:-1], isinstance(distribution, Categorical)
-    if labels.shape not in (rows, (*rows, 1)):
+    allowed, hint = {rows, (*rows, 1)}, ""
+    if of_classes and labels.shape == outputs:
         hint = "One-hot rows are converted to classes by argmax(axis=-1). "
-        raise UserError(
-            f"The labels have the shape {_shown(labels.shape)}, and the outputs of a member have "
-            f"the shape {_shown(outputs)}. {hint if of_classes and labels.shape == outputs else ''}"
-            f"Give one label for each row of the outputs: shape {_shown(rows)}."
-        )
-    if weights is not None and weights.shape not in (rows, (*rows, 1), rows[:1]):
-        raise UserError(
-            f"The weights have the shape {_shown(weights.shape)}, and the labels have the shape "
-            f"{_shown(rows)}. Give one weight for each example or for each label."
-        )
+    for name, given, shapes in (
+        ("labels", labels, allowed),
+        ("weights", weights, {*allowed, rows[:1]}),
+    ):
+        if given is not None and given.shape not in shapes:
+            raise UserError(
+                f"The {name} have the shape {_shown(given.shape)}, and the outputs of a member "
+                f"have the shape {_shown(outputs)}. {hint}Give one number for each row of the "
+                f"outputs: shape {_shown(rows)}."
+            )
     if of_classes and labels.dtype.kind not in "iu":
         raise UserError(
             f"The labels have the type {labels.dtype}, and classes are whole numbers. Convert the "
@@ -91,12 +91,11 @@ def check_classes(labels: np.ndarray, num_classes: int, subject: str = "The labe
     if labels.dtype.kind == "f" and labels.shape[1:] and labels.shape[-1] == num_classes:
         wrong = (abs(labels.sum(axis=-1) - 1) > _LARGEST_REST) | (labels < 0).any(axis=-1)
         if wrong.any():
-            first = np.array2string(labels[wrong][0], threshold=8)
             raise UserError(
-                f"{subject} are shares of classes, and some do not sum to 1 or are negative, such "
-                f"as {first}. Give one label for each example, or shares."
+                f"{subject} are shares of classes, and {wrong.sum():,} rows are negative or do not "
+                "sum to 1. Give one label for each example, or shares."
             )
-    if labels.dtype.kind in "iu" and labels.size:
+    elif labels.dtype.kind in "iu" and labels.size:
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= num_classes:
             raise UserError(
@@ -116,9 +115,9 @@ def check_finite(
     if objective is None or labels.dtype.kind != "f" or np.isfinite(labels).all():
         return
     wrong = labels[~np.isfinite(labels)][0]
-    label = np.full(() if objective.num_classes is None else (objective.num_classes,), wrong)
+    shape = () if objective.num_classes is None else (objective.num_classes,)
     outputs = jnp.zeros((1, objective.num_outputs))
-    if not np.isfinite(objective.example_loss(outputs, jnp.asarray(label)[None])).all():
+    if not np.isfinite(objective.example_loss(outputs, jnp.full((1, *shape), wrong))).all():
         rows = np.flatnonzero(~np.isfinite(labels).reshape(len(labels), -1).all(axis=1))
         raise UserError(
             f"{subject} have {'NaN' if np.isnan(wrong) else 'infinity'} in row {rows[0]:,} of "

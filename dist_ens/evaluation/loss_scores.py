@@ -14,8 +14,9 @@ from dist_ens.data import Split
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import explained_errors, loss_outputs
 from dist_ens.ensemble.initial_state import shapes_of
+from dist_ens.ensemble.memory import compiled_if_small
 from dist_ens.ensemble.optimizer import evaluation_params
-from dist_ens.ensemble.waves import results_in_waves
+from dist_ens.ensemble.update_steps import results_in_waves
 from dist_ens.evaluation.examples import WholeBatches
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.apply import lowered
@@ -31,7 +32,7 @@ from dist_ens.losses import Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import LossInfo
 from dist_ens.metrics.catalogue import direction_of
-from dist_ens.processes import cluster, progress
+from dist_ens.processes import progress
 from dist_ens.processes.stop_signal import StopSignal
 
 # The loss and the auxiliary scalars of each member by name, float32[members] or a `Ratio` of them.
@@ -64,8 +65,7 @@ def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int)
         progress.made()
         if StopSignal.current is not None:
             StopSignal.current.stop_evaluation()
-        with explained_errors():
-            values = to_host(program(state, put_everywhere(ensemble.layout, batch)))
+        values = to_host(program(state, put_everywhere(ensemble.layout, batch)))
         values = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), values)
         sums = values if sums is None else jax.tree.map(np.add, sums, values)
     return scores_of_means(
@@ -78,19 +78,14 @@ def loss_directions(
 ) -> dict[str, str | None]:
     """Returns the direction of each score by its name, after a check that a set can be scored."""
     programs = _programs_of(ensemble)
-    with explained_errors():
-        values = jax.eval_shape(programs.of_batch, state, programs.shapes_of_set(split))
+    values = jax.eval_shape(programs.of_batch, state, programs.shapes_of_set(split))
     if _without_ratio(values):
         programs.for_set(state, split, batch_size)
     return {name: direction_of(name) for name in values}
 
 
 class _Programs:
-    """The compiled evaluation of a loss function, for the members on the devices at once.
-
-    The members of a device run one after another, so that it needs the memory of one member only.
-    Every column of the mesh gets all examples.
-    """
+    """The compiled evaluation of a loss function, of one member of a device after another."""
 
     def __init__(self, ensemble: Ensemble) -> None:
         self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
@@ -115,13 +110,16 @@ class _Programs:
         shapes = self.shapes_of_set(split)
         leaves, structure = jax.tree.flatten((shapes_of(state), shapes))
         key = structure, tuple(leaves)
-        with explained_errors():
-            if key not in self._whole:
-                self._whole[key] = self._program_that_fits(state, shapes)
-            whole = self._whole[key]
-            if whole is not None:
-                return whole, length
-            others = _without_ratio(jax.eval_shape(self.of_batch, state, shapes))
+        if key not in self._whole:
+            everywhere = self._layout.sharding(REPLICATED)
+            placed = jax.tree.map(lambda leaf: leaf.update(sharding=everywhere), shapes)
+            self._whole[key] = compiled_if_small(
+                self.of_batch, self._layout, state, placed, more_bytes=device_bytes(placed)
+            )
+        whole = self._whole[key]
+        if whole is not None:
+            return whole, length
+        others = _without_ratio(jax.eval_shape(self.of_batch, state, shapes))
         if others:
             raise UserError(
                 f"The evaluation data has {len(split):,} examples, which need more than half of "
@@ -142,27 +140,6 @@ class _Programs:
             ),
             shapes_of(_examples(split, np.zeros(1, np.int64), self._num_groups)),
         )
-
-    def _program_that_fits(
-        self, state: State, shapes: Shapes
-    ) -> Callable[[State, Batch], _Values] | None:
-        everywhere = self._layout.sharding(REPLICATED)
-        placed = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=everywhere), shapes
-        )
-        compiled, needed = None, np.inf
-        try:
-            compiled = self.of_batch.lower(state, placed).compile()
-            memory = compiled.memory_analysis()
-            if memory is not None:
-                needed = (
-                    memory.temp_size_in_bytes + memory.output_size_in_bytes + device_bytes(placed)
-                )
-        except jax.errors.JaxRuntimeError as error:
-            # The compiler of an accelerator refuses a program that is too large for it.
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-        return None if cluster.any_host(needed > self._layout.free_bytes() / 2) else compiled
 
 
 def _programs_of(ensemble: Ensemble) -> _Programs:

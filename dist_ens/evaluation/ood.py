@@ -1,11 +1,13 @@
 """Detection of examples out of distribution by an ensemble's uncertainty."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
 
+import jax
 import numpy as np
+from typing_extensions import override
 
 from dist_ens.data import Spec, Split, convert_inputs
-from dist_ens.evaluation.row_scores import Evaluation, num_draws
+from dist_ens.evaluation.scores import Evaluation, mean_scores, num_draws
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.types import Score
@@ -16,31 +18,29 @@ from dist_ens.metrics.ranking import detection_scores
 _BINS = 40
 
 
-class Unlabelled:
+@dataclasses.dataclass(frozen=True)
+class Unlabelled(Split):
     """A split with labels of 0, and with inputs of the type that the run's data has."""
 
-    def __init__(self, split: Split, spec: Spec, where: str) -> None:
-        self._split, self._spec, self._where = split, spec, where
-        self._label = np.zeros(spec.label_shape, spec.label_dtype)
+    split: Split
+    spec: Spec
+    where: str
 
     @property
+    @override
     def in_memory(self) -> bool:
-        """Whether the examples are held in memory."""
-        return self._split.in_memory
+        return self.split.in_memory
 
+    @override
     def __len__(self) -> int:
-        return len(self._split)
+        return len(self.split)
 
+    @override
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the examples at some positions; raises a `UserError` if inputs do not fit."""
-        inputs = self._split.take(np.ravel(indices))["inputs"]
-        if inputs.shape[1:] != self._spec.input_shape:
-            raise UserError(
-                f"{self._where} has examples of shape {list(inputs.shape[1:])}, and the members "
-                f"take {list(self._spec.input_shape)}. Choose others."
-            )
-        inputs = convert_inputs(self._spec, inputs, self._where)
-        labels = np.broadcast_to(self._label, (*np.shape(indices), *self._label.shape))
+        inputs = self.split.take(np.ravel(indices))["inputs"]
+        inputs = convert_inputs(self.spec, inputs, self.where)
+        labels = np.zeros((*np.shape(indices), *self.spec.label_shape), self.spec.label_dtype)
         return {"inputs": inputs.reshape(*np.shape(indices), *inputs.shape[1:]), "labels": labels}
 
 
@@ -53,33 +53,42 @@ def detection(inside: Evaluation, outside: Evaluation) -> JsonDict:
     """
     inside.require_sound()
     outside.require_sound()
-    weights = _drawn_weights(inside.labels.shape[1], outside.labels.shape[1])
-    ids = inside.member_ids[inside.is_pooled].tolist()
-    scores: JsonDict = {"ensemble": {}, "mean_member": {}}
-    intervals: JsonDict = {"ensemble": {}, "mean_member": {}}
-    for each in (scores, intervals):
-        each["members"] = [{"member_id": member_id} for member_id in ids]
-    members_in, members_out = inside.pooled_members, outside.pooled_members
-    for measure, name, sign in UNCERTAINTIES:
-        if name in inside.groups:
-            pair = inside.groups[name][0], outside.groups[name][0]
-            scores["ensemble"][measure] = _scored(*pair, sign)
-            intervals["ensemble"][measure] = _intervals(_scored(*pair, sign, *weights))
-        if name in members_in:
-            pairs = [*zip(members_in[name], members_out[name], strict=True)]
-            of_members = [_scored(*pair, sign) for pair in pairs]
-            drawn = [_scored(*pair, sign, *weights) for pair in pairs]
-            for position in range(len(ids)):
-                scores["members"][position][measure] = of_members[position]
-                intervals["members"][position][measure] = _intervals(drawn[position])
-            scores["mean_member"][measure] = _mean(of_members)
-            intervals["mean_member"][measure] = _intervals(_mean(drawn))
-    if not scores["ensemble"]:
+    found: JsonDict = {"ood": _detection(inside, outside)}
+    if not found["ood"]["ensemble"]:
         raise UserError(
             "The predictions have no uncertainty by which examples could be detected. Train "
             "several members, or with a loss that has a distribution."
         )
-    return {"ood": scores, "ood_interval": intervals} if weights else {"ood": scores}
+    sizes = [each.labels.shape[1] for each in (inside, outside)]
+    if draws := min(map(num_draws, sizes)):
+        weights = (bootstrap_weights(size, draws, seed) for seed, size in enumerate(sizes))
+        found["ood_interval"] = jax.tree.map(
+            lambda score: interval(score) if np.ndim(score) else score,
+            _detection(inside, outside, *weights),
+        )
+    return found
+
+
+def _detection(inside: Evaluation, outside: Evaluation, *drawn: np.ndarray) -> JsonDict:
+    """Returns the scores of each measure, in resamples of both sets of rows if given."""
+    members_in, members_out = inside.pooled_members, outside.pooled_members
+    ids = inside.member_ids[inside.is_pooled].tolist()
+    scores: JsonDict = {
+        "ensemble": {},
+        "mean_member": {},
+        "members": [{"member_id": member_id} for member_id in ids],
+    }
+    for measure, name, sign in UNCERTAINTIES:
+        if name in inside.groups:
+            pair = inside.groups[name][0], outside.groups[name][0]
+            scores["ensemble"][measure] = _scored(*pair, sign, *drawn)
+        if name in members_in:
+            pairs = zip(members_in[name], members_out[name], strict=True)
+            of_members = [_scored(*pair, sign, *drawn) for pair in pairs]
+            scores["mean_member"][measure] = mean_scores(of_members)
+            for member, scored in zip(scores["members"], of_members, strict=True):
+                member[measure] = scored
+    return scores
 
 
 def histograms(inside: Evaluation, outside: Evaluation) -> JsonDict:
@@ -98,12 +107,6 @@ def histograms(inside: Evaluation, outside: Evaluation) -> JsonDict:
     return drawn
 
 
-def _drawn_weights(*sizes: int) -> list[np.ndarray]:
-    """Returns the weights of resamples of sets of rows; none if there are too many rows."""
-    draws = min(map(num_draws, sizes))
-    return [bootstrap_weights(size, draws, seed) for seed, size in enumerate(sizes) if draws]
-
-
 def _scored(
     within: np.ndarray, beyond: np.ndarray, sign: int, *drawn: np.ndarray
 ) -> dict[str, Score]:
@@ -114,12 +117,3 @@ def _scored(
         "mean_out": mean_of(beyond, of_out),
         **detection_scores(sign * within, sign * beyond, of_in, of_out),
     }
-
-
-def _intervals(drawn: Mapping[str, Score]) -> dict[str, tuple[float, float]]:
-    return {name: interval(draws) for name, draws in drawn.items() if np.ndim(draws)}
-
-
-def _mean(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
-    means = {name: np.mean([each[name] for each in scores], axis=0) for name in scores[0]}
-    return {name: float(mean) if np.ndim(mean) == 0 else mean for name, mean in means.items()}

@@ -8,7 +8,8 @@ import numpy as np
 
 from dist_ens.data import Split
 from dist_ens.evaluation.evaluator import Evaluator
-from dist_ens.evaluation.row_scores import draws_of, intervals_of, num_draws
+from dist_ens.evaluation.examples import labels_of
+from dist_ens.evaluation.scores import draws_of, intervals_of, num_draws
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.randomness import EXAMPLES, member_key
 from dist_ens.ground.state import State
@@ -17,17 +18,14 @@ from dist_ens.methods import poisson_weight
 from dist_ens.metrics import Rows, scores_of
 from dist_ens.sampling import kfold
 
-# Summary, labels and whether each example counts, or None, of a part of the examples.
-Part = tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray | None]
+# Summary, labels and whether each example counts, of a part of the examples.
+Part = tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray]
 
 
 def examples_out_of_bag(
     member_ids: np.ndarray, num_examples: int, *, seed: int, num_folds: int | None
 ) -> np.ndarray:
-    """Returns whether each member was not trained on each example, bool[members, examples].
-
-    Without a number of folds, the members were trained on bootstrap samples.
-    """
+    """Returns which examples each member's fold or bootstrap left out, bool[members, examples]."""
     if num_folds is not None:
         folds = kfold.fold_of_example(seed, num_examples, num_folds)
         return folds[None] == (kfold.fold_of_member(member_ids, num_folds))[:, None]
@@ -64,15 +62,15 @@ def held_out_scores(
 
     `not_scored` counts the examples that no member left out. Too many rows have no `interval`.
     """
+    labels = labels_of(split)
 
     def parts() -> Iterator[Part]:
         first = 0
         for summary, counts in held_out_predictions(evaluator, state, split, out_of_bag):
-            here = np.arange(first, first + len(counts))
+            yield summary, labels[first : first + len(counts)], counts
             first += len(counts)
-            yield summary, split.take(here)["labels"], counts
 
-    scores, intervals = scores_of_summaries(evaluator, parts())
+    scores, intervals, _ = scores_of_summaries(evaluator, parts())
     not_scored = int((~out_of_bag.any(axis=0)).sum())
     found: JsonDict = {"scores": scores, "not_scored": not_scored}
     return found if intervals is None else found | {"interval": intervals}
@@ -89,11 +87,8 @@ def held_out_means(evaluator: Evaluator, state: State, split: Split) -> np.ndarr
 
 def scores_of_summaries(
     evaluator: Evaluator, parts: Iterable[Part]
-) -> tuple[dict[str, float], dict[str, tuple[float, float]] | None]:
-    """Returns scores of one group in the targets' own unit, and their 95 % intervals.
-
-    The intervals are None for too many rows. Small parts need less memory.
-    """
+) -> tuple[dict[str, float], dict[str, tuple[float, float]] | None, Mapping[str, np.ndarray]]:
+    """Returns scores of one group in its own unit, intervals (None for many rows), and rows."""
     values: list[dict[str, np.ndarray]] = []
     classwise: Leaf = 0
     num_examples = 0
@@ -101,13 +96,13 @@ def scores_of_summaries(
         rows, sums = evaluator.values_of(summary, labels, counts)
         values.append(rows)
         classwise = classwise + sums
-        num_examples += len(labels) if counts is None else int(counts.sum())
+        num_examples += int(counts.sum())
     rows = {name: np.concatenate([each[name] for each in values]) for name in values[0]}
     num_rows = len(next(iter(rows.values())))
     metrics, unit = evaluator.metrics, evaluator.units[0]
     scores = scores_of(metrics, Rows(rows, classwise, unit))
     if not num_draws(num_rows):
-        return scores, None
+        return scores, None, rows
     draws = draws_of(np.repeat(np.arange(num_examples), num_rows // num_examples))
     drawn = scores_of(metrics, Rows(rows, classwise, unit, draws=draws))
-    return scores, intervals_of(metrics, drawn, scores)
+    return scores, intervals_of(metrics, drawn, scores), rows

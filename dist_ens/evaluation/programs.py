@@ -15,7 +15,6 @@ from dist_ens.losses import Distribution
 from dist_ens.losses.distribution import Values
 from dist_ens.metrics import Metric
 from dist_ens.metrics.catalogue import BY_SIZE
-from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS
 
 # The statistics of each row by name, and the sums over classes.
 Scored = tuple[Values, jax.Array]
@@ -41,68 +40,32 @@ class Programs:
         left_out: Sequence[int],
     ) -> None:
         self._ensemble, self._distribution = ensemble, distribution
-        self._metrics, self._left_out = tuple(metrics), tuple(left_out)
-        self._own = {m.name: m.statistic for m in metrics if m.statistic is not None}
+        self._metrics = tuple(metrics)
         self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
         self._pooled = np.setdiff1d(np.arange(ensemble.num_members // self._num_groups), left_out)
         self._group_of_member = self._layout.put(
             np.arange(ensemble.num_members) % self._num_groups, MEMBERS
         )
 
-    def are_of(
-        self, distribution: Distribution, metrics: Sequence[Metric], left_out: Sequence[int]
-    ) -> bool:
-        """Returns whether these programs belong to the given arguments."""
-        # A user's distribution may hold arrays, which have no single truth value when compared.
-        return self._distribution is distribution and (self._metrics, self._left_out) == (
-            tuple(metrics),
-            tuple(left_out),
-        )
-
     def statistics(self, prediction: Values, labels: jax.Array) -> Values:
         """Returns the row statistics of one predictor, including those of custom metrics."""
         values = self._distribution.row_statistics(prediction, labels)
-        if self._own:
-            summary = self._distribution.summary(prediction)
-            values |= {name: own(summary, labels) for name, own in self._own.items()}
-        return values
-
-    def check_metrics(self, metrics: Sequence[Metric], outputs: Outputs, labels: Labels) -> None:
-        """Raises a `UserError` if custom metrics do not fit, from the shapes of a batch alone."""
-        if not metrics:
-            return
-        shape = labels.shape[1:] if self._num_groups > 1 else labels.shape
-        rows = jax.ShapeDtypeStruct(shape, labels.dtype)
-        known, summary = jax.eval_shape(self._read, outputs, rows)
-        there = {*known, CLASSWISE, WHOLE_WEIGHTS, *self._own}
-        for metric in metrics:
+        for metric in self._metrics:
             if metric.statistic is None:
-                if not there.issuperset(metric.statistics):
-                    raise UserError(
-                        f"The metric {metric.name!r} needs the statistics {metric.statistics}, of "
-                        f"which not all exist. Use {', '.join(known)}, or give a function as "
-                        "statistic=."
-                    )
                 continue
-            if metric.name in known:
+            if metric.name in values:
                 raise UserError(
                     f"The metric {metric.name!r} has the name of a statistic that the predictions "
                     "have already. Choose another name."
                 )
-            found = jnp.shape(jax.eval_shape(metric.statistic, summary, rows))
-            if found != shape:
+            found = jnp.asarray(metric.statistic(self._distribution.summary(prediction), labels))
+            if found.shape != labels.shape:
                 raise UserError(
-                    f"The metric {metric.name!r} returns values of shape {list(found)} for labels "
-                    f"of shape {list(shape)}. Return one number for each label."
+                    f"The metric {metric.name!r} returns values of shape {list(found.shape)} for "
+                    f"labels of shape {list(labels.shape)}. Return one number for each label."
                 )
-
-    def _read(self, outputs: jax.Array, labels: jax.Array) -> tuple[Values, Values]:
-        """Returns the distribution's own statistics of a batch, and a member's summary."""
-        distribution = self._distribution
-        predictions = self._of_members(outputs)
-        one = jax.tree.map(lambda leaf: leaf[0], predictions)
-        known = distribution.row_statistics(one, labels) | distribution.diversity(predictions)
-        return known, distribution.summary(one)
+            values[metric.name] = found
+        return values
 
     def score(
         self, outputs: Outputs, labels: Labels, mask: Leaf, weights: Weights
@@ -276,11 +239,12 @@ def programs_of(
 
     Only one set is cached, because a program keeps the objects alive that its metrics capture.
     """
-    kept = ensemble.programs.evaluation.get("scores")
-    if kept is None or not kept.are_of(distribution, metrics, left_out):
-        kept = Programs(ensemble, distribution, metrics, left_out)
-        ensemble.programs.evaluation["scores"] = kept
-    return kept
+    kept = ensemble.programs.evaluation
+    # A user's distribution may hold arrays, which have no single truth value when compared.
+    key = id(distribution), tuple(metrics), tuple(left_out)
+    if "scores" not in kept or kept["scores"][0] != key:
+        kept["scores"] = key, Programs(ensemble, distribution, metrics, left_out)
+    return kept["scores"][1]
 
 
 def _in_rows(values: Values, labels: jax.Array) -> Values:

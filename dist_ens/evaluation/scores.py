@@ -1,16 +1,31 @@
-"""Scores of an ensemble and of its members."""
+"""Statistics of every row of a data set, and the scores and intervals computed from them."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dist_ens.ground.errors import BrokenMembersError
 from dist_ens.ground.json_text import JsonDict
-from dist_ens.metrics import Metric
+from dist_ens.ground.types import Score
+from dist_ens.losses import Distribution
+from dist_ens.metrics import CATALOGUE, Metric, Rows, bootstrap_weights, interval, scores_of
+from dist_ens.metrics.catalogue import formatted, in_table
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+# Number of resamples of the examples from which the interval of a score is computed.
+_DRAWS = 400
+# Many rows get fewer resamples, and no interval if there would be too few resamples.
+_MOST_DRAWN = 40_000_000
+_FEWEST_DRAWS = 100
+_OF_EACH_CLASS = ("accuracy", "nll", "brier")  # Scores that are means over the examples.
+# Largest numbers of members, of classes and of scores in a table, and its width as a text.
+_MOST_ROWS, _MOST_COLUMNS, _WIDTH = 20, 10, 160
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -77,36 +92,260 @@ class Scores:
             title: Title of the table.
             others: Text that says where the scores of further members are.
         """
-        from dist_ens.metrics.table import scores_table  # The library rich is slow to import.
+        from rich.table import Table  # The library rich is slow to import.
 
-        return scores_table(
-            self.ensemble,
-            self.mean_member,
-            self.members,
-            len(self.groups),
-            self.left_out,
-            metrics=self.metrics,
-            by_class=self.by_class,
-            title=title,
-            others=others,
-        )
+        groups, test, mean = len(self.groups), self.ensemble, self.mean_member
+        names = in_table(test or mean, self.metrics)[:_MOST_COLUMNS]
+        table = Table(title=title, title_justify="left")
+        table.add_column("")
+        for name in names:
+            table.add_column(name, justify="right")
+
+        def row(label: str, scores: Mapping[str, float], style: str | None = None) -> None:
+            cells = (formatted(scores, name) if name in scores else "" for name in names)
+            table.add_row(label, *cells, style=style)
+
+        if test:
+            size = (len(self.members) - len(self.left_out)) // groups
+            mean_of = f"mean of {groups} groups, " if groups > 1 else ""
+            row(f"{mean_of}ensemble of {size}", test, "bold")
+        row("mean member", mean)
+        table.add_section()
+        for member in self.members[:_MOST_ROWS]:
+            out = ", left out" if member["member_id"] in self.left_out else ""
+            row(f"member {int(member['member_id'])}{out}", member, "dim")
+        if len(self.members) > _MOST_ROWS:
+            table.add_row(f"… {len(self.members) - _MOST_ROWS} more {others}", style="dim")
+        if self.by_class:
+            table.add_section()
+        for each in self.by_class[:_MOST_ROWS]:
+            row(f"class {each['class']}", each)
+        if len(self.by_class) > _MOST_ROWS:
+            table.add_row(f"… {len(self.by_class) - _MOST_ROWS} more classes", style="dim")
+        return table
 
     def __repr__(self) -> str:
         """Returns the scores as a table of plain text."""
-        from dist_ens.metrics.table import as_text
+        from dist_ens.ground.terminal import PlainConsole
 
-        return as_text(self.table(title=None, others="in .members"))
+        console = PlainConsole(file=io.StringIO(), width=_WIDTH, color_system=None)
+        console.print(self.table(title=None, others="in .members"))
+        return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
 
     def _over_groups(self, reduce: Callable[[list[float]], float]) -> dict[str, float]:
         names = self.groups[0]
         return {name: float(reduce([scores[name] for scores in self.groups])) for name in names}
 
 
-def scores_of_means(member_ids: Sequence[int], means: Mapping[str, np.ndarray]) -> Scores:
-    """Returns the scores of members from the means, [members], of a loss function's values.
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The row statistics of a data set. A row is an example, or a position in an example.
 
-    The scores of the ensemble are empty, because the members' outputs are not pooled.
+    Attributes:
+        units: Standard deviation by which the targets of each group were divided.
+        zeros: Mean that was subtracted from the targets of each group before the division.
+        member_ids: Ids of the members. The member at position m is in group m % groups.
+        left_out: Ids of the members that are not pooled.
+        example_of_row: Position of each row's example in the data set, int[rows].
+        labels: Labels, [groups, rows].
+        groups: Statistics of each group's pooled prediction, float32[groups, rows].
+        members: Statistics of the members, float32[members, rows].
+        group_classwise: Sums over classes of the groups, float64[groups, ...].
+        member_classwise: Sums over classes of the members, float64[members, ...].
+        weights: Weight of each row, positive, float64[rows]. None: all rows count equally.
+        sizes: Numbers of members of the ensembles in `by_size`. Empty if these were not scored.
+        by_size: First statistic of some metrics, by the metrics' names, for ensembles of randomly
+            drawn members, float32[sizes, groups, rows].
     """
+
+    distribution: Distribution
+    metrics: Sequence[Metric]
+    units: Sequence[float]
+    zeros: Sequence[float]
+    member_ids: np.ndarray
+    left_out: Sequence[int]
+    rows_per_example: int
+    example_of_row: np.ndarray
+    labels: np.ndarray
+    groups: Mapping[str, np.ndarray]
+    members: Mapping[str, np.ndarray]
+    group_classwise: np.ndarray
+    member_classwise: np.ndarray
+    weights: np.ndarray | None = None
+    sizes: Sequence[int] = ()
+    by_size: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    class_names: Sequence[str] = ()
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of members."""
+        return len(self.units)
+
+    @property
+    def broken_members(self) -> list[int]:
+        """Ids of the members with NaN among their predictions."""
+        broken = np.isnan(self.members[self.distribution.error_statistic]).any(axis=1)
+        return self.member_ids[broken].tolist()
+
+    @property
+    def is_pooled(self) -> np.ndarray:
+        """Whether each member belongs to the ensemble, bool[members]."""
+        return ~np.isin(self.member_ids, self.left_out)
+
+    @property
+    def pooled_members(self) -> dict[str, np.ndarray]:
+        """Statistics of the pooled members."""
+        is_pooled = self.is_pooled
+        return {name: rows[is_pooled] for name, rows in self.members.items()}
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no pooled prediction is NaN."""
+        return not np.isnan(self.groups[self.distribution.error_statistic]).any()
+
+    def require_sound(self) -> "Evaluation":
+        """Returns this evaluation; raises a `BrokenMembersError` if a pooled prediction is NaN."""
+        broken = [i for i in self.broken_members if i not in self.left_out]
+        if broken:
+            raise BrokenMembersError(broken)
+        return self
+
+    def scores(self, *, intervals: bool = False) -> Scores:
+        """Returns the scores, with 95 % bootstrap intervals unless there are too many rows."""
+        groups = self._scores(self.groups, self.group_classwise)
+        members = self._scores(self.members, self.member_classwise)
+        return Scores(
+            groups,
+            self._with_ids(members),
+            self.left_out,
+            self._intervals(groups, members) if intervals and self._num_draws else None,
+            tuple(m for m in self.metrics if m.name not in CATALOGUE and m.name in groups[0]),
+            self._by_class() if self.num_groups == 1 else [],
+        )
+
+    def _intervals(
+        self, groups: Sequence[dict[str, Score]], members: Sequence[dict[str, Score]]
+    ) -> JsonDict:
+        drawn_groups = self._scores(self.groups, self.group_classwise, are_drawn=True)
+        drawn_members = self._scores(self.members, self.member_classwise, are_drawn=True)
+        pooled = np.flatnonzero(self.is_pooled).tolist()
+        drawn_mean, mean = (
+            mean_scores([each[m] for m in pooled]) for each in (drawn_members, members)
+        )
+        intervals = partial(intervals_of, self.metrics)
+        return {
+            "ensemble": intervals(mean_scores(drawn_groups), mean_scores(groups)),
+            "mean_member": intervals(drawn_mean, mean),
+            "members": self._with_ids(map(intervals, drawn_members, members)),
+        }
+
+    def _with_ids(self, of_members: Iterable[JsonDict]) -> list[JsonDict]:
+        ids = self.member_ids.tolist()
+        return [{"member_id": i, **values} for i, values in zip(ids, of_members, strict=True)]
+
+    def _by_class(self) -> list[JsonDict]:
+        """Returns the ensemble's scores on the examples of each class that has a name."""
+        means = [metric for metric in self.metrics if metric.name in _OF_EACH_CLASS]
+        found: list[JsonDict] = []
+        for number, name in enumerate(self.class_names):
+            of_class = self.labels[0] == number
+            scored: JsonDict = {"class": name, "examples": int(of_class.sum())}
+            if of_class.any():
+                values = {n: rows[0][of_class] for n, rows in self.groups.items()}
+                weights = None if self.weights is None else self.weights[of_class]
+                scored |= scores_of(means, Rows(values, weights=weights))
+            found.append(scored)
+        return found
+
+    def score_against_members(self) -> JsonDict:
+        """Returns the scores of 1, 2, … random members, with intervals or NaN for many rows."""
+        curve: JsonDict = {"num_members": [int(size) for size in self.sizes]}
+        nothing = [None] * self.num_groups
+        for name, of_sizes in self.by_size.items():
+            means = [float(self._over_groups(name, rows, nothing)) for rows in of_sizes]
+            ends = [(np.nan, np.nan)] * len(means)
+            if self._num_draws:
+                ends = [interval(self._over_groups(name, rows, self._draws)) for rows in of_sizes]
+            low, high = zip(*ends, strict=True)
+            curve[name] = {"mean": means, "low": list(low), "high": list(high)}
+        return curve
+
+    def _over_groups(
+        self, name: str, rows: np.ndarray, draws: Sequence[np.ndarray | None]
+    ) -> Score:
+        """Returns the mean over the groups of a metric of `by_size`, in resamples if given."""
+        metric = next(metric for metric in self.metrics if metric.name == name)
+        of_groups = [
+            metric.score(
+                Rows({metric.statistics[0]: row}, unit=unit, weights=self.weights, draws=of_group)
+            )
+            for row, unit, of_group in zip(rows, self.units, draws, strict=True)
+        ]
+        return np.mean(of_groups, axis=0)
+
+    @property
+    def _num_draws(self) -> int:
+        return num_draws(self.labels.shape[1])
+
+    @cached_property
+    def _draws(self) -> list[np.ndarray]:
+        """Number of times each row is drawn, float32[draws, rows] for each group."""
+        return [draws_of(self.example_of_row, group) for group in range(self.num_groups)]
+
+    def _scores(
+        self,
+        statistics: Mapping[str, np.ndarray],
+        classwise: np.ndarray,
+        *,
+        are_drawn: bool = False,
+    ) -> list[dict[str, Score]]:
+        """Returns the scores of the predictors of some statistics, in resamples if `are_drawn`."""
+        scores = []
+        for position, sums in enumerate(classwise):
+            group = position % self.num_groups
+            values = {name: rows[position] for name, rows in statistics.items()}
+            draws = self._draws[group] if are_drawn else None
+            rows = Rows(values, sums, self.units[group], self.weights, draws, seed=group)
+            scores.append(scores_of(self.metrics, rows))
+        return scores
+
+
+def num_draws(num_rows: int) -> int:
+    """Returns the number of resamples for a number of rows, or 0 if it would be too small."""
+    draws = min(_DRAWS, _MOST_DRAWN // num_rows)
+    return draws if draws >= _FEWEST_DRAWS else 0
+
+
+def draws_of(example_of_row: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Returns the counts of rows, [draws, rows]. Rows of an example are drawn together."""
+    examples, position = np.unique(example_of_row, return_inverse=True)
+    draws = bootstrap_weights(len(examples), num_draws(len(example_of_row)), seed)
+    return draws if len(examples) == len(position) else draws[:, position]
+
+
+def intervals_of(
+    metrics: Sequence[Metric], draws: Mapping[str, Score], scores: Mapping[str, Score]
+) -> dict[str, tuple[float, float]]:
+    """Returns the 95 % interval of each score, from its resamples, float64[draws]."""
+    unbiased = {metric.name for metric in metrics if metric.interval == "unbiased"}
+    found = {}
+    for name, values in draws.items():
+        low, high = interval(values)
+        if name in unbiased:
+            # The noise of a resample raises a sum of distances, so this bias is subtracted.
+            bias = float(np.mean(values) - scores[name])
+            low, high = (float(np.maximum(0, end - bias)) for end in (low, high))  # NaN stays.
+        found[name] = (low, high)
+    return found
+
+
+def mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
+    """Returns the mean of each score over several predictors, also in each resample."""
+    return {name: np.mean([each[name] for each in scores], axis=0) for name in scores[0]}
+
+
+def scores_of_means(member_ids: Sequence[int], means: Mapping[str, np.ndarray]) -> Scores:
+    """Returns scores of members from a loss function's means, [members]; the ensemble has none."""
     members = [
         {"member_id": int(member_id)}
         | {name: float(values[position]) for name, values in means.items()}

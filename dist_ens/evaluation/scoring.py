@@ -1,7 +1,6 @@
 """The one path from an ensemble, a state and data to scores, and the function `evaluate`."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,26 +8,24 @@ import jax
 import numpy as np
 
 from dist_ens.data import LabelScaledSplit, Spec, Split, Standardization, TreeSplit
-from dist_ens.data.source_check import check_parts
+from dist_ens.data.checks import check_parts
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.ensemble.failures import frozen_positions
-from dist_ens.ensemble.initial_state import shapes_of
-from dist_ens.ensemble.label_scale import label_scale
+from dist_ens.ensemble.initial_state import label_scale, shapes_of
 from dist_ens.ensemble.own_step import loss_of_scoring
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.examples import Examples, examples_of, parts_of_objective
 from dist_ens.evaluation.label_checks import check_inputs
 from dist_ens.evaluation.loss_scores import loss_directions, loss_scores
-from dist_ens.evaluation.row_scores import Evaluation
-from dist_ens.evaluation.scores import Scores
+from dist_ens.evaluation.scores import Evaluation, Scores
 from dist_ens.ground.errors import UserError, first_line
 from dist_ens.ground.state import State, described
 from dist_ens.ground.types import Batch, Data, PyTree
 from dist_ens.layout import to_host
 from dist_ens.losses import Objective
 from dist_ens.metrics import Metric
-from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, checked_metrics
+from dist_ens.metrics.metric import checked_metrics
 
 BATCH_SIZE = 1000
 
@@ -109,24 +106,18 @@ def score(
     intervals: bool = True,
     by_size: bool = False,
 ) -> tuple[Scores, Evaluation | None]:
-    """Returns the scores, and the evaluation from which they are computed; see `evaluate`.
-
-    `fit`, `evaluate`, a loaded run and the command line all score with this function. The
-    evaluation is None for an ensemble without an objective.
-    """
+    """Returns scores and their evaluation, which is None without an objective; see `evaluate`."""
     examples = examples_of(data, state.class_names, ensemble.batch_specs)
     here, state = ensemble.at(state._replace(class_names=()))
-    check_groups(here, examples.spec)
+    examples = scorable(here, examples, metrics)
     if here.num_groups > 1:
         check_ids_of_groups(to_host(state.member_id).tolist(), here.num_groups)
     if here.objective is None:
-        _require_no_metrics(metrics)
         scores = loss_scores(here, state, examples.split, batch_size)
         left_out = to_host(state.member_id)[positions_left_out(here, state)]
         return dataclasses.replace(scores, left_out=left_out.tolist()), None
-    examples = examples._replace(split=parts_of_objective(here.objective, examples.split))
     evaluator, split = evaluator_of(here, state, examples, metrics, batch_size)
-    evaluation = without_failed(evaluator, here, state).evaluate(state, split, by_size=by_size)
+    evaluation = without_failed(evaluator, state).evaluate(state, split, by_size=by_size)
     return evaluation.scores(intervals=intervals), evaluation
 
 
@@ -145,11 +136,9 @@ def score_directions(
     """
     of_wave = ensemble if ensemble.waves == 1 else ensemble.of_wave
     state, objective = of_wave.abstract_state(batch), ensemble.objective
-    check_groups(ensemble, examples.spec)
-    split = examples.split if objective is None else parts_of_objective(objective, examples.split)
+    split = scorable(ensemble, examples, metrics).split
     try:
         if objective is None:
-            _require_no_metrics(metrics)
             return loss_directions(of_wave, state, split, batch_size)
         evaluator = Evaluator(ensemble, batch_size, None, objective.distribution, metrics)
         return _directions(evaluator, state, split)
@@ -163,13 +152,28 @@ def score_directions(
         ) from error
 
 
+def scorable(ensemble: Ensemble, examples: Examples, metrics: Sequence[Metric] = ()) -> Examples:
+    """Returns examples with the parts that an ensemble scores; raises if they do not fit it."""
+    spec, objective = examples.spec, ensemble.objective
+    if spec is not None and spec.num_groups != ensemble.num_groups:
+        raise UserError(
+            f"The source has num_groups={spec.num_groups}, and the ensemble has num_groups="
+            f"{ensemble.num_groups}. Make the ensemble with num_groups={spec.num_groups}."
+        )
+    if objective is not None:
+        return examples._replace(split=parts_of_objective(objective, examples.split))
+    if metrics:
+        raise UserError(
+            f"The metric {metrics[0].name!r} needs a predictive distribution, and the loss of this "
+            "ensemble is a function. Return the metric from it as an auxiliary scalar."
+        )
+    return examples
+
+
 def _directions(evaluator: Evaluator, state: State, split: Split) -> dict[str, str | None]:
     ensemble = evaluator.ensemble
     example = split.take(np.zeros(1, np.int64))
-    check_parts("The evaluation data", example, may_have_weights=True)
-    if ensemble.objective is not None and ensemble.objective.standardize:
-        labels = np.asarray(example[Objective.LABELS], np.float32)
-        example = {**example, Objective.LABELS: labels}
+    check_parts("The evaluation data", example)
     groups = (ensemble.num_groups,) if ensemble.num_groups > 1 else ()
     size = evaluator.filled_size
     shapes = jax.tree.map(
@@ -178,20 +182,11 @@ def _directions(evaluator: Evaluator, state: State, split: Split) -> dict[str, s
     )
     outputs = evaluator.outputs_shape(state, shapes[Objective.INPUTS])
     labels, weights = jax.eval_shape(
-        partial(evaluator.aligned, outputs),
-        shapes[Objective.LABELS],
-        shapes.get(Objective.WEIGHTS),
+        partial(evaluator.aligned, outputs), shapes[Objective.LABELS], shapes.get(Objective.WEIGHTS)
     )
-    evaluator.programs.check_metrics(evaluator.own_metrics, outputs, labels)
     mask = jax.ShapeDtypeStruct((size,), bool)
     scored = jax.eval_shape(evaluator.programs.score, outputs, labels, mask, weights)
-    (statistics, sums), _ = scored
-    known = {*statistics, WHOLE_WEIGHTS, *([CLASSWISE] if math.prod(sums.shape) else [])}
-    directions: dict[str, str | None] = {}
-    for metric in evaluator.metrics:
-        if known.issuperset(metric.statistics):
-            directions.setdefault(metric.name, metric.direction)
-    return directions
+    return evaluator.directions(*scored[0])
 
 
 def evaluator_of(
@@ -200,12 +195,21 @@ def evaluator_of(
     """Returns the evaluator of an ensemble with an objective, and the split in its labels' unit."""
     objective: Objective = ensemble.objective  # type: ignore[assignment]
     split, spec, names = examples
-    if spec is None and names:
-        spec = Spec((), "float32", (), len(names), ensemble.num_groups, class_names=names)
-    if objective.standardize:
+    groups, given = ensemble.num_groups, None
+    if spec is not None:
+        names, given = spec.class_names or names, spec.standardization
+    if objective.standardize:  # After the source, which may have standardised the labels too.
         mean, std = label_scale(state)
         split = LabelScaledSplit(split, objective.LABELS, mean, std)
-        spec = _with_label_scale(spec, ensemble.num_groups, mean, std)
+        zeros = given.target_mean if given else (0.0,) * groups
+        units = given.target_std if given else (1.0,) * groups
+        given = Standardization(
+            input_mean=((),) * groups,
+            input_std=((),) * groups,
+            target_mean=tuple(mean * unit + zero for zero, unit in zip(zeros, units, strict=True)),
+            target_std=tuple(std * unit for unit in units),
+        )
+    spec = Spec((), "float32", (), len(names) or None, groups, given, names or None)
     return Evaluator(ensemble, batch_size, spec, objective.distribution, metrics), split
 
 
@@ -219,36 +223,16 @@ def positions_left_out(ensemble: Ensemble, state: State) -> list[int]:
     return frozen if is_possible else []
 
 
-def without_failed(evaluator: Evaluator, ensemble: Ensemble, state: State) -> Evaluator:
+def without_failed(evaluator: Evaluator, state: State) -> Evaluator:
     """Returns an evaluator that leaves out the members that failed; see `positions_left_out`."""
-    left_out = positions_left_out(ensemble, state)
+    left_out = positions_left_out(evaluator.ensemble, state)
     return evaluator.without(left_out) if left_out else evaluator
-
-
-def check_groups(ensemble: Ensemble, spec: Spec | None) -> None:
-    """Raises a `UserError` if a source has other groups of examples than the ensemble."""
-    if spec is not None and spec.num_groups != ensemble.num_groups:
-        raise UserError(
-            f"The source has num_groups={spec.num_groups}, and the ensemble has num_groups="
-            f"{ensemble.num_groups}. Make the ensemble with num_groups={spec.num_groups}."
-        )
-
-
-def _require_no_metrics(metrics: Sequence[Metric]) -> None:
-    if metrics:
-        raise UserError(
-            f"The metric {metrics[0].name!r} needs a predictive distribution, and the loss of this "
-            "ensemble is a function. Return the metric from it as an auxiliary scalar."
-        )
 
 
 def _scored_by(
     ensemble: Ensemble, objective: Objective | None, eval_loss: Callable[..., PyTree] | None
 ) -> Ensemble:
-    """Returns an ensemble with a step of its own that is scored by something else.
-
-    Only the newest is kept with the ensemble, so that its programs are compiled once.
-    """
+    """Returns an ensemble with its own step that another loss scores; the newest is kept."""
     if ensemble.own_step is None:
         raise UserError(
             "objective and eval_loss score an ensemble of Ensemble.from_step. Leave them out."
@@ -259,17 +243,3 @@ def _scored_by(
         loss = loss_of_scoring(objective, eval_loss, has_apply=has_apply)
         kept["scored_by"] = key, ensemble.replace(loss=loss)
     return kept["scored_by"][1]
-
-
-def _with_label_scale(spec: Spec | None, num_groups: int, mean: float, std: float) -> Spec:
-    """Returns a description of labels that the ensemble standardises after the source did."""
-    given = spec.standardization if spec else None
-    zeros = given.target_mean if given else (0.0,) * num_groups
-    units = given.target_std if given else (1.0,) * num_groups
-    both = Standardization(
-        input_mean=((),) * num_groups,
-        input_std=((),) * num_groups,
-        target_mean=tuple(mean * unit + zero for zero, unit in zip(zeros, units, strict=True)),
-        target_std=tuple(std * unit for unit in units),
-    )
-    return Spec((), "float32", (), None, num_groups, both)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy import ndimage
+from typing_extensions import override
 
 from dist_ens.data import Spec, Split
 from dist_ens.ground.errors import UserError
@@ -18,7 +19,7 @@ _MOST_ROUNDING = 0.05  # Root mean square of the rounding, as a fraction of the 
 
 
 @dataclasses.dataclass(frozen=True)
-class ShiftedSplit:
+class ShiftedSplit(Split):
     """A split whose inputs, within [low, high], are always shifted in the same way."""
 
     split: Split
@@ -29,15 +30,16 @@ class ShiftedSplit:
     dtype: np.dtype
 
     @property
+    @override
     def in_memory(self) -> bool:
-        """Whether the examples are held in memory."""
         return False
 
+    @override
     def __len__(self) -> int:
         return len(self.split)
 
+    @override
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the examples at some positions, with shifted inputs."""
         batch = self.split.take(indices)
         inputs, shift = batch["inputs"], _SHIFTS[self.name]
         span = self.high - self.low

@@ -21,10 +21,7 @@ from dist_ens.layout import Layout, broadcast
 
 
 def lowered(fn: Callable[..., Tree], execution: Execution, layout: Layout) -> Callable[..., Tree]:
-    """Returns a function of one member, already differentiated, with its operations lowered.
-
-    On several columns, some operations are always lowered. Without any, it is `fn` itself.
-    """
+    """Returns a function of one member, already differentiated, with its operations lowered."""
     columns = layout.data_axis
     rules: dict[Primitive, Rule] = {}
     names = execution.lowerings

@@ -110,13 +110,13 @@ class _Trial:
 
 @dataclasses.dataclass(frozen=True)
 class _Candidate:
-    """A candidate that can be timed in interleaved rounds; a `timing.Way`."""
+    """A candidate that can be timed in interleaved rounds; a `timing.Candidate`."""
 
     update: _Update
     trial: _Trial
 
     def run(self, num_steps: int) -> None:
-        """Makes some calls of the update; a step of `timing.Way` is one call here."""
+        """Makes some calls of the update; a step of `timing.Candidate` is one call here."""
         for _ in range(num_steps):
             self.trial.call(self.update)
 
@@ -167,11 +167,7 @@ class _Contest:
         self.budget_secs = min(LONGEST_SECS, PART_OF_THE_RUN * num_steps * self.step_secs[first])
 
     def _time_first(self, names: Sequence[str]) -> str:
-        """Times the first candidate that raises no error, and returns its name.
-
-        The reference, which has no lowering, is the last. If it raises an error too, the program
-        itself is wrong, and the first error is raised.
-        """
+        """Times the first candidate that raises no error, and returns its name."""
         errors: list[Exception] = []
         for name in dict.fromkeys([*names, REFERENCE]):
             error = self._error_of(name, self._trial, must_fit=False)
@@ -201,7 +197,7 @@ class _Contest:
             else:
                 time()
         except Exception as error:
-            self._failed[name] = error_text(error)
+            self._failed[name] = f"{type(error).__name__}: {first_line(error)[:200]}"
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._trial.state)):
                 self._trial.state = jax.block_until_ready(copied(self._call.state))
             return error
@@ -273,9 +269,9 @@ class _Contest:
         call_secs: dict[str, list[float]] = {name: [] for name in names}
         for further_rounds in reversed(range(_ROUNDS)):
             began = cluster.clock()
-            ways = [self._tried[name] for name in names]
-            of_ways = timing.step_secs_of_short_turns(ways, num_turns)
-            for name, secs in zip(names, of_ways, strict=True):
+            tried = [self._tried[name] for name in names]
+            of_turns = timing.step_secs_of_turns(tried, num_turns)
+            for name, secs in zip(names, of_turns, strict=True):
                 call_secs[name] += secs
                 self._num_turns[name] = len(call_secs[name])
                 median = statistics.median(call_secs[name])
@@ -316,11 +312,6 @@ class _Contest:
 
     def _left_secs(self) -> float:
         return self.budget_secs - (cluster.clock() - self._began)
-
-
-def error_text(error: Exception) -> str:
-    """Returns the class of an error and the beginning of its message."""
-    return f"{type(error).__name__}: {first_line(error)[:200]}"
 
 
 def _num_turns(call_secs: float) -> int:

@@ -1,6 +1,7 @@
 """Executions that are worth trying for a program, and the rule that ranks them."""
 
 import math
+from collections.abc import Callable
 
 import jax
 from jax.extend.core import ClosedJaxpr
@@ -13,7 +14,14 @@ from dist_ens.execution.lowerings import (
     becomes_sums,
 )
 from dist_ens.execution.rewrite import contains
-from dist_ens.execution.spec import LOWERINGS, MEMBER_EXECUTIONS, Lowering, MemberExecution
+from dist_ens.execution.spec import (
+    AUTO,
+    LOWERINGS,
+    MEMBER_EXECUTIONS,
+    Execution,
+    Lowering,
+    MemberExecution,
+)
 from dist_ens.ground.types import Leaf
 from dist_ens.layout import Layout
 
@@ -28,6 +36,15 @@ _CHUNKS = range(5, 65)
 _FEWEST_CHUNKED = 11
 # From this number of multiplications on, the product of a single member keeps a core busy.
 _LARGE_PRODUCT = 2**22
+# The execution in which a program is traced to find its candidates, without lowerings.
+ONE_BY_ONE = Execution(members="map", steps="scanned")
+
+
+def by_rule(execution: Execution, layout: Layout, trace: Callable[[], ClosedJaxpr]) -> Execution:
+    """Returns an execution; in place of `auto`, the first candidate for a traced program."""
+    if execution.members != AUTO:
+        return execution
+    return Execution.parse(candidates(layout, trace(), num_steps=1)[0])
 
 
 def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]:

@@ -1,13 +1,15 @@
 """The lift: it turns a function of one member into a function of all members, over the mesh."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from dist_ens.execution.apply import lowered, over_members
+from dist_ens.execution.heuristics import ONE_BY_ONE, by_rule
 from dist_ens.execution.loop import Loop
-from dist_ens.execution.spec import AUTO, Execution
+from dist_ens.execution.spec import Execution
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.state import as_held
 from dist_ens.ground.types import PyTree, Specs, Tree
@@ -20,9 +22,8 @@ from dist_ens.layout import (
     copy_of_numpy,
     in_turn,
     is_spec,
-    members_axes,
-    named_specs,
 )
+from dist_ens.layout.specs import members_axes, named_specs
 
 
 def lift(
@@ -50,7 +51,8 @@ def lift(
             a tree prefix of these. With a data axis of 1, a batch may be any pytree of arrays.
         out_specs: Specs of the results: "members" or "member_batch", or a tree prefix of these.
         execution: Execution of the members of a device, such as "vmap", "unroll", "map",
-            "chunk:4", "loop" or "unroll+canonical+masks".
+            "chunk:4", "loop" or "unroll+canonical+masks". "auto" takes the first candidate for the
+            operations of `fn`.
         donate_argnums: Positions of donated arguments, whose memory the results may reuse. They
             must not be used again.
 
@@ -80,8 +82,6 @@ def lift(
                 f"The spec {spec} of a result has no members axis, and every member has its own "
                 "result. Use 'members' or 'member_batch'."
             )
-    if execution == AUTO:
-        raise UserError("execution is 'auto', which only fit resolves, by timing. Use 'vmap'.")
     parsed = Execution.parse(execution)
     if parsed.steps is not None:
         raise UserError(
@@ -111,6 +111,23 @@ def sharded(
     return layout.map_rows(of_device, in_specs=in_specs, out_specs=out_specs)
 
 
+def of_all_members(
+    fn: Callable[..., Tree],
+    layout: Layout,
+    in_specs: tuple[Specs, ...],
+    out_specs: Specs,
+    execution: Execution,
+) -> Callable[..., Tree]:
+    """Returns the function of all members with its operations lowered, not yet jitted."""
+
+    def of_all(*args: PyTree) -> Tree:
+        plain = sharded(fn, layout, in_specs, out_specs, ONE_BY_ONE)
+        found = by_rule(execution, layout, lambda: jax.make_jaxpr(plain)(*args))
+        return sharded(lowered(fn, found, layout), layout, in_specs, out_specs, found)(*args)
+
+    return of_all
+
+
 class Lifted:
     """A function of all members, made by `lift`."""
 
@@ -129,8 +146,7 @@ class Lifted:
         self._names = names or [f"Argument {number}" for number in range(len(in_specs))]
 
         def program_on(layout: Layout, of_members: Execution) -> Callable[..., PyTree]:
-            member = lowered(fn, execution, layout)
-            program = sharded(member, layout, in_specs, out_specs, of_members)
+            program = of_all_members(fn, layout, in_specs, out_specs, of_members)
 
             def checked(*args: PyTree) -> PyTree:
                 # Shapes are known when a call is traced, so that they are checked once for all.
@@ -144,7 +160,7 @@ class Lifted:
         is_loop = execution.members == "loop"
         self._place = layout.placed if is_loop else self._as_arguments
         if is_loop:
-            alone = Execution(members="unroll")
+            alone = dataclasses.replace(execution, members="unroll")
             self._program: Any = Loop(
                 layout,
                 in_specs,
@@ -160,10 +176,7 @@ class Lifted:
         return self._program(*self._placed(args, self._place))
 
     def lower(self, *args: PyTree) -> jax.stages.Lowered:
-        """Returns the lowered program, as `jax.jit(f).lower` does.
-
-        The execution `loop` dispatches several programs, so it has no lowered program.
-        """
+        """Returns the lowered program, as `jax.jit(f).lower` does; `loop` has none."""
         return self._program.lower(*self._placed(args, self._place))
 
     def _as_arguments(self, tree: PyTree, specs: Specs, where: str) -> PyTree:

@@ -13,17 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ground.types import PyTree, Specs, Structure, Tree
-from dist_ens.layout import (
-    ENSEMBLE,
-    MEMBERS,
-    Layout,
-    axis_of,
-    broadcast,
-    join_rows,
-    layout_of_row,
-    part_of_row,
-    put_numbers,
-)
+from dist_ens.layout import ENSEMBLE, Layout, axis_of, broadcast, put_numbers
+from dist_ens.layout.rows import join_rows, layout_of_row, part_of_row
 
 
 class Loop:
@@ -54,44 +45,48 @@ class Loop:
 
     def __call__(self, *args: PyTree) -> PyTree:
         """Returns the results of all members; a donated state must not be used again."""
-        specs = self._in_specs
-        parts = {row: self._parts_of(args, row) for row in self._rows}
-        results: dict[int, list[PyTree]] = {row: [] for row in self._rows}
+        layout, out_specs = self._layout, self._out_specs
+        parts = {
+            row: [
+                part_of_row(layout, arg, row, spec)
+                for arg, spec in zip(args, self._in_specs, strict=True)
+            ]
+            for row in self._rows
+        }
+        of_members, in_place, is_tuple = self._results(parts)
+        if type(out_specs) is not tuple:
+            out_specs = (out_specs,) * len(of_members[self._rows[0]][0])
+        of_rows = []
+        for row, members in of_members.items():
+            numbers = zip(zip(*members, strict=True), out_specs, strict=True)
+            of_row = [_side_by_side(results, spec) for results, spec in numbers]
+            of_rows.append([parts[row][0], *of_row[1:]] if in_place else of_row)
+        numbers = zip(zip(*of_rows, strict=True), out_specs, strict=True)
+        whole = tuple(join_rows(layout, rows, spec) for rows, spec in numbers)
+        return whole if is_tuple else whole[0]
+
+    def _results(
+        self, parts: dict[int, list[PyTree]]
+    ) -> tuple[dict[int, list[list[PyTree]]], bool, bool]:
+        """Returns each row's results, whether `parts` hold states, and if they are tuples."""
         in_place = self._in_place
+        results: dict[int, list[list[PyTree]]] = {row: [] for row in self._rows}
         for position in range(self._layout.members_per_device):
             for row in self._rows:  # The devices of different rows compute at the same time.
                 place, of_row = self._positions[row][position], parts[row]
-                own = [_own(arg, spec, place) for arg, spec in zip(of_row, specs, strict=True)]
+                own = [
+                    _own(arg, spec, place) for arg, spec in zip(of_row, self._in_specs, strict=True)
+                ]
                 result = self._programs[row](*own)
-                first = result[0] if type(result) is tuple else result
+                is_tuple = type(result) is tuple
+                found = [*result] if is_tuple else [result]
                 if position == 0:  # The results of all members have the same types.
-                    in_place = in_place and _types(first) == _types(own[0])
+                    in_place = in_place and _types(found[0]) == _types(own[0])
                 if in_place:
-                    of_row[0] = _put_back(of_row[0], first, place)
-                    result = (None, *result[1:]) if type(result) is tuple else None
-                results[row].append(result)
-        states = {row: of_row[0] for row, of_row in parts.items()}
-        return self._joined(results, states if in_place else None)
-
-    def _parts_of(self, args: tuple[PyTree, ...], row: int) -> list[PyTree]:
-        of_args = zip(args, self._in_specs, strict=True)
-        return [part_of_row(self._layout, arg, row, spec) for arg, spec in of_args]
-
-    def _joined(self, results: dict[int, list[PyTree]], states: dict[int, PyTree] | None) -> PyTree:
-        """Returns the results of all members as global arrays; `states` replace the first ones."""
-        out_specs = self._out_specs
-        is_tuple = type(next(iter(results.values()))[0]) is tuple
-        if states is not None:
-            state = join_rows(self._layout, states, MEMBERS)
-            if not is_tuple:
-                return state
-            results = {row: [one[1:] for one in members] for row, members in results.items()}
-            out_specs = out_specs[1:] if type(out_specs) is tuple else out_specs
-        rows = {row: _side_by_side(members, out_specs) for row, members in results.items()}
-        if states is None:
-            return join_rows(self._layout, rows, out_specs)
-        others = join_rows(self._layout, rows, out_specs) if jax.tree.leaves(rows) else ()
-        return (state, *others)
+                    of_row[0] = _put_back(of_row[0], found[0], place)
+                    found[0] = None
+                results[row].append(found)
+        return results, in_place, is_tuple
 
 
 def _types(tree: PyTree) -> tuple[Structure, list[tuple[tuple[int, ...], np.dtype]]]:

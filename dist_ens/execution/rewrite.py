@@ -46,10 +46,7 @@ def contains(
     primitive: Primitive,
     where: Callable[..., bool] = lambda *shapes, **params: True,
 ) -> bool:
-    """Returns whether a traced function has an operation, at any depth of nesting.
-
-    Only operations count for whose shapes and parameters `where` is true.
-    """
+    """Returns whether a traced function has an operation, at any depth, for which `where` holds."""
 
     def counts(eqn: JaxprEqn) -> bool:
         return eqn.primitive is primitive and where(*(v.aval for v in eqn.invars), **eqn.params)

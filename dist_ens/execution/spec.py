@@ -14,7 +14,8 @@ from dist_ens.ground.errors import UserError, did_you_mean
 from dist_ens.ground.types import PyTree
 from dist_ens.layout import Layout
 
-AUTO = "auto"  # An execution of this name is chosen by measuring when the run begins.
+# `fit` chooses an execution of this name by timing, and other programs by a rule; see `by_rule`.
+AUTO = "auto"
 STEPS = {
     "scanned": "the steps of a call in a loop inside the program",
     "unrolled": "the steps of a call one after another in one program",
@@ -84,7 +85,7 @@ class Execution:
     """The execution of the members of a device. It changes the results by rounding errors only.
 
     Attributes:
-        members: Name of an execution of members, without the size.
+        members: Name of an execution of members, without the size, or `auto`.
         chunk_size: Number of members batched at a time, for `chunk` only.
         lowerings: Names of the lowerings, at most one for each operation.
         steps: Execution of the steps of a call, a key of `STEPS`. None scans them, except for one
@@ -103,7 +104,7 @@ class Execution:
         The words after the first may come in any order.
 
         Args:
-            text: Name of the execution, `EXECUTION[+LOWERING][+STEPS]`.
+            text: Name of the execution, `EXECUTION[+LOWERING][+STEPS]`, or `auto`.
 
         Raises:
             UserError: If a word is unknown, or two words are of one kind.
@@ -111,6 +112,8 @@ class Execution:
         >>> str(Execution.parse("chunk:4+masks+patches"))
         'chunk:4+patches+masks'
         """
+        if text == AUTO:
+            return cls(members=AUTO)
         first, *words = text.split("+")
         name, size = _parsed_members(first, text)
         kinds: dict[object, str] = {}

@@ -1,45 +1,41 @@
 """The config door: an experiment is described, built from its description, and loaded again."""
 
 from dist_ens.experiment.config_file import OwnParts
-from dist_ens.experiment.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
-from dist_ens.experiment.loaded import load, open_finished
+from dist_ens.experiment.loaded import load
 from dist_ens.experiment.loaded_run import LoadedRun
-from dist_ens.experiment.named import loss_options, make_model, make_objective, model_options
+from dist_ens.experiment.named import (
+    comes_in_memory,
+    describe_source,
+    loss_options,
+    make_model,
+    make_objective,
+    model_options,
+    open_source,
+)
 from dist_ens.experiment.optimizers import make_optimizer, optimizer_options
 from dist_ens.experiment.reading import fields_named, leaves
+from dist_ens.experiment.record import MAY_CHANGE_ON_RESUME, differences_on_resume
 from dist_ens.experiment.schema import (
-    EXAMPLES,
     POOLINGS,
-    SCHEDULES,
     CheckpointConfig,
-    ComputeConfig,
     DataConfig,
-    EvaluationConfig,
-    LayoutConfig,
-    LoggingConfig,
+    Experiment,
     LossConfig,
     ModelConfig,
     OptimizerConfig,
 )
-from dist_ens.experiment.sources import comes_in_memory, describe_source, open_source, open_test
 
 __all__ = [
     "CheckpointConfig",
-    "ComputeConfig",
     "DataConfig",
-    "EXAMPLES",
-    "EvaluationConfig",
     "Experiment",
-    "LayoutConfig",
     "LoadedRun",
-    "LoggingConfig",
     "LossConfig",
     "MAY_CHANGE_ON_RESUME",
     "ModelConfig",
     "OptimizerConfig",
     "OwnParts",
     "POOLINGS",
-    "SCHEDULES",
     "comes_in_memory",
     "describe_source",
     "differences_on_resume",
@@ -51,8 +47,6 @@ __all__ = [
     "make_model",
     "make_optimizer",
     "model_options",
-    "open_finished",
     "open_source",
-    "open_test",
     "optimizer_options",
 ]

@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import numpy as np
 
-from dist_ens.data import ArraySplit, Source, calls, example_shapes_of
+from dist_ens.data import ArraySplit, Source, batch_shapes_of, calls
 from dist_ens.data.feed import PART_OF_THE_MEMORY, ResidentFeed, put_whole
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.programs import step_of_one
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.spec import AUTO
-from dist_ens.execution.timing import Way, step_ms_of_turns
+from dist_ens.execution.timing import Candidate, step_ms_of_turns
+from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.state import State
-from dist_ens.ground.types import Batch, Metrics, Shapes
+from dist_ens.ground.types import Batch, Metrics
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout, in_turn
 from dist_ens.processes import cluster
 from dist_ens.sampling import Order
@@ -52,7 +53,7 @@ class Updates:
         layout = ensemble.layout
         self._draws = ResidentFeed(put_whole(source.train, layout), order, layout, _SEED)
         self._steps_per_call = steps_per_call
-        self.state: State = ensemble.init(_batch(source, order))
+        self.state: State = ensemble.init(batch_shapes_of(source.train, order.global_batch_size))
         self.execution = ensemble.execution
         if chosen:
             first = self._draws(range(steps_per_call))
@@ -88,7 +89,7 @@ class LoopByHand:
             1, devices=ensemble.layout.mesh.devices.ravel()[:1].tolist()
         )
         alone = ensemble.replace(layout=layout, num_members=1, waves=1)
-        batch = _batch(source, order)
+        batch = batch_shapes_of(source.train, order.global_batch_size)
         self.states: list[State] = [
             jax.tree.map(lambda leaf: leaf[0], alone.replace(member_ids=[number]).init(batch))
             for number in range(held)
@@ -118,7 +119,7 @@ class VmapByHand:
         ensemble = ensemble.replace(waves=1)
         members = layout.sharding(MEMBERS)
         batch = layout.sharding(MEMBER_BATCH if order.per_member else BATCH)
-        self.state: State = ensemble.init(_batch(source, order))
+        self.state: State = ensemble.init(batch_shapes_of(source.train, order.global_batch_size))
         axis = 0 if order.per_member else None
         step = jax.jit(
             jax.vmap(step_of_one(ensemble), in_axes=(0, axis, axis)),
@@ -156,15 +157,6 @@ def _host_batches(
             yield batch, index.astype(np.int32) if ensemble.uses_positions else None
 
 
-def _batch(source: Source, order: Order) -> Shapes:
-    """Returns shapes and types of a batch."""
-    size = order.global_batch_size
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype),
-        example_shapes_of(source.train),
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Point:
     """The measurements for one number of members.
@@ -200,6 +192,7 @@ def with_examples_that_fit(source: Source, layout: Layout) -> Source:
     return dataclasses.replace(source, train=ArraySplit(first["inputs"], first["labels"]))
 
 
+@words_of_a_config()
 def layouts_to_time(run: Run) -> list[Layout]:
     """Returns layouts for 1, 2, 4, … members that fit the mesh, and for those of the experiment."""
     most, rows = run.num_members, run.experiment.layout.ensemble_axis
@@ -236,7 +229,7 @@ def bench(
         chosen=experiment.execution == AUTO,
         may_move=experiment.layout.ensemble_axis is None,
     )
-    ways: dict[str, Way] = {DIST_ENS: ours, LOOP: LoopByHand(ensemble, source, order)}
+    ways: dict[str, Candidate] = {DIST_ENS: ours, LOOP: LoopByHand(ensemble, source, order)}
     if ensemble.waves == 1:  # With waves, the devices cannot hold all members at once.
         ways[VMAP] = VmapByHand(ensemble, source, order)
     turns = step_ms_of_turns(ways, num_turns)

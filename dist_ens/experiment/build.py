@@ -8,15 +8,13 @@ import numpy as np
 from dist_ens.checkpoint import StepRecord
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
-from dist_ens.evaluation import Evaluator
 from dist_ens.evaluation.examples import Examples
-from dist_ens.experiment.checks import fields_without_effect
 from dist_ens.experiment.config_file import NOTHING, OwnParts
-from dist_ens.experiment.experiment import Experiment
-from dist_ens.experiment.named import make_methods, make_model, make_objective
+from dist_ens.experiment.named import make_methods, make_model, make_objective, open_source
 from dist_ens.experiment.optimizers import make_optimizer
+from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
-from dist_ens.experiment.sources import open_source
+from dist_ens.experiment.schema import Experiment
 from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
 from dist_ens.losses import Objective
@@ -29,8 +27,12 @@ from dist_ens.members import (
 )
 from dist_ens.methods import Method, bootstrap
 from dist_ens.processes import cluster
-from dist_ens.training.held_out import eval_data_of
+from dist_ens.training.evaluating import eval_data_of
 from dist_ens.training.run_record import record_of
+
+# Fields that say what happens to the inputs and outputs of a network.
+_OF_NETWORK = ("data.mean", "data.std", "compute.rematerialize", "evaluation.dropout_samples")
+_OF_STEP = ("compute.microbatches", "compute.dtype", "loss.options")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Built:
         )
 
 
+@words_of_a_config()
 def build(
     experiment: Experiment,
     *,
@@ -73,16 +76,6 @@ def build(
 ) -> Built:
     """Makes the parts of a run, before anything is written."""
     source = open_source(experiment.data) if source is None else source
-    if parts.metrics and not parts.has_objective:
-        raise UserError(
-            f"The metric {parts.metrics[0].name!r} scores predictions, and the loss of this run is "
-            "a function. Give make_objective, or return the metric from the loss."
-        )
-    if experiment.data.validation and source.valid is None:
-        raise UserError(
-            f"data.validation={experiment.data.validation}, and the source that was given has no "
-            "validation split. Give source.with_validation(share)."
-        )
     member_file = member_file if parts.names or parts.metrics else None
     run = Run(experiment, source.spec, source.num_train_examples, member_file)
     rows = experiment.layout.ensemble_axis
@@ -100,26 +93,13 @@ def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
     objective = parts.objective or make_objective(run.experiment.loss, run.spec.num_classes)
     if objective.standardize:
         raise UserError(
-            f"make_objective returned {objective.name} with standardize=True, and a run from a "
-            "config standardises no labels. Leave it out, and give a source that standardises them."
+            f"make_objective returned {objective.name} with standardize=True. Leave it out, and "
+            "give a source that standardises its labels."
         )
     distribution = objective.distribution.with_pooling(run.experiment.evaluation.pooling)
     if distribution is objective.distribution:
         return objective
     return dataclasses.replace(objective, distribution=distribution)
-
-
-def evaluator_of_run(
-    run: Run, ensemble: Ensemble, pooling: str | None = None, parts: OwnParts = NOTHING
-) -> Evaluator:
-    """Returns the evaluator of a run's ensemble."""
-    if ensemble.objective is None:
-        raise UserError("A loss function says nothing of predictions. Give make_objective.")
-    distribution = ensemble.objective.distribution
-    if pooling is not None:
-        distribution = distribution.with_pooling(pooling)
-    batch_size = run.experiment.evaluation.global_batch_size
-    return Evaluator(ensemble, batch_size, run.spec, distribution, tuple(parts.metrics))
 
 
 def methods_of(
@@ -133,6 +113,25 @@ def methods_of(
     return (*methods, *parts.methods, *([bootstrap()] if is_bootstrap else []))
 
 
+def fields_without_effect(experiment: Experiment, parts: OwnParts) -> list[str]:
+    """Returns the fields that are set and that a loss function or an own step does not see."""
+    if parts.step is None and parts.loss is None:
+        return []
+    found = []
+    for path in (*_OF_NETWORK, *(_OF_STEP if parts.step else ["evaluation.pooling"])):
+        section, _, name = path.partition(".")
+        fields = getattr(experiment, section)
+        value = getattr(fields, name)
+        if value != getattr(type(fields)(), name):
+            found.append(f"{path}={value!r}")
+    if parts.step and experiment.data.examples == "bootstrap":
+        found.append("data.examples='bootstrap'")
+    if parts.step and parts.methods:
+        found.append("make_methods")
+    return found
+
+
+@words_of_a_config()
 def build_ensemble(
     run: Run, layout: Layout, parts: OwnParts = NOTHING, source: Source | None = None
 ) -> Ensemble:
@@ -143,16 +142,15 @@ def build_ensemble(
             f"{ignored[0]} has no effect, because {'make_step' if parts.step else 'make_loss'} "
             "calls the network itself. Leave it out."
         )
-    ids = experiment.member_ids
     shared: dict[str, Any] = dict(
         num_members=layout.num_members,
         # A layout for another number of members is that of a plan.
-        member_ids=ids if ids is not None and len(ids) == layout.num_members else None,
+        member_ids=experiment.member_ids if layout.num_members == run.num_members else None,
         seed=experiment.seed,
         layout=layout,
         execution=run.execution,
         waves=experiment.layout.waves,
-        failures=experiment.failures,
+        failure_policy=experiment.failures,
     )
     if parts.step is not None:
         return Ensemble.from_step(**parts.step, objective=objective, **shared)

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
+from dist_ens.checkpoint.run_digests import write_run_file
 from dist_ens.data import Source, Spec, check_source
-from dist_ens.experiment.experiment import Experiment
-from dist_ens.experiment.schema import DataConfig
-from dist_ens.experiment.sources import open_source
+from dist_ens.experiment.named import open_source
+from dist_ens.experiment.schema import DataConfig, Experiment
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.file_reading import bytes_in
 from dist_ens.ground.json_text import from_json
@@ -24,6 +24,7 @@ from dist_ens.losses import Objective
 from dist_ens.members import Member, as_member
 from dist_ens.methods import LossFunction, Method
 from dist_ens.metrics import Metric
+from dist_ens.report.files import to_json
 
 EXPERIMENT = "experiment.json"
 _PREFIX, _SOURCE = "make_", "make_source"
@@ -132,11 +133,8 @@ class ConfigFile:
         if not self.defines("get_config"):
             raise UserError(f"{self.path} has no get_config(). Add one that returns a ConfigDict.")
         config = self._call("get_config")
-        if not isinstance(config, ConfigDict):
-            raise UserError(
-                f"get_config() in {self.path} returned {kind_of(config)}, no ConfigDict."
-            )
-        return Experiment.from_dict(config.to_dict())
+        has_fields = isinstance(config, ConfigDict | dict)
+        return Experiment.from_dict(ConfigDict(config).to_dict() if has_fields else config)
 
     def own_parts(self, spec: Spec) -> OwnParts:
         """Returns all parts that the file makes itself, except the data set."""
@@ -157,7 +155,8 @@ class ConfigFile:
             return None
         source = self._call(_SOURCE, data_config)
         check_source(source, any_parts=self.defines("make_loss") or self.defines("make_step"))
-        return source
+        has_own = source.valid is not None
+        return source if has_own else source.with_validation(data_config.validation)
 
     def open_source(self, data_config: DataConfig) -> Source:
         """Returns the file's own data set; the one that `data.source` names if it has none."""
@@ -188,18 +187,19 @@ class ConfigFile:
             ) from error
 
 
-class ExperimentFile:
-    """An experiment in JSON, such as the one that a run leaves in its folder. No code is run."""
+NO_FILE = ConfigFile()
 
-    def __init__(self, path: str) -> None:
-        file = given_path(path, "--experiment")
-        self.path = str(file)
-        try:
-            self._values = from_json(bytes_in(file))
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            raise UserError(f"--experiment={shortened(path)} cannot be read: {why}.") from error
 
-    def experiment(self) -> Experiment:
-        """Returns the experiment."""
-        return Experiment.from_dict(self._values)
+def stored_experiment(path: str) -> Experiment:
+    """Returns an experiment in JSON, such as a run leaves in its folder. No code is run."""
+    try:
+        values = from_json(bytes_in(given_path(path, "--experiment")))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"--experiment={shortened(path)} cannot be read: {why}.") from error
+    return Experiment.from_dict(values)
+
+
+def store_experiment(folder: pathlib.Path, experiment: Experiment) -> None:
+    """Writes an experiment into the folder of its run, for `--experiment=FILE`."""
+    write_run_file(folder / EXPERIMENT, to_json(experiment.to_dict(), indent=2) + "\n")

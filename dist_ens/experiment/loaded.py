@@ -1,22 +1,21 @@
 """Loading of a finished run, from a config or made in Python."""
 
+import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dist_ens.checkpoint import (
     StepRecord,
     listed,
     moving_on,
     positions_of,
-    require_config_record,
     saved_step,
 )
-from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import saved_structures
 from dist_ens.experiment.build import build_ensemble, record_of_run
-from dist_ens.experiment.config_file import NOTHING, ConfigFile, OwnParts
-from dist_ens.experiment.loaded_run import NO_FILE, LoadedRun
+from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnParts
+from dist_ens.experiment.loaded_run import LoadedRun
 from dist_ens.experiment.record import Run
 from dist_ens.ground.commands import option, quoted
 from dist_ens.ground.errors import UserError
@@ -71,65 +70,46 @@ def load(
     >>> run.step, run.predict(data["inputs"]).mean.shape
     (3, (8, 2))
     """
-    place = str(place_of(folder, "folder"))
     file = ConfigFile(None if config is None else str(config))
-    return moving_on(step, lambda: _loaded(place, step, members, ensemble, file))
+    return open_finished(folder, step=step, member_ids=members, ensemble=ensemble, config=file)
 
 
 def open_finished(
     workdir: str | pathlib.Path,
-    own_parts: Callable[[Spec], OwnParts] | None = None,
     *,
-    dropout_samples: int | None = None,
     step: int | None = None,
     member_ids: Sequence[int] | None = None,
+    ensemble: Ensemble | None = None,
     config: ConfigFile | None = None,
-) -> LoadedRun:
-    """Opens a checkpoint of a run that was started from a config."""
-    folder = str(place_of(workdir, "workdir"))
-
-    def opened() -> LoadedRun:
-        require_config_record(saved_step(folder, step).run, folder)
-        return _loaded(
-            folder, step, member_ids, None, config or NO_FILE, own_parts, dropout_samples
-        )
-
-    return moving_on(step, opened)
-
-
-def _loaded(
-    folder: str,
-    step: int | None,
-    member_ids: Sequence[int] | None,
-    ensemble: Ensemble | None,
-    config: ConfigFile,
-    own_parts: Callable[[Spec], OwnParts] | None = None,
     dropout_samples: int | None = None,
 ) -> LoadedRun:
-    """Loads a run; see `load` and `open_finished`."""
-    checkpoint = saved_step(folder, step)
-    at, values = checkpoint.step, checkpoint.run
-    record = StepRecord.from_dict(values)
-    members = checkpoint.members
-    if member_ids is not None:
-        members = tuple(members[position] for position in positions_of(member_ids, members))
-    elif len(members) < record.num_members:  # Others were dropped by the policy `drop`.
-        member_ids = [member.member_id for member in members]
-    run, parts = None, NOTHING
-    if not record.config:
-        ensemble = _given_ensemble(folder, record, ensemble, member_ids)
-    else:
-        run = Run.from_dict(values)
-        run = run if member_ids is None else run.with_members(member_ids)
-        parts = parts_of(run, folder, own_parts or config.own_parts)
-        run, ensemble = _described_ensemble(run, parts, folder, dropout_samples)
-    batch = record.batch_shapes()
-    structures = saved_structures(ensemble.abstract_state(batch))
-    state = checkpoint.state(*structures, member_ids=member_ids)
-    state = ensemble.with_record(state)
-    if record.class_names:
-        state = state._replace(class_names=ClassNames(record.class_names))
-    return LoadedRun(run, ensemble, state, at, parts, members, config, folder)
+    """Loads a run as `load` does; `dropout_samples` replaces those of the run, 0 for none."""
+    folder = str(place_of(workdir, "folder"))
+    file = config or NO_FILE
+
+    def loaded() -> LoadedRun:
+        checkpoint = saved_step(folder, step)
+        record = StepRecord.from_dict(checkpoint.run)
+        members, ids = checkpoint.members, member_ids
+        if ids is not None:
+            members = tuple(members[position] for position in positions_of(ids, members))
+        elif len(members) < record.num_members:  # Others were dropped by the policy `drop`.
+            ids = [member.member_id for member in members]
+        run, parts = None, NOTHING
+        if not record.config:
+            own = _given_ensemble(folder, record, ensemble, ids)
+        else:
+            run = Run.from_dict(checkpoint.run)
+            run = run if ids is None else run.with_members(ids)
+            parts = parts_of(run, folder, file)
+            run, own = _described_ensemble(run, parts, folder, dropout_samples)
+        structures = saved_structures(own.abstract_state(record.batch_shapes()))
+        state = own.with_record(checkpoint.state(*structures, member_ids=ids))
+        if record.class_names:
+            state = state._replace(class_names=ClassNames(record.class_names))
+        return LoadedRun(run, own, state, checkpoint.step, parts, members, file, folder)
+
+    return moving_on(step, loaded)
 
 
 def _described_ensemble(
@@ -138,7 +118,13 @@ def _described_ensemble(
     """Returns a run with its samples with dropout, and its ensemble on these devices."""
     layout = Layout.make(run.num_members, devices=cluster.devices_for(run.num_members))
     if dropout_samples is not None:
-        run = run.with_dropout_samples(dropout_samples or None)
+        experiment = run.experiment
+        evaluation = dataclasses.replace(
+            experiment.evaluation, dropout_samples=dropout_samples or None
+        )
+        run = dataclasses.replace(
+            run, experiment=dataclasses.replace(experiment, evaluation=evaluation)
+        )
     ensemble = build_ensemble(run, layout, parts)
     if dropout_samples is None and run.record and parts.names:
         different = record_of_run(run, ensemble, parts).differences(run.record)
@@ -176,20 +162,17 @@ def _given_ensemble(
     return ensemble.with_members(member_ids)
 
 
-def parts_of(
-    run: Run, workdir: str | pathlib.Path, own_parts: Callable[[Spec], OwnParts] | None
-) -> OwnParts:
-    """Returns the parts of a run that its experiment does not name, made by `own_parts`."""
-    parts = own_parts(run.spec) if own_parts else NOTHING
+def parts_of(run: Run, workdir: str | pathlib.Path, config: ConfigFile) -> OwnParts:
+    """Returns the parts of a run that its experiment does not name, made by its config file."""
+    parts = config.own_parts(run.spec)
     if not run.has_own_parts or parts.names or (parts.metrics and not run.parts):
         return parts
-    named = (
-        f"The parts of the run in {quoted(workdir)} ({', '.join(run.parts.values())}) were given"
-    )
-    if run.member_file is None:
-        raise UserError(f"{named} in Python, and none are given here. Give them as own_parts.")
-    raise UserError(
-        f"{named} by a config file, which is not run unasked. Add "
-        f"{option('config', run.member_file)}, in Python "
-        f"load({str(workdir)!r}, config={run.member_file!r})."
-    )
+    way_out = "in Python. Give a config file that makes them"
+    if run.member_file is not None:
+        way_out = (
+            "by a config file, which is not run unasked. Add "
+            f"{option('config', run.member_file)}, in Python "
+            f"load({str(workdir)!r}, config={run.member_file!r})"
+        )
+    names = ", ".join(run.parts.values())
+    raise UserError(f"The parts of the run in {quoted(workdir)} ({names}) were given {way_out}.")

@@ -1,13 +1,14 @@
-"""A finished run on the devices of this process: it predicts, and is scored."""
+"""A finished run on the devices of this process: it predicts, is scored, and keeps answers."""
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 
-from dist_ens.checkpoint import Lineage, ids_text
+from dist_ens.checkpoint import Lineage, ids_text, state_digest
 from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs
 from dist_ens.data.class_names import with_class_numbers
 from dist_ens.ensemble import Ensemble
@@ -15,20 +16,23 @@ from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.evaluation import Evaluator, Scores, evaluate
 from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
 from dist_ens.evaluation.scoring import BATCH_SIZE, without_failed
-from dist_ens.experiment.answers import kept_calibration
-from dist_ens.experiment.build import evaluator_of_run
-from dist_ens.experiment.checks import require_trained_on
-from dist_ens.experiment.config_file import NOTHING, ConfigFile, OwnParts
+from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.record import Run
-from dist_ens.ground.commands import quoted
+from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import Json
 from dist_ens.ground.state import State, select_members
 from dist_ens.ground.types import Data, Inputs
 from dist_ens.layout import to_host
-from dist_ens.losses import Objective, Prediction
+from dist_ens.losses import Distribution, Objective, Prediction
 from dist_ens.metrics import Metric
+from dist_ens.report import keep_answers, read_answers
 
-NO_FILE = ConfigFile()
+if TYPE_CHECKING:
+    from dist_ens.evaluation.calibration import Calibration, Predictor
+
+# Flags that fit what a run keeps, each with the name of the latter.
+_KINDS = {"calibration": "calibration", "conformal": "conformal rule"}
 
 
 class LoadedRun(NamedTuple):
@@ -170,14 +174,14 @@ class LoadedRun(NamedTuple):
 
     def evaluator(self, pooling: str | None = None) -> Evaluator:
         """Returns the evaluator of a run from a config, without the members that failed."""
-        evaluator = evaluator_of_run(self.config_run, self.ensemble, pooling, self.parts)
-        return without_failed(evaluator, self.ensemble, self.state)
+        evaluator = self.config_run.evaluator(self.ensemble, pooling, self.parts.metrics)
+        return without_failed(evaluator, self.state)
 
     def open_source(self) -> Source:
         """Returns the data on which a run from a config was trained."""
         run = self.config_run
         source = self.config.open_source(run.experiment.data)
-        require_trained_on(run, source)
+        run.require_trained_on(source)
         return source
 
 
@@ -203,3 +207,47 @@ def _examples(spec: Spec, data: Data) -> Examples:
         of_groups |= dict(zip(names, (inputs, given.of_targets(labels)), strict=True))
     joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), of_groups)
     return Examples(TreeSplit(joined), spec)
+
+
+def keep(
+    workdir: pathlib.Path, step: int, answers: Mapping[str, Json], *, is_newest: bool = True
+) -> None:
+    """Adds answers to those that a run keeps; see `report.keep_answers`."""
+    keep_answers(workdir, step, state_digest(workdir, step), answers, is_newest=is_newest)
+
+
+def kept_calibration(
+    workdir: pathlib.Path,
+    predictor: "Predictor",
+    distribution: Distribution,
+    *,
+    calibrated: bool,
+    level: float | None,
+) -> "Calibration":
+    """Returns the newest calibration that a run keeps for the step that predicts."""
+    from dist_ens.evaluation.calibration import Calibration  # It imports scipy.optimize, slowly.
+
+    step = predictor.step
+    entry = read_answers(workdir).get(str(step), {"state": None, "answers": {}})
+    answers = entry["answers"] if entry["state"] == state_digest(workdir, step) else {}
+
+    def newest(kind: str, methods: Sequence[str]) -> Calibration:
+        found = [answer for question, answer in answers.items() if question.startswith(f"{kind}=")]
+        if not found:
+            method = next(iter(methods), "METHOD")
+            evaluate = command_line("dist-ens", "evaluate", workdir=workdir, **{kind: method})
+            raise UserError(
+                f"The run in {quoted(workdir)} has no {_KINDS[kind]} of step {step:,}, whose "
+                f"members predict here. Fit one first: {evaluate}."
+            )
+        calibration = Calibration.from_dict(found[-1]["calibration"])
+        calibration.require_of(predictor)
+        return calibration
+
+    calibration = Calibration(predictor=predictor)
+    if calibrated:
+        calibration = newest("calibration", distribution.calibrations)
+    if level is not None:
+        rule = newest("conformal", distribution.conformal).conformal
+        calibration = dataclasses.replace(calibration, conformal=rule, level=level)
+    return calibration

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dist_ens.checkpoint import (
     SavedMembers,
@@ -15,22 +15,16 @@ from dist_ens.checkpoint import (
     require_new_folder,
     write_members,
 )
-from dist_ens.checkpoint.run_digests import DIGESTS, write_run_file
-from dist_ens.data import Source, Spec
+from dist_ens.checkpoint.run_digests import DIGESTS
 from dist_ens.ensemble.checks import check_ids_of_groups
-from dist_ens.experiment.checks import require_own_keys, require_trained_on
-from dist_ens.experiment.config_file import EXPERIMENT, OwnParts
-from dist_ens.experiment.experiment import Experiment, differences_on_resume
+from dist_ens.experiment.config_file import EXPERIMENT, NO_FILE, ConfigFile, store_experiment
 from dist_ens.experiment.loaded import parts_of
-from dist_ens.experiment.record import Run
-from dist_ens.experiment.schema import DataConfig
-from dist_ens.experiment.sources import open_source
+from dist_ens.experiment.record import Run, differences_on_resume
 from dist_ens.experiment.train import train
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.file_writing import UNFINISHED
 from dist_ens.ground.json_text import JsonDict
-from dist_ens.report.files import to_json
 
 # Folder of the run that trains more members, in the folder of the new run.
 NEW_MEMBERS = "new_members"
@@ -68,9 +62,7 @@ def extend(
     workdir: pathlib.Path,
     member_ids: Sequence[int],
     to: pathlib.Path,
-    *,
-    own_parts: Callable[[Spec], OwnParts] | None = None,
-    open_source: Callable[[DataConfig], Source] = open_source,
+    config: ConfigFile | None = None,
 ) -> SavedMembers | None:
     """Trains more members for a run, and writes a new run that has all of them.
 
@@ -84,12 +76,19 @@ def extend(
     if {*member_ids} & {*members.member_ids} or not member_ids:
         raise UserError(f"It has {ids_text(members.member_ids)}. Give ids that it does not have.")
     run = Run.from_dict(members.record)
-    require_own_keys(run, workdir)
-    parts = parts_of(run, workdir, own_parts)
-    source = open_source(run.experiment.data)
-    require_trained_on(run, source)
+    run.require_own_keys(workdir)
+    file = config or NO_FILE
+    parts, source = parts_of(run, workdir, file), file.open_source(run.experiment.data)
+    run.require_trained_on(source)
+    experiment = dataclasses.replace(
+        run.experiment.with_members(member_ids),
+        steps=members.step,
+        epochs=None,
+        execution=run.execution or run.experiment.execution,
+        layout=dataclasses.replace(run.experiment.layout, ensemble_axis=None),
+    )
     trained = train(
-        _experiment_of(run, member_ids, members.step),
+        experiment,
         to / NEW_MEMBERS,
         parts=dataclasses.replace(parts, callbacks=()),  # They may end training before that step.
         member_file=run.member_file,
@@ -99,18 +98,6 @@ def extend(
         return None
     new = read_members(to / NEW_MEMBERS, members.step)
     return write_run(to, members.joined(new))
-
-
-def _experiment_of(run: Run, member_ids: Sequence[int], step: int) -> Experiment:
-    """Returns the experiment that trains more members for a run up to a step."""
-    experiment = run.experiment
-    return dataclasses.replace(
-        experiment.with_members(member_ids),
-        steps=step,
-        epochs=None,
-        execution=run.execution or experiment.execution,
-        layout=dataclasses.replace(experiment.layout, ensemble_axis=None),
-    )
 
 
 def _ids_in(
@@ -207,7 +194,7 @@ def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
 
     def write_experiment() -> None:
         if run is not None and not run.has_own_parts:
-            write_run_file(to / EXPERIMENT, to_json(run.experiment.to_dict(), indent=2) + "\n")
+            store_experiment(to, run.experiment)
 
     # The checkpoint comes last: a folder without it can take the run again.
     write_members(to, members, before=write_experiment)

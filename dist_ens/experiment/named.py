@@ -1,40 +1,47 @@
-"""Networks, losses and methods by the names that a config gives.
+"""Networks, losses, methods and data sources by the names that a config gives.
 
 A name is looked up in the `__all__` of its module, so that a network of `dist_ens.models`, an
 objective of `dist_ens.losses` and a method of `dist_ens.methods` need no other entry. The options
 of a config are the further arguments of the function.
+
+The name `npz:FILE` calls `open_npz(FILE)` of the module `dist_ens.data.npz`: a kind of source is a
+module of `dist_ens.data` with such a function, and needs no other entry. The fields of `DataConfig`
+of the same name are its other arguments.
 """
 
+import importlib
 import inspect
+import pkgutil
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from dist_ens import losses, methods, models
-from dist_ens.experiment.reading import nearest_field
-from dist_ens.experiment.schema import LossConfig, ModelConfig
-from dist_ens.ground.errors import UserError, did_you_mean
-from dist_ens.ground.records import checked_type
+from dist_ens import data, losses, methods, models
+from dist_ens.data import Source, Spec, Split
+from dist_ens.data.idx import open_idx_test
+from dist_ens.data.source import num_held_out
+from dist_ens.experiment.reading import checked_field, nearest_field, words_of_a_config
+from dist_ens.experiment.schema import DataConfig, LossConfig, ModelConfig, OptimizerConfig
+from dist_ens.ground.errors import UserError, did_you_mean, first_line
+from dist_ens.ground.numbers import require_one_of
+from dist_ens.ground.paths import shortened
 from dist_ens.losses import Objective
 from dist_ens.members import Member
 from dist_ens.methods import Method
 
-# Names of losses in a config, where a function of the name computes the loss of each example. The
-# function beside it makes the objective.
-_OBJECTIVES = {
-    "softmax_cross_entropy": "categorical",
-    "class_mean_cross_entropy": "class_mean_categorical",
-    "sigmoid_cross_entropy": "one_vs_rest",
-    "gaussian_nll": "gaussian",
-    "beta_nll": "beta_gaussian",
-    "mse": "squared_error",
-    "pinball": "quantiles",
-}
 _CLASSES, _RANGES = "num_classes", "input_ranges"  # Arguments that the data gives.
 Options = dict[str, tuple[object, type]]
+_OPEN, _DESCRIBE = "open_", "describe_"
+_PLACES = {"idx": "DIR", "tfds": "NAME", "digits": ""}  # Others are files.
+_MODULES = {
+    found.name: importlib.import_module(f"{data.__name__}.{found.name}")
+    for found in pkgutil.iter_modules(data.__path__)
+}
+_KINDS = [name for name, module in _MODULES.items() if hasattr(module, _OPEN + name)]
+_KNOWN = ", ".join(f"{each}:{_PLACES.get(each, 'FILE')}".rstrip(":") for each in _KINDS)
 
 
 def _made_by(module: ModuleType, returned: object) -> dict[str, Callable[..., Any]]:
@@ -49,7 +56,7 @@ def _made_by(module: ModuleType, returned: object) -> dict[str, Callable[..., An
 
 
 _MODELS = _made_by(models, Member)
-_LOSSES = _made_by(losses, Objective)
+LOSSES = _made_by(losses, Objective)
 # `bootstrap` takes no number: `data.examples` names it.
 _METHODS = {
     name: function
@@ -76,11 +83,7 @@ def _type_of(hint: Any) -> type:
 
 def model_options(name: str) -> Options:
     """Returns the default and the type of each option of a network; tuple for a sequence."""
-    if name not in _MODELS:
-        raise UserError(
-            f"model.name={name!r} is not a network of dist_ens.models.{did_you_mean(name, _MODELS)}"
-            f" Choose one of {', '.join(_MODELS)}, or write make_member(spec) in the config file."
-        )
+    require_one_of("model.name", name, [*_MODELS])
     return _options(_MODELS[name], ("input_shape", "num_outputs"))
 
 
@@ -98,25 +101,19 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: i
     >>> sum(leaf.size for leaf in jax.tree.leaves(params))  # (64 + 1) * 8 + (8 + 1) * 10
     610
     """
-    _require_options("model", config.name, config.options, model_options(config.name))
+    options = checked_options("model", config, model_options(config.name))
     try:
-        return _MODELS[config.name](input_shape, num_outputs, **config.options)
+        return _MODELS[config.name](input_shape, num_outputs, **options)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{config.name} refuses the options {dict(config.options)}: {error}."
+            f"{config.name} refuses the options {options}: {first_line(error)}"
         ) from error
-
-
-def loss_names() -> tuple[str, ...]:
-    """Returns the names of the losses, each once."""
-    others = [name for name in _LOSSES if name not in _OBJECTIVES.values()]
-    return (*_OBJECTIVES, *others)
 
 
 def loss_options(name: str) -> Options:
     """Returns the default and the type of each option of a loss, and of each method."""
-    of_loss = _options(_objective(name), (_CLASSES, "standardize"))
-    return of_loss | method_options()
+    require_one_of("loss.name", name, [*LOSSES])
+    return _options(LOSSES[name], (_CLASSES, "standardize")) | method_options()
 
 
 def method_options() -> Options:
@@ -124,31 +121,19 @@ def method_options() -> Options:
     return dict.fromkeys(_METHODS, (0.0, float))
 
 
-def _objective(name: str) -> Callable[..., Objective]:
-    """Returns the function that makes the objective of a loss, by the name of a config."""
-    function = _LOSSES.get(_OBJECTIVES.get(name, name))
-    if function is None:
-        raise UserError(
-            f"loss.name={name!r} is unknown.{did_you_mean(name, loss_names())} Choose one of "
-            f"{', '.join(loss_names())}, or write make_objective(spec) in the config file."
-        )
-    return function
-
-
 def make_objective(config: LossConfig, num_classes: int | None) -> Objective:
     """Returns the objective of the loss that a config names."""
-    known = loss_options(config.name)
-    _require_options("loss", config.name, config.options, known)
-    function = _objective(config.name)
+    options = checked_options("loss", config, loss_options(config.name))
+    function = LOSSES[config.name]
     is_of_classes = _CLASSES in inspect.signature(function).parameters
-    labels, fitting = ("classes", "softmax_cross_entropy")
-    if num_classes is None:
-        labels, fitting = ("real targets", "gaussian_nll")
     if is_of_classes != (num_classes is not None):
+        labels, fitting = (
+            ("real targets", "gaussian") if num_classes is None else ("classes", "categorical")
+        )
         raise UserError(
             f"loss.name={config.name!r} does not fit labels that are {labels}. Try {fitting}."
         )
-    options = {name: value for name, value in config.options.items() if name not in _METHODS}
+    options = {name: value for name, value in options.items() if name not in _METHODS}
     return function(*([num_classes] if is_of_classes else []), **options)
 
 
@@ -162,13 +147,75 @@ def make_methods(config: LossConfig, input_ranges: Callable[[], np.ndarray]) -> 
     return made
 
 
-def _require_options(section: str, name: str, given: Mapping[str, object], known: Options) -> None:
-    """Raises a `UserError` unless a function has all options of a section, of these types."""
-    for option, value in given.items():
+def checked_options(
+    section: str, config: ModelConfig | LossConfig | OptimizerConfig, known: Options
+) -> dict[str, Any]:
+    """Returns the options of a section, each an argument of its function and of that type."""
+    checked = {}
+    for option, value in config.options.items():
+        path = f"{section}.{option}"
         if option not in known:
+            meant = nearest_field(option, [*known, *vars(config)])
             raise UserError(
-                f"{section}.{option} is not an option of {name}."
-                f"{nearest_field(option, known)} Its options are: {', '.join(known) or 'none'}."
+                f"{path} is not an option of {config.name}.{meant} Its options are: "
+                f"{', '.join(known) or 'none'}."
             )
-        if known[option][1] is float:
-            checked_type(f"{section}.{option}", value, float)
+        default, kind = known[option]
+        hint = tuple[object, ...] if kind is tuple else kind
+        checked[option] = checked_field(path, value, hint | None if default is None else hint)
+    return checked
+
+
+def open_source(config: DataConfig) -> Source:
+    """Opens the data set that a config names.
+
+    It has a validation split if `config.validation` is above 0. Its `source` is `digits`,
+    `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or `uci:FILE`. Examples in memory have been
+    checked. A TFDS source checks them when it reads them.
+    """
+    return _call(_OPEN, config).with_validation(config.validation)
+
+
+def open_test(config: DataConfig) -> Split:
+    """Opens the test split of the data set that a config names, without a training split."""
+    kind, place = _parse(config.source)
+    return open_idx_test(place) if kind == "idx" else _call(_OPEN, config).test
+
+
+def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
+    """Describes the examples of a data set, reading little, with the number of training examples.
+
+    The number is None if TFDS has not prepared the data set.
+    """
+    if hasattr(_MODULES[kind := _parse(config.source)[0]], _DESCRIBE + kind):
+        spec, count = _call(_DESCRIBE, config)
+    else:
+        source = _call(_OPEN, config)
+        spec, count = source.spec, source.num_train_examples
+    return spec, count and count - num_held_out(config.validation, count)
+
+
+def comes_in_memory(config: DataConfig) -> bool:
+    """Returns whether opening the data set that a config names reads its examples into memory."""
+    return _parse(config.source)[0] != "tfds"
+
+
+@words_of_a_config()
+def _call(verb: str, config: DataConfig) -> Any:
+    """Calls the function of a kind of source with its arguments from a config."""
+    kind, place = _parse(config.source)
+    function: Callable[..., Any] = getattr(_MODULES[kind], verb + kind)
+    names = [*inspect.signature(function).parameters][bool(place) :]
+    arguments = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return function(*([place] if place else []), **arguments)
+
+
+def _parse(source: str) -> tuple[str, str]:
+    """Splits the name of a source into its kind and its path or name."""
+    kind, _, place = source.partition(":")
+    if kind not in _KINDS or bool(place) == (_PLACES.get(kind) == ""):
+        meant = "" if kind in _KINDS else did_you_mean(kind, _KINDS)
+        raise UserError(
+            f"data.source={shortened(source)} is not a data source.{meant} Choose one of {_KNOWN}."
+        )
+    return kind, place

@@ -1,24 +1,54 @@
-"""Members of a run as single networks: exported to files, and imported from files."""
+"""Members of a run as single networks: exported to files, and imported from files.
 
+The name of an array in a file has the keys of the nested dicts, joined by dots, without a further
+prefix: `Dense_0.kernel` of the parameters, `batch_stats.BatchNorm_0.mean` of the model state.
+"""
+
+import contextlib
 import dataclasses
+import glob
+import json
+import os
 import pathlib
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import jax
 import numpy as np
+import safetensors
+import safetensors.numpy
 
-from dist_ens.checkpoint import Lineage, SavedMembers, moving_on, positions_of, saved_step
+from dist_ens.checkpoint import (
+    Lineage,
+    SavedMembers,
+    moving_on,
+    positions_of,
+    require_new_folder,
+    saved_step,
+)
+from dist_ens.checkpoint.arrays import SavedArray, open_arrays
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Event
 from dist_ens.data import Source
 from dist_ens.experiment.build import build
 from dist_ens.experiment.config_file import NOTHING, OwnParts
-from dist_ens.experiment.experiment import Experiment
 from dist_ens.experiment.members import require_folder, write_run
-from dist_ens.experiment.network_files import network_paths, parts_from, read_network, write_network
+from dist_ens.experiment.schema import Experiment
 from dist_ens.ground.commands import quoted
-from dist_ens.ground.errors import UserError, counted
+from dist_ens.ground.errors import RunError, UserError, code_of_write, counted, first_line
+from dist_ens.ground.file_reading import require_readable
+from dist_ens.ground.file_writing import replace_file
+from dist_ens.ground.paths import given_path, shortened
+from dist_ens.ground.types import ModelState, Params, PyTree
+from dist_ens.storage import Disk
+
+SUFFIXES = (".safetensors", ".npz")
+_ROOTS = ("params", "model_state")  # Fields of a state that belong to the network.
+# Files by which a folder is known as a checkpoint of Orbax.
+_OF_ORBAX = ("_METADATA", "_CHECKPOINT_METADATA")
+_MOST_NAMED = 5
+NetworkArray = np.ndarray | SavedArray
 
 
 def export_members(
@@ -33,25 +63,21 @@ def export_members(
     The names in a file are those of the network, such as `Dense_0.kernel`. The parameters are those
     with which the member is evaluated, such as the averages of a schedule-free optimizer.
     """
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(f"{quoted(to)} is not empty. Give another folder.")
-    return moving_on(step, lambda: _exported(workdir, to, member_ids, step))
+    require_new_folder(to, [])
 
+    def exported() -> list[pathlib.Path]:
+        saved = saved_step(workdir, step)
+        ids = [member.member_id for member in saved.members] if member_ids is None else member_ids
+        digits, paths = max(2, len(str(max(ids)))), []
+        for position in positions_of(ids, saved.members):  # Only one member is in memory at a time.
+            member = saved.members[position]
+            path = to / f"member_{member.member_id:0{digits}}.safetensors"
+            leaves = {name: leaf[0] for name, leaf in saved.leaves([member.member_id]).items()}
+            write_network(path, _for_evaluation(leaves), member, saved.step)
+            paths.append(path)
+        return paths
 
-def _exported(
-    workdir: pathlib.Path, to: pathlib.Path, member_ids: Sequence[int] | None, step: int | None
-) -> list[pathlib.Path]:
-    """Writes each member as a file; see `export_members`."""
-    saved = saved_step(workdir, step)
-    ids = [member.member_id for member in saved.members] if member_ids is None else member_ids
-    digits, paths = max(2, len(str(max(ids)))), []
-    for position in positions_of(ids, saved.members):  # Only one member is in memory at a time.
-        member = saved.members[position]
-        path = to / f"member_{member.member_id:0{digits}}.safetensors"
-        leaves = {name: leaf[0] for name, leaf in saved.leaves([member.member_id]).items()}
-        write_network(path, _for_evaluation(leaves), member, saved.step)
-        paths.append(path)
-    return paths
+    return moving_on(step, exported)
 
 
 def _for_evaluation(leaves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -104,9 +130,6 @@ def import_members(
     paths = network_paths(networks)
     if experiment.member_ids is None:
         experiment = experiment.with_members(range(len(paths)))
-    elif len(experiment.member_ids) != len(paths):
-        ids, networks_of = len(experiment.member_ids), counted(len(paths), "network")
-        raise UserError(f"member_ids has {counted(ids, 'id')} for {networks_of} to import.")
     layout = dataclasses.replace(experiment.layout, ensemble_axis=None, waves=1)
     experiment = dataclasses.replace(experiment, layout=layout)
     built = build(experiment, parts=parts, member_file=member_file, source=source)
@@ -134,3 +157,147 @@ def import_members(
         for member_id, path in zip(ensemble.ids, paths, strict=True)
     )
     return write_run(to, SavedMembers(step, built.run.to_dict(), lineages, leaves))
+
+
+def write_network(
+    path: pathlib.Path, leaves: Mapping[str, np.ndarray], lineage: Lineage, step: int
+) -> None:
+    """Writes the network of one member as a safetensors file, whose metadata have its lineage."""
+    of_network = [name for name in leaves if name.partition(".")[0] in _ROOTS]
+    if not of_network:
+        raise UserError("The checkpoint has no parameters of networks. Read it by Checkpoints.")
+    arrays = {
+        _name_of(name): np.ascontiguousarray(leaves[name]).reshape(leaves[name].shape)
+        for name in of_network
+    }
+    metadata = {
+        "format": "dist_ens",
+        "step": str(step),
+        "member_id": str(lineage.member_id),
+        "lineage": json.dumps(lineage.to_dict()),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, safetensors.numpy.save(arrays, metadata))
+    except Exception as error:  # The Rust part of safetensors raises classes of its own.
+        raise RunError(
+            f"{quoted(path)} could not be written: {first_line(error)}",
+            exit_code=code_of_write(error),
+        ) from error
+
+
+def network_paths(given: Sequence[str]) -> list[pathlib.Path]:
+    """Returns the paths of networks, in the order of their members."""
+    found: list[pathlib.Path] = []
+    for text in given:
+        path = given_path(text, "FILE")
+        if path.is_dir() and not _is_orbax(path):
+            inside = [each for each in path.iterdir() if each.suffix in SUFFIXES or _is_orbax(each)]
+        elif path.exists():
+            inside = [path]
+        else:
+            inside = [pathlib.Path(each) for each in glob.glob(str(path))]
+        if not inside:
+            raise UserError(
+                f"There is no network in {shortened(text)}. Give files ({', '.join(SUFFIXES)})."
+            )
+        found += sorted(inside, key=_in_order)
+    return found
+
+
+def read_network(path: pathlib.Path) -> dict[str, NetworkArray]:
+    """Returns the arrays of a network by name."""
+    with _errors_are_reported(path):
+        require_readable(path)
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return {name: np.asarray(arrays[name]) for name in arrays}
+        if path.is_dir():
+            return {
+                name: SavedArray(name, array) if array.shape else np.asarray(array)
+                for name, array in open_arrays(Disk(path), is_foreign=True).items()
+            }
+        return dict(safetensors.numpy.load_file(path))
+
+
+def parts_from(
+    arrays: Mapping[str, NetworkArray], like: tuple[PyTree, PyTree], path: pathlib.Path
+) -> tuple[Params, ModelState]:
+    """Returns the parameters and the model state of a network from its arrays."""
+    params, model_state = (
+        {name or root: leaf for name, leaf in named_leaves(part).items()}
+        for root, part in zip(_ROOTS, like, strict=True)
+    )
+    expected = {**model_state, **params}
+    if len(expected) < len(params) + len(model_state):
+        raise UserError("Two arrays of the network have the same name. Rename one of them.")
+    arrays = _with_names(arrays, expected)
+    here, there = (
+        {name: f"{array.dtype}{list(array.shape)}" for name, array in each.items()}
+        for each in (expected, arrays)
+    )
+    wrong = [
+        f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} in the network"
+        for name in sorted({**here, **there})
+        if here.get(name) != there.get(name)
+    ]
+    if wrong:
+        raise UserError(
+            f"{quoted(path)} does not fit the network of the config in "
+            f"{counted(len(wrong), 'array')}: {'; '.join(wrong[:_MOST_NAMED])}."
+        )
+    with _errors_are_reported(path):
+        read = {
+            name: array.read_whole() if isinstance(array, SavedArray) else array
+            for name, array in arrays.items()
+        }
+    made = [
+        jax.tree.unflatten(jax.tree.structure(part), [read[name] for name in names])
+        for part, names in zip(like, (params, model_state), strict=True)
+    ]
+    return made[0], made[1]
+
+
+@contextlib.contextmanager
+def _errors_are_reported(path: pathlib.Path) -> Iterator[None]:
+    """Raises an error of reading a network as a `UserError`."""
+    try:
+        yield
+    except Exception as error:  # Each of the libraries raises classes of its own.
+        raise UserError(
+            f"The network {quoted(path)} cannot be read: {first_line(error)} Give a safetensors or "
+            "NPZ file, or the folder of an Orbax checkpoint."
+        ) from error
+
+
+def _name_of(leaf: str) -> str:
+    """Returns the name of a leaf of a state in a file of one network."""
+    root, _, name = leaf.partition(".")
+    return name or root
+
+
+def _with_names(
+    arrays: Mapping[str, NetworkArray], expected: Mapping[str, object]
+) -> Mapping[str, NetworkArray]:
+    """Returns arrays by the names of a network, as far as their own names can be read so."""
+    dotted = {name.replace("/", "."): array for name, array in arrays.items()}
+    readings = [
+        {name.removeprefix(prefix): array for name, array in each.items()}
+        for each in (arrays, dotted)
+        for prefix in ("", "params.")
+    ]
+    fitting = [
+        each for each in readings if each.keys() == expected.keys() and len(each) == len(arrays)
+    ]
+    return fitting[0] if fitting else readings[-1]
+
+
+def _is_orbax(path: pathlib.Path) -> bool:
+    """Returns whether a path is that of a checkpoint of Orbax."""
+    return path.is_dir() and any((path / name).exists() for name in _OF_ORBAX)
+
+
+def _in_order(path: pathlib.Path) -> list[tuple[int, str]]:
+    """Returns a key by which net_2 comes before net_10."""
+    parts = re.split(r"(\d+)", os.fspath(path))
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

@@ -7,17 +7,15 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import optax
 import optax.contrib
 
-from dist_ens.experiment.named import Options
+from dist_ens.experiment.named import Options, checked_options
 from dist_ens.experiment.schema import OptimizerConfig
 from dist_ens.ground.errors import UserError, did_you_mean, first_line
 from dist_ens.ground.numbers import require_coefficient
-from dist_ens.ground.records import checked_type
 
 # These arguments are fields of `OptimizerConfig`, so they are not options.
 _FIELDS = ("learning_rate", "momentum", "weight_decay")
@@ -42,7 +40,8 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     -1.0
     """
     make = _optimizer(config.name)
-    arguments = _fields(config, make) | _options(config)
+    options = checked_options("optimizer", config, optimizer_options(config.name))
+    arguments = _fields(config, make) | options
     try:
         optimizer = make(**arguments)
     except (TypeError, ValueError, AttributeError) as error:
@@ -125,36 +124,15 @@ def _fields(
             raise UserError(f"{config.name} takes no schedule: use optimizer.schedule=constant.")
         arguments["learning_rate"] = _schedule(config.learning_rate, config)
     elif config.learning_rate not in (None, OptimizerConfig.learning_rate):
-        raise UserError(
-            f"{config.name} has no argument learning_rate, and its value is {config.learning_rate}."
-        )
+        raise UserError(f"{config.name} takes no optimizer.learning_rate: leave it out.")
     for name in ("momentum", "weight_decay"):
         value = getattr(config, name)
         if name in parameters:
             arguments[name] = value or (None if parameters[name].default is None else 0.0)
         elif value and (config.name, name) != ("sgd", "weight_decay"):
             instead = ": use adamw" if name == "weight_decay" else ""
-            raise UserError(
-                f"{config.name} has no argument {name}, and optimizer.{name}={value}{instead}."
-            )
+            raise UserError(f"{config.name} takes no optimizer.{name}={value}{instead}.")
     return arguments
-
-
-def _options(config: OptimizerConfig) -> dict[str, object]:
-    """Returns the options of a config, checked against the arguments of its optimizer."""
-    known, checked = optimizer_options(config.name), {}
-    for name, value in config.options.items():
-        if name not in known:
-            raise UserError(
-                f"{config.name} has no argument {name!r} that a config can set."
-                f"{did_you_mean(name, [*known, *_FIELDS])} Its arguments are: {', '.join(known)}."
-            )
-        default, kind = known[name]
-        hint = tuple[Any, ...] if kind is tuple else kind
-        checked[name] = checked_type(
-            f"optimizer.{name}", value, hint | None if default is None else hint
-        )
-    return checked
 
 
 def _type_of(parameter: inspect.Parameter) -> type | None:

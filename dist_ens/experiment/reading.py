@@ -1,7 +1,9 @@
 """Conversion between frozen dataclasses and the mappings that config files and JSON hold."""
 
+import contextlib
 import dataclasses
 import difflib
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -10,8 +12,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.json_text import Json
-from dist_ens.ground.records import as_tuple, checked_type
+from dist_ens.ground.json_text import Json, as_tuple, checked_type
 
 # A section with a field of this name, a mapping, takes arguments of a function that another field
 # names. In a config they stand beside the section's own fields.
@@ -40,6 +41,20 @@ _ELSEWHERE = {
     "random_state": "seed",
     "wd": "weight_decay",
 }
+# Arguments in messages of the functions that an experiment calls, and the fields that give them.
+_GIVEN_BY = {
+    "batch_size": "data.global_batch_size",
+    "data_dir": "data.data_dir",
+    "ensemble_axis": "layout.ensemble_axis",
+    "failure_policy": "failures.policy",
+    "loss_threshold": "failures.loss_threshold",
+    "num_classes": "data.num_classes",
+    "num_folds": "data.num_folds",
+    "pooling=": "evaluation.pooling=",
+    "shuffle=": "data.shuffle=",
+}
+# A name in quotes is one in the user's own code.
+_ARGUMENT = re.compile(rf"(?<![\w.'])({'|'.join(_GIVEN_BY)})")
 
 
 def to_config_dict_of(section: object) -> ConfigDict:
@@ -90,8 +105,24 @@ def from_mapping(cls: type[_T], values: Mapping[str, Json], prefix: str = "") ->
         if dataclasses.is_dataclass(hints[name]):
             arguments[name] = from_mapping(hints[name], value, f"{prefix}{name}.")
         else:
-            arguments[name] = checked_type(prefix + name, value, hints[name])
+            arguments[name] = checked_field(prefix + name, value, hints[name])
     return cls(**arguments)
+
+
+def checked_field(path: str, value: object, hint: object) -> Any:
+    """Returns the value of a field as its annotated type; see `checked_type`."""
+    remedy = f"Correct it in the config file, or give --config.{path}=VALUE."
+    return checked_type(path, value, hint, remedy)
+
+
+@contextlib.contextmanager
+def words_of_a_config() -> Iterator[None]:
+    """Names the fields of a config in a `UserError` about the arguments that they give."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (_ARGUMENT.sub(lambda found: _GIVEN_BY[found[0]], str(error)),)
+        raise
 
 
 def _paths(hints: Mapping[str, Any]) -> list[str]:

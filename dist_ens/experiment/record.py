@@ -3,18 +3,37 @@
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import jax
 
-from dist_ens.checkpoint import StepRecord
-from dist_ens.data import OrderRule, Spec, kfold, shared
+from dist_ens.checkpoint import StepRecord, listed
+from dist_ens.data import OrderRule, Source, Spec
 from dist_ens.ensemble import Ensemble
-from dist_ens.experiment.experiment import MAY_CHANGE_ON_RESUME, Experiment, differences_on_resume
+from dist_ens.evaluation import Evaluator
+from dist_ens.experiment.reading import leaves
+from dist_ens.experiment.schema import Experiment
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ExitCode, RunError, UserError
-from dist_ens.ground.json_text import Json, JsonDict
-from dist_ens.ground.records import fields_from_record
+from dist_ens.ground.json_text import Json, JsonDict, fields_from_record
+from dist_ens.ground.randomness import KEY_RULE
+from dist_ens.metrics import Metric
 from dist_ens.sampling import Order
+
+# A resumed run may differ from its checkpoint in these fields only. They change how long or how it
+# runs, and not what the step of a sound member computes.
+MAY_CHANGE_ON_RESUME = (
+    "steps",
+    "epochs",
+    "layout",
+    "execution",
+    "failures",
+    "checkpoint",
+    "evaluation.every_steps",
+    "evaluation.every_epoch",
+    "evaluation.global_batch_size",
+    "logging",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,19 +59,12 @@ class Run:
     record: StepRecord | None = None
 
     @property
-    def config(self) -> JsonDict:
-        """Fields of this class in types that JSON can hold."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del fields["record"]
-        own = {"experiment": self.experiment.to_dict(), "spec": self.spec.to_dict()}
-        return {**fields, **own, "parts": dict(self.parts)}
-
-    @property
     def saved_record(self) -> StepRecord:
         """Record that is saved with a checkpoint, with the fields of this class."""
-        if self.record is None:
-            raise RuntimeError("A run has a record only after its ensemble was made.")
-        return dataclasses.replace(self.record, config=self.config)
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        record = cast(StepRecord, fields.pop("record"))
+        own = {"experiment": self.experiment.to_dict(), "spec": self.spec.to_dict()}
+        return dataclasses.replace(record, config={**fields, **own, "parts": dict(self.parts)})
 
     def to_dict(self) -> JsonDict:
         """Returns the record that is saved with a checkpoint, in types that JSON can hold."""
@@ -72,12 +84,6 @@ class Run:
                 exit_code=ExitCode.DAMAGED,
             ) from error
 
-    def trained_with(self, ensemble: Ensemble) -> "Run":
-        """Returns the run with the execution and the mesh of an ensemble."""
-        steps, size = self.experiment.steps_per_call, ensemble.layout.mesh.size
-        record = self.record and self.record.chosen(ensemble.execution, size, steps)
-        return dataclasses.replace(self, record=record)
-
     def with_members(self, member_ids: Sequence[int]) -> "Run":
         """Returns a run with other members."""
         return dataclasses.replace(
@@ -85,12 +91,6 @@ class Run:
             experiment=self.experiment.with_members(member_ids),
             record=self.record and self.record.with_members(member_ids),
         )
-
-    def with_dropout_samples(self, samples: int | None) -> "Run":
-        """Returns a run that predicts with another number of samples with dropout."""
-        evaluation = dataclasses.replace(self.experiment.evaluation, dropout_samples=samples)
-        experiment = dataclasses.replace(self.experiment, evaluation=evaluation)
-        return dataclasses.replace(self, experiment=experiment)
 
     def batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes and types of a batch of the source."""
@@ -114,11 +114,8 @@ class Run:
     def order_rule(self) -> OrderRule:
         """Rule for which examples a member sees, the argument `order` of `fit`."""
         data = self.experiment.data
-        if data.examples == "kfold":
-            return kfold(data.num_folds or 0)
-        if data.examples in ("permuted", "splits") or self.spec.num_groups > 1:
-            return OrderRule(shuffle=data.shuffle, per_member=True)
-        return shared(shuffle=data.shuffle)
+        per_member = data.examples in ("permuted", "splits", "kfold") or self.spec.num_groups > 1
+        return OrderRule(data.shuffle, per_member, data.num_folds or 0)
 
     @property
     def order(self) -> Order:
@@ -135,29 +132,52 @@ class Run:
         return experiment.steps or 0
 
     @property
-    def per_member(self) -> bool:
-        """Whether each member has different batches from the others."""
-        return self.order_rule.per_member
-
-    @property
     def num_members(self) -> int:
         """Number of members of all groups."""
         return self.experiment.total_members(self.spec.num_groups)
+
+    def evaluator(
+        self, ensemble: Ensemble, pooling: str | None = None, metrics: Sequence[Metric] = ()
+    ) -> Evaluator:
+        """Returns the evaluator of an ensemble of this run; metrics are beside its own."""
+        if ensemble.objective is None:
+            raise UserError("A loss function says nothing of predictions. Give make_objective.")
+        distribution = ensemble.objective.distribution
+        if pooling is not None:
+            distribution = distribution.with_pooling(pooling)
+        batch_size = self.experiment.evaluation.global_batch_size
+        return Evaluator(ensemble, batch_size, self.spec, distribution, tuple(metrics))
+
+    def require_own_keys(self, folder: str | os.PathLike[str]) -> None:
+        """Raises a `UserError` unless this version of dist_ens draws the run's random numbers."""
+        if self.record is None or self.record.key_rule != KEY_RULE:
+            raise UserError(f"{quoted(folder)} holds a run of another version of dist_ens. Use it.")
+
+    def require_trained_on(self, source: Source) -> None:
+        """Raises a `UserError` unless a source is the one that the run was trained on."""
+        count, splits = source.num_train_examples, source.fingerprint
+        here = dataclasses.replace(self, spec=source.spec, num_train_examples=count, splits=splits)
+        if different := here._differences(self):
+            raise UserError(
+                f"The data from {self.experiment.data.source} is not what the run was trained on: "
+                f"{listed(different)}. Put the data set back. If make_source of a config file "
+                "made it, give that file as config."
+            )
 
     def check_resumes(self, saved: Mapping[str, Json], folder: str | os.PathLike[str]) -> None:
         """Raises a `UserError` unless this experiment and its data may resume a saved run."""
         # `checkpoint.check_resumes` tells of a run that was made in Python.
         different = self._differences(Run.from_dict(saved)) if "experiment" in saved else []
         if different:
-            listed = "; ".join(f"{name} is {a!r} there and {b!r} here" for name, a, b in different)
             raise UserError(
-                f"{quoted(folder)} holds another run: {listed}. Choose another --workdir for this "
-                f"one, or resume that one: only {', '.join(MAY_CHANGE_ON_RESUME)} may change."
+                f"{quoted(folder)} holds another run: {listed(different)}. Choose another "
+                "--workdir for this one, or resume that one: only "
+                f"{', '.join(MAY_CHANGE_ON_RESUME)} may change."
             )
 
-    def _differences(self, there: "Run") -> list[tuple[str, object, object]]:
+    def _differences(self, there: "Run") -> list[tuple[str, Json, Json]]:
         """Returns in what this run differs from a saved one, with both values."""
-        different: list[tuple[str, object, object]] = []
+        different: list[tuple[str, Json, Json]] = []
         different += differences_on_resume(there.experiment, self.experiment)
         if there.spec != self.spec:
             different.append(("the data", *there.spec.told_apart(self.spec)))
@@ -174,3 +194,14 @@ class Run:
             for name, here in (self.splits or {}).items()
             if there.splits and there.splits.get(name, here) != here
         ]
+
+
+def differences_on_resume(saved: Experiment, asked: Experiment) -> list[tuple[str, Json, Json]]:
+    """Returns the differences that forbid an experiment to resume from another's checkpoint."""
+    old, new = dict(leaves(saved.to_dict())), dict(leaves(asked.to_dict()))
+    return [
+        (path, old.get(path), new.get(path))
+        for path in sorted(old.keys() | new.keys())
+        if old.get(path) != new.get(path)
+        and not any(path == may or path.startswith(may + ".") for may in MAY_CHANGE_ON_RESUME)
+    ]

@@ -2,20 +2,15 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from dist_ens.checkpoint.leaves import named_leaves
-from dist_ens.data import Source, Spec
 from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.experiment.build import build_ensemble
-from dist_ens.experiment.checks import require_own_keys, require_trained_on
-from dist_ens.experiment.config_file import OwnParts
+from dist_ens.experiment.config_file import ConfigFile
 from dist_ens.experiment.loaded import open_finished
-from dist_ens.experiment.schema import DataConfig
-from dist_ens.experiment.sources import open_source
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.state import State
@@ -52,8 +47,7 @@ def replay(
     member: int,
     *,
     until: int | None = None,
-    open_source: Callable[[DataConfig], Source] = open_source,
-    own_parts: Callable[[Spec], OwnParts] | None = None,
+    config: ConfigFile | None = None,
     progress: bool = True,
 ) -> Replay:
     """Trains one member of a run from its first step, alone on one device, and compares it.
@@ -61,14 +55,13 @@ def replay(
     The member has the data and the execution of the run, and the seed and the id with which it was
     trained. Nothing is written. The default `until` is the newest step.
     """
-    opened = open_finished(workdir, own_parts, step=until, member_ids=[member])
+    opened = open_finished(workdir, step=until, member_ids=[member], config=config)
     run, [lineage] = opened.config_run, opened.members
     experiment = run.experiment
     if lineage.seed is None and lineage.run is not None:
         raise UserError(f"Member {member} was imported from {quoted(lineage.run)}, not trained.")
-    require_own_keys(run, workdir)
-    source = open_source(experiment.data)
-    require_trained_on(run, source)
+    run.require_own_keys(workdir)
+    source = opened.open_source()
     layout = Layout.make(1, devices=jax.local_devices()[:1])
     alone = build_ensemble(run, layout, opened.parts, source).replace(
         seed=experiment.seed if lineage.seed is None else lineage.seed,

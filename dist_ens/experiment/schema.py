@@ -1,4 +1,4 @@
-"""The sections of an experiment.
+"""An experiment and its sections.
 
 A value is checked by what it stands for, such as the optimizer, when that is made. Only what no
 other place knows is checked here.
@@ -6,10 +6,16 @@ other place knows is checked here.
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
+from ml_collections import ConfigDict
+
+from dist_ens.ensemble.failure_policy import FailurePolicy
+from dist_ens.execution.spec import AUTO
+from dist_ens.experiment.reading import from_mapping, to_config_dict_of, words_of_a_config
 from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.numbers import (
     require_coefficient,
     require_fraction,
@@ -92,20 +98,13 @@ class DataConfig:
         require_one_of("data.examples", self.examples, EXAMPLES)
         if (self.examples == "kfold") != (self.num_folds is not None):
             raise UserError("Give data.num_folds with data.examples='kfold', and only with it.")
-        if not self.shuffle and self.examples not in ("shared", "bootstrap"):
-            raise UserError(
-                f"data.examples={self.examples!r} needs shuffled examples, and data.shuffle=False. "
-                "Set --config.data.shuffle=True."
-            )
+        if self.num_folds is not None:
+            whole_number("data.num_folds", self.num_folds, least=2)
         for field in ("global_batch_size", "context_length"):
             whole_number(f"data.{field}", getattr(self, field), least=1)
         require_fraction("data.validation", self.validation, "0.1 is usual, 0 holds none out.")
         for std in self.std:
             require_coefficient("data.std", std, "1 leaves the inputs as they are.")
-        if not all(map(math.isfinite, self.mean)):
-            raise UserError(
-                f"data.mean={self.mean} must be finite. 0 leaves the inputs as they are."
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,18 +128,17 @@ class LossConfig:
     """The loss that each member minimises.
 
     Attributes:
-        name: Name of the loss. For classes: `softmax_cross_entropy`, `class_mean_cross_entropy`
-            (divided by the number of classes) or `sigmoid_cross_entropy`. For real targets:
-            `gaussian_nll`, `beta_nll`, `mse` or `pinball`. The name of any function of
-            `dist_ens.losses` that returns an objective is taken too.
-        options: Arguments of that loss, such as `beta` of `beta_nll` and `levels` of `pinball`, and
-            methods that change it, such as `label_smoothing`, `mixup` and `adversarial`. Each is a
-            separate field beside `name`: `loss=dict(name="beta_nll", beta=0.5, mixup=0.2)` in a
-            config file, or `--config.loss.mixup=0.2`. They are listed below. A method with the
-            value 0 is left out.
+        name: Name of a function of `dist_ens.losses` that returns an objective. For classes:
+            `categorical`, `class_mean_categorical` or `one_vs_rest`. For real targets: `gaussian`,
+            `beta_gaussian`, `squared_error` or `quantiles`.
+        options: Arguments of that loss, such as `beta` of `beta_gaussian` and `levels` of
+            `quantiles`, and methods that change it, such as `label_smoothing`, `mixup` and
+            `adversarial`. Each is a separate field beside `name`:
+            `loss=dict(name="beta_gaussian", beta=0.5, mixup=0.2)` in a config file, or
+            `--config.loss.mixup=0.2`. They are listed below. A method with the value 0 is left out.
     """
 
-    name: str = "softmax_cross_entropy"
+    name: str = "categorical"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -187,10 +185,7 @@ class OptimizerConfig:
             whole_number("optimizer.schedule_steps", self.schedule_steps, least=1)
         require_fraction("optimizer.momentum", self.momentum, "0.9 is usual, 0 disables it.")
         if not 0 <= self.weight_decay < math.inf:
-            raise UserError(
-                f"optimizer.weight_decay={self.weight_decay} must be 0 or positive, and finite. "
-                "0 disables it."
-            )
+            raise UserError(f"optimizer.weight_decay={self.weight_decay} must be 0 or positive.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -275,10 +270,7 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         if self.every_epoch and self.every_steps is not None:
-            raise UserError(
-                f"evaluation.every_steps={self.every_steps} and evaluation.every_epoch=True: "
-                "leave one out."
-            )
+            raise UserError("evaluation.every_steps and evaluation.every_epoch: leave one out.")
         whole_number("evaluation.global_batch_size", self.global_batch_size, least=1)
 
 
@@ -291,3 +283,109 @@ class LoggingConfig:
     """
 
     every_steps: int = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The description of a run: everything that decides what it computes.
+
+    Attributes:
+        num_members: Number of members. None if `members_per_group` is given.
+        members_per_group: Number of members in each group, for `data.examples=splits` only. Each
+            group is trained on one of the source's divisions into training and test examples. With
+            20 divisions, 5 gives 100 members. Write `num_members=None` beside it, as
+            `configs/uci.py` does.
+        member_ids: Ids of the members, different whole numbers from 0 on, as many as
+            `num_members`. None for 0 to `num_members - 1`. Members 8 to 15 are those that an
+            ensemble of 16 would have, so that an ensemble can be trained in parts.
+        seed: Seed of initialisation, dropout and data order, in [0, 2**32). A member's random
+            numbers depend on the seed and its id.
+        steps: Number of updates. None if `epochs` is given.
+        epochs: Number of passes over a member's training examples. A batch that an epoch does not
+            fill has examples of the next one, so `epochs * examples / data.global_batch_size`
+            updates are made, rounded up. None if `steps` is given.
+        steps_per_call: Number of updates in one call of the compiled program. More are faster for
+            small networks, because a call costs about a millisecond. Saving, evaluating and logging
+            happen between calls.
+        execution: Way in which a device runs its members. `auto` times several ways when the run
+            begins and takes the fastest. Others are `vmap`, `unroll`, `map`, `chunk:K` and `loop`,
+            alone or with additions such as `vmap+patches`; the page on execution lists them.
+        layout: Placement of the members on the devices.
+        data: Data set, and the examples that each member sees.
+        model: Network of one member.
+        loss: Loss that each member minimises.
+        optimizer: Optimizer of every member.
+        compute: Precision and memory of an update.
+        failures: Response to failed updates of a member.
+        checkpoint: When to save.
+        evaluation: Evaluation on the test split.
+        logging: Logging of training metrics.
+    """
+
+    num_members: int | None = 8
+    members_per_group: int | None = None
+    member_ids: tuple[int, ...] | None = None
+    seed: int = 0
+    steps: int | None = None
+    epochs: float | None = None
+    steps_per_call: int = 1
+    execution: str = AUTO
+    layout: LayoutConfig = dataclasses.field(default_factory=LayoutConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
+    failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+
+    def __post_init__(self) -> None:
+        for one, other in (("num_members", "members_per_group"), ("steps", "epochs")):
+            here, there = getattr(self, one), getattr(self, other)
+            if (here is None) == (there is None):
+                raise UserError(f"{one}={here} and {other}={there}: exactly one must be set.")
+        if self.members_per_group is not None:
+            whole_number("members_per_group", self.members_per_group, least=1)
+        if self.loss.options.get("mixup") and not self.data.shuffle:
+            raise UserError(
+                f"loss.mixup={self.loss.options['mixup']} needs shuffled examples, and "
+                "data.shuffle=False. Set --config.data.shuffle=True."
+            )
+
+    @classmethod
+    @words_of_a_config()
+    def from_dict(cls, values: Mapping[str, Json]) -> Self:
+        """Returns an experiment from nested mappings, such as JSON or `ConfigDict.to_dict()`."""
+        return from_mapping(cls, values)
+
+    def to_dict(self) -> JsonDict:
+        """Returns nested plain data that JSON can hold and `from_dict` reads."""
+        return dataclasses.asdict(self)
+
+    def with_members(self, member_ids: Sequence[int]) -> Self:
+        """Returns the experiment of some members."""
+        ids = tuple(member_ids)
+        return dataclasses.replace(
+            self,
+            num_members=len(ids),
+            members_per_group=None,
+            member_ids=None if ids == tuple(range(len(ids))) else ids,
+        )
+
+    def to_config_dict(self) -> ConfigDict:
+        """Returns every field as a `ConfigDict` that flags can override, options among the rest."""
+        return to_config_dict_of(self)
+
+    def total_members(self, num_groups: int) -> int:
+        """Returns the number of members of all groups together."""
+        is_of_one = num_groups == 1 and not self.data.source.startswith("uci:")
+        if self.data.examples == "splits" and is_of_one:
+            raise UserError(
+                "data.examples='splits' needs a source with several divisions into training and "
+                "test examples, as uci:FILE has. Use --config.data.examples=permuted."
+            )
+        if self.num_members is None:
+            return num_groups * (self.members_per_group or 1)
+        return self.num_members

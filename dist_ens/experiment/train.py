@@ -9,28 +9,26 @@ from rich.console import Console
 from dist_ens import report
 from dist_ens.callbacks import JsonLines, ProgressBar, RunInfo
 from dist_ens.checkpoint import FOLDER, Checkpoints
-from dist_ens.checkpoint.run_digests import write_run_file
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.select_execution import CHOICES
 from dist_ens.evaluation import Evaluation, Scores
-from dist_ens.execution.decision_cache import CHOICES
 from dist_ens.experiment.build import Built, build
-from dist_ens.experiment.config_file import EXPERIMENT, NOTHING, OwnParts
-from dist_ens.experiment.experiment import Experiment
+from dist_ens.experiment.config_file import EXPERIMENT, NOTHING, OwnParts, store_experiment
+from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
+from dist_ens.experiment.schema import Experiment
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError, code_of_write, counted
 from dist_ens.ground.file_writing import require_regular_files
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.paths import given_path
 from dist_ens.ground.state import State
-from dist_ens.ground.terminal import PlainConsole
+from dist_ens.ground.terminal import PlainConsole, print_table
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
-from dist_ens.metrics.table import print_table
 from dist_ens.processes import cluster
-from dist_ens.report.files import REPORT_FILES, to_json
-from dist_ens.report.metrics_file import METRICS
+from dist_ens.report.files import METRICS, REPORT_FILES
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult
 from dist_ens.training.fitting import run_fit
@@ -56,6 +54,7 @@ class Trained:
     all_failed: bool
 
 
+@words_of_a_config()
 def train(
     experiment: Experiment,
     workdir: str | pathlib.Path,
@@ -75,8 +74,7 @@ def train(
         ensemble=built.ensemble,
         **built.arguments,
         callbacks=[
-            _Announcement(built, console),
-            *([] if run.has_own_parts else [_StoredExperiment(experiment, workdir)]),
+            _Beginning(built, console, workdir),
             ProgressBar(console),
             JsonLines(workdir / METRICS),
             *parts.callbacks,
@@ -98,9 +96,12 @@ def train(
     elif scores is not None and cluster.is_main():
         report.write_summary(workdir, _summary(run, result, scores, workdir))
         _print_scores(console, scores)
+    ensemble = result.ensemble
+    size, num_steps = ensemble.layout.mesh.size, experiment.steps_per_call
+    record = run.record and run.record.chosen(ensemble.execution, size, num_steps)
     return Trained(
-        run.trained_with(result.ensemble),
-        result.ensemble,
+        dataclasses.replace(run, record=record),
+        ensemble,
         result.state,
         result.step,
         scores,
@@ -112,17 +113,18 @@ def train(
     )
 
 
-class _Announcement:
-    """A callback that describes the run on the terminal when it begins."""
+class _Beginning:
+    """A callback that describes the run on the terminal, and stores its experiment."""
 
-    def __init__(self, built: Built, console: Console) -> None:
-        self._built, self._console = built, console
+    def __init__(self, built: Built, console: Console, workdir: pathlib.Path) -> None:
+        self._built, self._console, self._workdir = built, console, workdir
 
     def begin(self, run: RunInfo) -> None:
-        """Prints a sentence, and the notes on the data."""
+        """Prints a sentence, and writes the file."""
         ensemble, layout, source = run.ensemble, run.ensemble.layout, self._built.source
+        experiment = self._built.run.experiment
         resumes = f", resuming from step {run.first_step:,}" if run.first_step else ""
-        batch_size = self._built.run.experiment.data.global_batch_size
+        batch_size = experiment.data.global_batch_size
         in_waves = f", in {ensemble.waves} waves" if ensemble.waves > 1 else ""
         self._console.print(
             f"Training {counted(ensemble.num_members, 'member')} for "
@@ -131,22 +133,13 @@ class _Announcement:
             f"{layout}{in_waves}{resumes}.",
             soft_wrap=True,
         )
-
-
-class _StoredExperiment:
-    """A callback that stores the experiment in the folder of the run, for `--experiment=FILE`."""
-
-    def __init__(self, experiment: Experiment, workdir: pathlib.Path) -> None:
-        self._experiment, self._path = experiment, workdir / EXPERIMENT
-
-    def begin(self, run: RunInfo) -> None:
-        """Writes the file."""
-        if not cluster.is_main():
+        if self._built.run.has_own_parts or not cluster.is_main():
             return
         try:
-            write_run_file(self._path, to_json(self._experiment.to_dict(), indent=2) + "\n")
+            store_experiment(self._workdir, experiment)
         except OSError as error:
-            told = f"{quoted(self._path)} could not be written: {error.strerror}."
+            path = quoted(self._workdir / EXPERIMENT)
+            told = f"{path} could not be written: {error.strerror}."
             raise RunError(told, exit_code=code_of_write(error)) from error
 
 
@@ -184,7 +177,7 @@ def _summary(run: Run, result: FitResult, scores: Scores, workdir: pathlib.Path)
         **pace,
         "failures": {
             "policy": experiment.failures.policy,
-            "members": [member._asdict() for member in result.failures],
+            "members": [member._asdict() for member in result.failed_members],
         },
         "groups": len(scores.groups),
         "left_out_members": list(scores.left_out),

@@ -22,11 +22,7 @@ def command_line(*words: str, **flags: str | os.PathLike[str] | bool | None) -> 
 
 
 def option(name: str, value: str | os.PathLike[str]) -> str:
-    """Returns a flag with its value, quoted for a shell.
-
-    >>> option("config", "my config.py")
-    "--config='my config.py'"
-    """
+    """Returns a flag with its value, quoted for a shell."""
     return f"--{name}={quoted(value)}"
 
 

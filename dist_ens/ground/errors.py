@@ -14,11 +14,7 @@ from dist_ens.ground.commands import printable
 
 
 class ExitCode(enum.IntEnum):
-    """Exit code of a command; a launcher starts it again after a code in `RESTARTED`.
-
-    >>> ExitCode.PREEMPTED.value
-    42
-    """
+    """Exit code of a command; a launcher starts it again after a code in `RESTARTED`."""
 
     DONE = 0
     FAULT = 1
@@ -83,11 +79,7 @@ class SaveError(RunError):
 
 
 def code_of_write(error: BaseException) -> ExitCode:
-    """Returns the exit code of a command that could not write a file.
-
-    >>> code_of_write(OSError(28, "No space left on device")).name
-    'DISK_FULL'
-    """
+    """Returns the exit code of a command that could not write a file."""
     if isinstance(error, RunError):  # It has decided already.
         return error.exit_code
     is_full = any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
@@ -131,15 +123,6 @@ def kind_of(value: object) -> str:
     return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
 
 
-def value_and_kind(value: object) -> str:
-    """Returns the start of a value's repr, and its kind.
-
-    >>> value_and_kind(5), value_and_kind(None)
-    ('5, an int', 'None')
-    """
-    return "None" if value is None else f"{repr(value)[:200]}, {kind_of(value)}"
-
-
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, as a sentence."""
     line = next((line for line in str(error).splitlines() if line.strip()), "")
@@ -147,11 +130,7 @@ def first_line(error: BaseException) -> str:
 
 
 def name_of(fn: Callable[..., object]) -> str:
-    """Returns the name of a class or function, or that of an object's class.
-
-    >>> name_of(name_of)
-    'name_of'
-    """
+    """Returns the name of a class or function, or that of an object's class."""
     return getattr(fn, "__qualname__", type(fn).__name__)
 
 

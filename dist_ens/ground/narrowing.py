@@ -1,9 +1,20 @@
-"""Conversion of arrays to the types in which JAX holds them, with a check that all values fit."""
+"""Arrays of NumPy in the types in which JAX holds them, and checks of their values.
 
+NumPy cannot hold a typed key of JAX. On a host, an array of keys is an array of records with one
+field, which has the name of the generator and holds the words of the key.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
 from dist_ens.ground.errors import UserError
+from dist_ens.ground.types import Inputs
+
+_GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def held_dtype(dtype: DTypeLike) -> np.dtype:
@@ -35,7 +46,8 @@ def narrowed(
     to = np.dtype(dtype)
     if array.dtype.kind not in "biuf":
         raise UserError(
-            f"{where} has the type {array.dtype}, which holds no real numbers. Convert it to {to}."
+            f"{where} has the type {array.dtype}, which holds no real numbers. Convert it to "
+            "floats or integers, in rows of equal length."
         )
     if to.kind == "f":
         unfit = _too_large_for_float(array, to, exact)
@@ -87,3 +99,57 @@ def _too_large_for_float(array: np.ndarray, to: np.dtype, exact: bool) -> np.nda
     with np.errstate(over="ignore"):
         unfit = np.isinf(array.astype(to)) & np.isfinite(array)
     return unfit if unfit.any() else None
+
+
+def check_finite(where: str, inputs: np.ndarray) -> None:
+    """Raises a `UserError` if an input, [examples, ...], is NaN or infinite."""
+    if not jnp.issubdtype(inputs.dtype, jnp.inexact) or np.isfinite(inputs).all():
+        return
+    bad = ~np.isfinite(inputs)
+    count = np.count_nonzero(bad.reshape(len(inputs), -1).any(axis=1))
+    raise UserError(
+        f"{where} has {'NaN' if np.isnan(inputs).any() else 'infinity'}, in {count:,} of "
+        f"{len(inputs):,} examples, the first at index {first_index(bad)}. Remove these examples, "
+        "or replace the values."
+    )
+
+
+def check_finite_inputs(name: str, inputs: Inputs) -> None:
+    """Raises a `UserError` if inputs on the host are NaN or infinite, and reads no JAX array."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
+        if isinstance(leaf, np.ndarray):
+            check_finite(f"{name}{jax.tree_util.keystr(path)}", leaf)
+
+
+def host_array(leaf: object) -> np.ndarray:
+    """Returns an array of any library, or a number, as an array of NumPy. Keys become records.
+
+    >>> host_array(jax.random.split(jax.random.key(0), 3)).shape
+    (3,)
+    """
+    if not (isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)):
+        return np.asarray(leaf)
+    words = np.asarray(jax.random.key_data(leaf))
+    record = np.dtype([(str(jax.random.key_impl(leaf)), words.dtype, words.shape[-1:])])
+    return words.view(record)[..., 0]
+
+
+def dtype_in_jax(dtype: DTypeLike) -> np.dtype:
+    """Returns the type in which JAX holds an array of NumPy; see `held_dtype`.
+
+    >>> dtype_in_jax(host_array(jax.random.key(0)).dtype)
+    key<fry>
+    """
+    generator = generator_of(dtype)
+    return held_dtype(dtype) if generator is None else _dtype_of_keys(generator)
+
+
+def generator_of(dtype: DTypeLike) -> str | None:
+    """Returns the name of the generator of keys in a host's memory; None for other arrays."""
+    names = np.dtype(dtype).names
+    return names[0] if names and names[0] in _GENERATORS else None
+
+
+@functools.cache
+def _dtype_of_keys(generator: str) -> np.dtype:
+    return jax.eval_shape(lambda: jax.random.key(0, impl=generator)).dtype

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import SupportsFloat, SupportsIndex
 
 from dist_ens.ground.errors import UserError, did_you_mean
@@ -17,31 +17,28 @@ MOST_DROPOUT_SAMPLES = 2**16
 def require_one_of(field: str, value: str, known: Sequence[str]) -> None:
     """Raises a `UserError` unless a field's value is one of the known values."""
     if value not in known:
-        raise UserError(
-            f"{field}={value!r} is unknown.{did_you_mean(value, known)} Choose one of "
-            f"{', '.join(known)}."
-        )
+        meant = did_you_mean(str(value), known)
+        raise UserError(f"{field}={value!r} is unknown.{meant} Choose one of {', '.join(known)}.")
 
 
 def require_coefficient(field: str, value: float, hint: str) -> None:
     """Raises a `UserError` unless a coefficient is a positive and finite number."""
-    if not 0 < _number(field, value) < math.inf:
-        raise UserError(f"{field} must be positive and finite: got {str(value)[:200]}. {hint}")
+    _require_number(
+        field, value, lambda number: 0 < number < math.inf, "be positive and finite", hint
+    )
 
 
 def require_fraction(field: str, value: float, hint: str) -> None:
-    """Raises a `UserError` unless a value lies in [0, 1)."""
-    if not 0 <= _number(field, value) < 1:
-        raise UserError(f"{field} must lie in [0, 1): got {str(value)[:200]}. {hint}")
+    """Raises a `UserError` unless a value is a number in [0, 1)."""
+    _require_number(field, value, lambda number: 0 <= number < 1, "lie in [0, 1)", hint)
 
 
-def _number(field: str, value: SupportsFloat | str) -> float:
-    if isinstance(value, str):
-        raise UserError(f"{field} is {value[:200]!r}, a text. Give a number.")
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise UserError(f"{field} is {repr(value)[:200]}. Give a number.") from None
+def _require_number(
+    field: str, value: SupportsFloat, fits: Callable[[float], bool], rule: str, hint: str
+) -> None:
+    # A text of digits is no number, although `float` takes it.
+    if not hasattr(value, "__float__") or not fits(float(value)):
+        raise UserError(f"{field} must {rule}: got {repr(value)[:200]}. {hint}")
 
 
 def whole_number(field: str, value: SupportsIndex, *, least: int, most: int = MOST) -> int:

@@ -14,9 +14,6 @@ def given_path(text: str | os.PathLike[str], name: str) -> pathlib.Path:
     """Returns a path that a person gave, with `~` and `~user` expanded. It need not exist.
 
     `./~x` is made absolute, so that nothing expands it later.
-
-    >>> given_path("runs/digits", "--workdir").name
-    'digits'
     """
     if not os.fspath(text):
         raise UserError(f"{name} is empty. Give a path; the current folder is '.'.")
@@ -51,9 +48,6 @@ def utf8_path(path: str | os.PathLike[str]) -> str:
     """Returns a path as text that has the bytes of the path when it is encoded in UTF-8.
 
     Python decodes paths by the locale, and TensorStore always encodes them in UTF-8.
-
-    >>> utf8_path("runs/digits")
-    'runs/digits'
     """
     try:
         return os.fsencode(path).decode("utf-8")

@@ -52,6 +52,11 @@ def member_key(seed: jax.typing.ArrayLike, member_id: jax.typing.ArrayLike) -> j
     return jax.random.fold_in(jax.random.wrap_key_data(words, impl=_GENERATOR), member_id)
 
 
+def key_of_step(member_key: jax.Array, step: jax.Array, use: int = UPDATE) -> jax.Array:
+    """Returns the key of a member's step: `fold_in(fold_in(member_key, use), step)`."""
+    return jax.random.fold_in(jax.random.fold_in(member_key, use), step)
+
+
 def key_of_optimizer(member_key: jax.Array, words: jax.Array) -> jax.Array:
     """Returns the key of a member that replaces a key, uint32[2], in its optimizer's state."""
     key = jax.random.fold_in(member_key, OPTIMIZER)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ground.errors import UserError, counted, kind_of
-from dist_ens.ground.host_keys import generator_of, host_array
-from dist_ens.ground.narrowing import held_dtype, narrowed
+from dist_ens.ground.narrowing import generator_of, held_dtype, host_array, narrowed
 from dist_ens.ground.types import (
     Key,
     KeyPath,
@@ -18,7 +17,6 @@ from dist_ens.ground.types import (
     OptState,
     Params,
     PyTree,
-    Structure,
     Tree,
 )
 
@@ -105,14 +103,7 @@ class State(NamedTuple):
         >>> State.concatenate([first, second]).member_id
         Array([0, 1, 2], dtype=int32)
         """
-        of_one = [leaf_types(jax.tree.map(lambda leaf: leaf[0], state)) for state in states]
-        for position, types in enumerate(of_one):
-            for name in differing(of_one[0], types):
-                raise UserError(
-                    f"State {position} cannot be joined to state 0: leaf {name} of a member is "
-                    f"{types.get(name, 'absent')} in one and {of_one[0].get(name, 'absent')} in "
-                    "the other. Join members of one architecture and one optimizer."
-                )
+        _require_alike("state", [jax.tree.map(lambda leaf: leaf[0], state) for state in states])
         whole = jax.tree.map(_concatenated, *states)
         ids, steps = np.asarray(whole.member_id).tolist(), {*np.asarray(whole.step).tolist()}
         if len({*ids}) < len(ids) or len(steps) > 1:
@@ -163,16 +154,7 @@ def stack_members(members: Sequence[Tree]) -> Tree:
         raise UserError("The list of members is empty. Give at least one member.")
     for member in members:
         require_arrays(member)
-    first = leaf_types(members[0])
-    for position, member in enumerate(members[1:], start=1):
-        types = leaf_types(member)
-        for name in differing(first, types):
-            raise UserError(
-                f"Member {position} cannot be stacked with member 0: leaf {name} is "
-                f"{types.get(name, 'absent')} in member {position} and "
-                f"{first.get(name, 'absent')} in member 0. All members of one ensemble share one "
-                "architecture."
-            )
+    _require_alike("member", members)
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(as_held, members))
 
 
@@ -221,6 +203,18 @@ def select_members(ensemble: Tree, positions: Sequence[int]) -> Tree:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], ensemble)
 
 
+def _require_alike(noun: str, trees: Sequence[PyTree]) -> None:
+    """Raises a `UserError` if a pytree has other leaves, shapes or types than the first one."""
+    first, *others = map(leaf_types, trees)
+    for number, types in enumerate(others, start=1):
+        for name in differing(first, types):
+            raise UserError(
+                f"{noun.capitalize()} {number} cannot be stacked with {noun} 0: leaf {name} is "
+                f"{types.get(name, 'absent')} in {noun} {number} and {first.get(name, 'absent')} "
+                f"in {noun} 0. All members of one ensemble share one architecture."
+            )
+
+
 def _concatenated(*leaves: Leaf) -> jax.Array:
     """Returns arrays of any layouts, one after another along the members axis, on one device."""
     if jnp.issubdtype(leaves[0].dtype, jax.dtypes.prng_key):
@@ -257,11 +251,10 @@ def require_arrays(tree: PyTree) -> None:
         if not hasattr(leaf, "dtype") and not isinstance(leaf, float | int | complex):
             name = type(leaf).__name__
             raise UserError(
-                f"Leaf {leaf_name(path)} of a member is an object of class {name!r}, which is "
-                "neither an array nor registered as a pytree. Put "
-                f"@jax.tree_util.register_dataclass above a dataclass {name}, or call "
-                f"jax.tree_util.register_pytree_node({name}, flatten, unflatten). Keep functions "
-                "out of the state: equinox.partition(module, equinox.is_array) splits a module."
+                f"Leaf {leaf_name(path)} of a member is an object of class {name!r}, which is not "
+                "registered as a pytree. Put @jax.tree_util.register_dataclass above a dataclass, "
+                f"or call jax.tree_util.register_pytree_node({name}, flatten, unflatten). Keep "
+                "functions out: equinox.partition(module, equinox.is_array) splits a module."
             )
 
 
@@ -316,15 +309,6 @@ def leaf_type(leaf: Leaf) -> str:
 def differing(types: dict[str, str], others: dict[str, str]) -> list[str]:
     """Returns the names whose values differ between two dicts, or that one of them lacks."""
     return [name for name in {**types, **others} if types.get(name) != others.get(name)]
-
-
-def structure_text(structure: Structure) -> str:
-    """Returns the structure of a pytree as a text, with `*` for each leaf.
-
-    >>> structure_text(jax.tree.structure({"w": 1.0, "b": None}))
-    "{'b': None, 'w': *}"
-    """
-    return str(structure).removeprefix("PyTreeDef(").removesuffix(")")
 
 
 def leaf_types(tree: PyTree) -> dict[str, str]:

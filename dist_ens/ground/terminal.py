@@ -3,9 +3,12 @@
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from dist_ens.ground.commands import printable
+
+_WIDEST = 1000  # Largest width of a table, in columns of text.
 
 
 class PlainConsole(Console):
@@ -21,3 +24,12 @@ class PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Returns a text for printing. Rich calls this for each string, also in a table."""
         return super().render_str(printable(text), **options)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Prints a table without cutting its cells, even on a narrow console."""
+    widest = console.options.update(width=_WIDEST)
+    width = console.width
+    console.width = max(width, console.measure(table, options=widest).maximum)
+    console.print(table)
+    console.width = width

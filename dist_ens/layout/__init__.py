@@ -8,7 +8,7 @@ row of the mesh holds some of the members, and a column holds one part of every 
 from dist_ens.layout.collectives import (
     all_members,
     data_index,
-    on_every_column,
+    redistribution_program,
     sum_over_columns,
     without_axes,
 )
@@ -21,7 +21,6 @@ from dist_ens.layout.placing import (
     copied,
     copied_like,
     copied_off_devices,
-    copied_onto_devices,
     copy_of_numpy,
     device_bytes,
     global_shapes,
@@ -29,8 +28,7 @@ from dist_ens.layout.placing import (
     put_numbers,
     to_host,
 )
-from dist_ens.layout.redistribute import redistribution_program
-from dist_ens.layout.rows import holdings, join_rows, layout_of_row, part_of_row
+from dist_ens.layout.rows import holdings
 from dist_ens.layout.specs import (
     BATCH,
     BATCHES,
@@ -44,8 +42,6 @@ from dist_ens.layout.specs import (
     axis_of,
     broadcast,
     is_spec,
-    members_axes,
-    named_specs,
     specs_of_batch,
 )
 from dist_ens.layout.waves import Waves
@@ -73,7 +69,6 @@ __all__ = [
     "copied",
     "copied_like",
     "copied_off_devices",
-    "copied_onto_devices",
     "copy_of_numpy",
     "data_index",
     "redistribution_program",
@@ -82,12 +77,6 @@ __all__ = [
     "holdings",
     "in_turn",
     "is_spec",
-    "join_rows",
-    "layout_of_row",
-    "members_axes",
-    "named_specs",
-    "on_every_column",
-    "part_of_row",
     "pieces_off_devices",
     "put_everywhere",
     "put_numbers",

@@ -89,10 +89,10 @@ class Layout:
         if len(devices) % ensemble_axis or num_members % ensemble_axis:
             good = [str(k) for k in range(1, largest + 1) if largest % k == 0]
             raise UserError(
-                "The ensemble axis must divide the number of devices and num_members: got ensemble "
-                f"axis {ensemble_axis} for {counted(len(devices), 'device')} and num_members="
-                f"{num_members}. Use an ensemble axis of {' or '.join(good)}, in a config "
-                "layout.ensemble_axis, or another number of members.",
+                "The ensemble axis must divide the number of devices and num_members: got "
+                f"ensemble_axis={ensemble_axis} for {counted(len(devices), 'device')} and "
+                f"num_members={num_members}. Use ensemble_axis={' or '.join(good)}, or another "
+                "number of members.",
                 exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
         grid = np.array(devices).reshape(ensemble_axis, len(devices) // ensemble_axis)

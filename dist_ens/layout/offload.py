@@ -33,10 +33,7 @@ class Reading(Protocol):
 
 
 def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]]:
-    """Copies this host's parts of global arrays to its memory. Each part is copied by one host.
-
-    The function starts the copies and does not wait for them. The arrays may be donated at once.
-    """
+    """Begins copies of this host's parts of arrays, which may be donated at once."""
     shards = [
         (name, shard)
         for name, array in arrays.items()
@@ -55,8 +52,7 @@ def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]
 
 
 def read_onto_devices(
-    abstract: Mapping[str, jax.ShapeDtypeStruct],
-    read: Callable[[str, tuple[slice, ...]], Reading],
+    abstract: Mapping[str, jax.ShapeDtypeStruct], read: Callable[[str, tuple[slice, ...]], Reading]
 ) -> dict[str, jax.Array]:
     """Reads global arrays of these shapes, types and shardings, by name.
 

@@ -7,21 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import PartitionSpec, SingleDeviceSharding
+from jax.sharding import PartitionSpec, Sharding, SingleDeviceSharding
+from jax.typing import DTypeLike
 
 from dist_ens.ground.errors import UserError, counted
-from dist_ens.ground.host_keys import generator_of
+from dist_ens.ground.narrowing import generator_of
 from dist_ens.ground.state import as_held
 from dist_ens.ground.types import Array, Leaf, PyTree, Shapes, Specs, Tree
-from dist_ens.layout.specs import (
-    DATA,
-    ENSEMBLE,
-    MEMBERS,
-    REPLICATED,
-    axis_of,
-    broadcast,
-    is_spec,
-)
+from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of, broadcast, is_spec
 
 if TYPE_CHECKING:
     from dist_ens.layout.mesh import Layout
@@ -125,10 +118,12 @@ def device_bytes(tree: PyTree) -> int:
     )
 
 
-def copied(tree: Tree) -> Tree:
-    """Returns copies of global arrays on the same devices, to donate instead of the originals."""
+def copied(tree: Tree, like: Tree | None = None) -> Tree:
+    """Returns copies of global arrays, in the memory of those of `like` or in their own."""
     # The method `copy` of an array would compile a program for each shape.
-    return jax.tree.map(lambda leaf: _copied_to(leaf, leaf.sharding), tree)
+    return jax.tree.map(
+        lambda leaf, other: _copied_to(leaf, other.sharding), tree, tree if like is None else like
+    )
 
 
 def copied_like(tree: Tree, like: Shapes) -> Tree:
@@ -139,26 +134,19 @@ def copied_like(tree: Tree, like: Shapes) -> Tree:
 
 
 def copied_off_devices(tree: Tree) -> Tree:
-    """Returns copies of global arrays in the hosts' memory; the inverse of `copied_onto_devices`.
-
-    Keys are small and stay on the devices. The function starts the copies and does not wait for
-    them. The arrays may be donated at once.
-    """
-
-    def copied(leaf: jax.Array) -> jax.Array:
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        there = leaf.sharding if is_key else leaf.sharding.with_memory_kind(HOST_MEMORY)
-        return _copied_to(leaf, there)
-
-    return jax.tree.map(copied, tree)
+    """Begins copies of global arrays to the hosts; the arrays may be donated at once."""
+    return jax.tree.map(
+        lambda leaf: _copied_to(leaf, resting_sharding(leaf.sharding, leaf.dtype)), tree
+    )
 
 
-def copied_onto_devices(tree: Tree, like: Tree) -> Tree:
-    """Returns copies of the arrays of `copied_off_devices`, in the memory of those of `like`."""
-    return jax.tree.map(lambda leaf, other: _copied_to(leaf, other.sharding), tree, like)
+def resting_sharding(sharding: Sharding, dtype: DTypeLike) -> Sharding:
+    """Returns a sharding in the hosts' memory, but for keys, which only JAX can slice."""
+    is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return sharding if is_key else sharding.with_memory_kind(HOST_MEMORY)
 
 
-def _copied_to(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+def _copied_to(leaf: jax.Array, sharding: Sharding) -> jax.Array:
     """Returns a copy of a global array in the memory of a sharding with the same parts."""
     parts = [
         jax.device_put(

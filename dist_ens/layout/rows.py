@@ -39,7 +39,7 @@ def part_of_row(layout: Layout, tree: Tree, row: int, specs: Specs) -> Tree:
     )
 
 
-def join_rows(layout: Layout, trees: dict[int, Tree], specs: Specs) -> Tree:
+def join_rows(layout: Layout, trees: Sequence[Tree], specs: Specs) -> Tree:
     """Returns global arrays made from the parts of this host's rows; it inverts `part_of_row`."""
 
     def whole(spec: PartitionSpec, *branches: PyTree) -> PyTree:
@@ -54,7 +54,7 @@ def join_rows(layout: Layout, trees: dict[int, Tree], specs: Specs) -> Tree:
 
         return jax.tree.map(join, *branches)
 
-    return jax.tree.map(whole, specs, *trees.values(), is_leaf=is_spec)
+    return jax.tree.map(whole, specs, *trees, is_leaf=is_spec)
 
 
 def holdings(layout: Layout) -> list[str]:

@@ -1,7 +1,5 @@
 """The partition specs of arrays on the mesh, and their names in the public API."""
 
-from typing import Any
-
 import jax
 from jax.sharding import PartitionSpec
 
@@ -101,16 +99,13 @@ def members_axes(specs: Specs) -> Axes:
     return jax.tree.map(lambda spec: axis_of(spec, ENSEMBLE), specs, is_leaf=is_spec)
 
 
-def broadcast(prefix: Specs | Axes, tree: PyTree) -> list[Any]:
-    """Returns the leaf of a tree prefix that belongs to each leaf of a tree.
-
-    None and partition specs are leaves of the prefix.
-    """
+def broadcast(prefix: Specs | Axes, tree: PyTree) -> list[Specs | Axes]:
+    """Returns the leaf of a tree prefix, a spec or None, for each leaf of a tree."""
 
     def is_leaf(value: object) -> bool:
         return value is None or is_spec(value)
 
-    found: list[Any] = []
+    found: list[Specs | Axes] = []
     jax.tree.map(
         lambda value, branch: found.extend([value] * len(jax.tree.leaves(branch))),
         prefix,

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
-from jax.typing import DTypeLike
+from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from dist_ens.ground.types import Leaf, Tree
 from dist_ens.layout.mesh import Layout
 from dist_ens.layout.placing import HOST_MEMORY
-from dist_ens.layout.specs import ENSEMBLE, MEMBERS
+from dist_ens.layout.specs import ENSEMBLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,22 +55,6 @@ class Waves:
             return jax.make_array_from_single_device_arrays(shape, sharding, here)
 
         return jax.tree.map(part, tree)
-
-    def off_devices(self, tree: Tree) -> Tree:
-        """Returns the arrays of one wave's members, or of all members, in the hosts' memory.
-
-        Keys are small and stay on the devices, because only JAX can slice them.
-        """
-        return jax.tree.map(
-            lambda leaf: jax.device_put(leaf, self.resting_sharding(leaf.dtype)), tree
-        )
-
-    def resting_sharding(self, dtype: DTypeLike) -> NamedSharding:
-        """Returns the sharding that the arrays of `off_devices` have."""
-        on_devices = self.layout.sharding(MEMBERS)
-        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-            return on_devices
-        return on_devices.with_memory_kind(HOST_MEMORY)
 
     def join(self, trees: Sequence[Tree], spec: PartitionSpec) -> Tree:
         """Returns the global arrays of all members, in the same memory; the inverse of `take`."""

@@ -17,21 +17,22 @@ from dist_ens.losses.categorical import (
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
-from dist_ens.losses.distribution import Distribution
+from dist_ens.losses.distribution import Distribution, Loss, Objective, TrainingScores
 from dist_ens.losses.gaussian import (
     SMALLEST_VARIANCE,
     Gaussian,
+    Point,
     beta_gaussian,
     beta_nll,
     gaussian,
     gaussian_nll,
+    mse,
     normal_distribution,
+    squared_error,
     squared_error_score,
 )
-from dist_ens.losses.objective import Loss, Objective, TrainingScores
 from dist_ens.losses.prediction import Prediction, predict_leaves
 from dist_ens.losses.quantiles import Quantiles, pinball, quantiles
-from dist_ens.losses.squared_error import Point, mse, squared_error
 
 __all__ = [
     "SMALLEST_VARIANCE",

@@ -15,10 +15,9 @@ import numpy as np
 import optax
 from typing_extensions import override
 
-from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
-from dist_ens.losses.distribution import Distribution, Summary, Values, with_samples
-from dist_ens.losses.objective import Loss, Objective
+from dist_ens.ground.numbers import whole_number
+from dist_ens.losses.distribution import Distribution, Objective, Summary, Values, with_samples
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import CLASSIFICATION
 from dist_ens.metrics.classification import (
@@ -267,7 +266,15 @@ def categorical(num_classes: int) -> Objective:
     >>> categorical(10).num_outputs
     10
     """
-    return _objective("categorical", softmax_cross_entropy, Categorical(), num_classes)
+    num_classes = whole_number("num_classes", num_classes, least=2)
+    return Objective(
+        "categorical",
+        softmax_cross_entropy,
+        Categorical(),
+        accuracy,
+        num_outputs=num_classes,
+        num_classes=num_classes,
+    )
 
 
 def class_mean_categorical(num_classes: int) -> Objective:
@@ -280,8 +287,10 @@ def class_mean_categorical(num_classes: int) -> Objective:
     >>> round(float(loss[0]), 4)  # log 2 / 2
     0.3466
     """
-    return _objective(
-        "class_mean_categorical", class_mean_cross_entropy, Categorical(), num_classes
+    return dataclasses.replace(
+        categorical(num_classes),
+        name="class_mean_categorical",
+        example_loss=class_mean_cross_entropy,
     )
 
 
@@ -295,17 +304,9 @@ def one_vs_rest(num_classes: int) -> Objective:
     >>> round(float(loss[0]), 4)  # 2 log 2
     1.3863
     """
-    distribution = Categorical(log_normalized_sigmoid)
-    return _objective("one_vs_rest", sigmoid_cross_entropy, distribution, num_classes)
-
-
-def _objective(name: str, loss: Loss, distribution: Categorical, num_classes: int) -> Objective:
-    if not isinstance(num_classes, int | np.integer) or num_classes < 2:
-        raise UserError(
-            f"num_classes of {name} is {num_classes!r}. Give a whole number of at least 2, such as "
-            "10: with one class there is nothing to learn."
-        )
-    num_classes = int(num_classes)
-    return Objective(
-        name, loss, distribution, accuracy, num_outputs=num_classes, num_classes=num_classes
+    return dataclasses.replace(
+        categorical(num_classes),
+        name="one_vs_rest",
+        example_loss=sigmoid_cross_entropy,
+        distribution=Categorical(log_normalized_sigmoid),
     )

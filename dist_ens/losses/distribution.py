@@ -1,8 +1,8 @@
-"""Predictive distributions, which interpret, pool and score the outputs of members."""
+"""Objectives, and the predictive distributions that interpret, pool and score outputs."""
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol, Self
 
 import jax
@@ -17,6 +17,8 @@ from dist_ens.metrics.metric import Metric
 Values = dict[str, jax.Array]
 # A `Summary` is like `Values`, but its arrays are on the host.
 Summary = Mapping[str, np.ndarray]
+Loss = Callable[[jax.Array, jax.Array], jax.Array]
+TrainingScores = Callable[[jax.Array, jax.Array], dict[str, jax.Array]]
 
 
 class Distribution(Protocol):
@@ -173,7 +175,7 @@ class Distribution(Protocol):
         if name not in self.poolings:
             raise UserError(
                 f"pooling={name!r} does not fit {type(self).__name__} predictions, which are "
-                f"pooled by one of {', '.join(self.poolings)}. Try evaluation.pooling=probs."
+                f"pooled by one of {', '.join(self.poolings)}. Try pooling='probs'."
             )
         if name == self.pooling:
             return self
@@ -194,3 +196,59 @@ def masked_mean(values: np.ndarray, masks: np.ndarray) -> np.ndarray:
     """Returns the mean over the members in the mask of each example, [examples, ...]."""
     weights = masks.reshape(*masks.shape, *(1,) * (values.ndim - 2))
     return np.where(weights, values, 0).sum(axis=0) / weights.sum(axis=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """A loss of outputs and labels, with the predictive distribution that it trains.
+
+    Attributes:
+        name: Name of the objective.
+        example_loss: Function of outputs [batch, ..., outputs] and labels [batch, ...] that
+            returns the loss of each label, float[batch, ...].
+        distribution: Predictive distribution that the outputs parametrise. It brings the default
+            metrics.
+        training_scores: Function of outputs and labels that returns the scores to report with the
+            training loss, `{name: float[batch, ...]}`.
+        num_outputs: Number of outputs of the network for each label.
+        num_classes: Number of classes; None for real targets.
+        standardize: Whether the targets are standardised by their training mean and standard
+            deviation, which `fit` sets in a state at step 0.
+
+    >>> from dist_ens.losses import Point
+    >>> absolute_error = Objective(
+    ...     "absolute_error",
+    ...     lambda outputs, targets: abs(targets - outputs[..., 0]),
+    ...     Point(),
+    ...     lambda outputs, targets: {},
+    ...     num_outputs=1,
+    ... )
+    >>> absolute_error.example_loss(jax.numpy.array([[1.0]]), jax.numpy.array([3.0])).tolist()
+    [2.0]
+    """
+
+    # These are the keys of a batch.
+    INPUTS: ClassVar[str] = "inputs"
+    LABELS: ClassVar[str] = "labels"
+    WEIGHTS: ClassVar[str] = "weights"
+
+    name: str
+    example_loss: Loss
+    distribution: Distribution
+    training_scores: TrainingScores
+    num_outputs: int
+    num_classes: int | None = None
+    standardize: bool = False
+
+    def shares_of_labels(self, labels: jax.Array) -> jax.Array:
+        """Returns labels that can be averaged: shares of the classes, or the real targets.
+
+        Labels of classes are int[batch, ...], or already shares, float[batch, ..., classes].
+
+        >>> from dist_ens.losses import categorical
+        >>> categorical(2).shares_of_labels(jax.numpy.array([1]))
+        Array([[0., 1.]], dtype=float32)
+        """
+        if self.num_classes is None or jax.numpy.issubdtype(labels.dtype, jax.numpy.floating):
+            return labels
+        return jax.nn.one_hot(labels, self.num_classes)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from dist_ens.ground.state import described
 from dist_ens.ground.types import Outputs, PyTree
 
 
@@ -93,7 +94,7 @@ class Prediction:
     def __repr__(self) -> str:
         """Returns the fields that are not None, with type and shape."""
         lines = [
-            f"    {field.name}: {_described(getattr(self, field.name))},"
+            f"    {field.name}: {described(getattr(self, field.name))},"
             for field in dataclasses.fields(self)
             if field.name not in _NO_ARRAYS and getattr(self, field.name) is not None
         ]
@@ -139,13 +140,3 @@ def predict_leaves(outputs: Outputs) -> Prediction:
         epistemic=jax.tree.map(lambda leaf: jnp.var(leaf, axis=0), outputs),
         members=outputs,
     )
-
-
-def _described(tree: PyTree) -> str:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    if len(leaves) == 1 and not leaves[0][0]:
-        return f"{tree.dtype}{list(tree.shape)}"
-    named = (
-        f"{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves
-    )
-    return "{" + ", ".join(named) + "}"

@@ -10,9 +10,8 @@ import numpy as np
 from typing_extensions import override
 
 from dist_ens.ground.errors import UserError
-from dist_ens.losses.distribution import Distribution, Summary, Values, with_samples
+from dist_ens.losses.distribution import Distribution, Objective, Summary, Values, with_samples
 from dist_ens.losses.gaussian import squared_error_score
-from dist_ens.losses.objective import Objective
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import REGRESSION
 from dist_ens.metrics.metric import Metric, one_a_row
@@ -127,7 +126,8 @@ def quantiles(
     3
     """
     levels = tuple(levels)
-    middle = levels[len(levels) // 2] if len(levels) % 2 else None
+    at = len(levels) // 2
+    middle = levels[at] if len(levels) % 2 else None
     if middle != 0.5 or list(levels) != sorted({level for level in levels if 0 < level < 1}):
         raise UserError(
             f"levels={levels} of quantiles do not ascend in (0, 1) with 0.5 in the middle. Try "
@@ -137,13 +137,7 @@ def quantiles(
         "quantiles",
         partial(pinball, levels=levels),
         Quantiles(levels),
-        partial(_median_error, levels),
+        lambda outputs, targets: squared_error_score(outputs[..., at, None], targets),
         num_outputs=len(levels),
         standardize=standardize,
     )
-
-
-def _median_error(
-    levels: tuple[float, ...], outputs: jax.Array, targets: jax.Array
-) -> dict[str, jax.Array]:
-    return squared_error_score(outputs[..., levels.index(0.5), None], targets)

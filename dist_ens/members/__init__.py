@@ -38,23 +38,20 @@ devices share it. So batch statistics need no axis of the mesh. The axis name `"
 
 from dist_ens.members.adapt import as_member
 from dist_ens.members.equinox import from_equinox
-from dist_ens.members.functions import from_example_functions, from_functions
+from dist_ens.members.functions import from_example_functions, from_functions, from_pytree
 from dist_ens.members.haiku import from_haiku
 from dist_ens.members.linen import from_linen
 from dist_ens.members.member import (
     Member,
-    check_member,
     rematerialized,
     with_compute_dtype,
     with_normalized_inputs,
 )
 from dist_ens.members.nnx import from_nnx
-from dist_ens.members.pytree import from_pytree
 
 __all__ = [
     "Member",
     "as_member",
-    "check_member",
     "from_equinox",
     "from_example_functions",
     "from_functions",

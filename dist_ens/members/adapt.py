@@ -7,15 +7,14 @@ from collections.abc import Callable
 
 import jax
 
-from dist_ens.ground.errors import UserError, first_line, name_of
-from dist_ens.ground.types import Key, Network, PyTree
+from dist_ens.ground.errors import UserError, call_error, first_line, name_of
+from dist_ens.ground.types import Network, PyTree
 from dist_ens.members.equinox import from_equinox
-from dist_ens.members.functions import from_init_and_apply
+from dist_ens.members.functions import from_init_and_apply, from_pytree
 from dist_ens.members.haiku import from_haiku
 from dist_ens.members.linen import from_linen
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.nnx import from_nnx
-from dist_ens.members.pytree import from_pytree
 
 _NETWORKS = (
     "Give a flax.linen module, a function of `rngs` that makes a flax.nnx module, a function of "
@@ -101,10 +100,8 @@ def _check_factory(network: Network) -> None:
 
 def _from_factory(make: Callable[..., Network]) -> Member:
     """Returns a member made from a function or class that makes a network from one argument."""
-    argument = _argument_of(make)
-    of_argument = _of_one_argument(make, argument)
-    is_named = argument.name in ("rngs", "key")
-    network = _traced(of_argument, [argument.name] if is_named else ["key", "rngs"])
+    of_argument, network = _traced(make)
+    of_argument.__qualname__ = name_of(make)
     if _is_a(network, "flax.nnx", "Module"):
         return from_nnx(of_argument)
     if _is_a(network, "equinox", "Module"):
@@ -122,75 +119,43 @@ def _from_factory(make: Callable[..., Network]) -> Member:
     return from_pytree(of_argument)
 
 
-def _argument_of(make: Callable[..., Network]) -> inspect.Parameter:
-    """Returns the parameter of a function or class that takes its key or its `rngs`."""
-    parameters = [*_signature_of(make).parameters.values()]
-    required = [
-        parameter
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    named = [parameter for parameter in parameters if parameter.name in ("rngs", "key")]
-    candidates = named[:1] or required
-    if not candidates or any(parameter not in candidates[:1] for parameter in required):
-        given = ", ".join(parameter.name for parameter in required)
+def _traced(make: Callable[..., Network]) -> tuple[Callable[[object], Network], Network]:
+    """Returns a function of a key or of `rngs` that makes a network, and the traced network.
+
+    The value is given as the argument `rngs` or `key`, or else as the only argument.
+    """
+    named = [name for name in ("rngs", "key") if not call_error(make, 0, [name])]
+    alone = [] if named or call_error(make, 1) else ["key", "rngs"]
+    if not named and not alone:
+        parameters = inspect.signature(make).parameters.values()
+        required = ", ".join(each.name for each in parameters if each.default is each.empty)
         raise UserError(
-            f"{name_of(make)}({given}) cannot be called with a key or rngs alone. {_NETWORKS}"
+            f"{name_of(make)}({required}) cannot be called with a key or rngs alone. {_NETWORKS}"
         )
-    return candidates[0]
+    told, made, cause = "", [], None
 
-
-def _signature_of(make: Callable[..., Network]) -> inspect.Signature:
-    """Returns the signature of a function, of a class, or of a `functools.partial` of either."""
-    partial = make if isinstance(make, functools.partial) else functools.partial(make)
-    if not isinstance(partial.func, type):
-        return inspect.signature(partial)
-    # The metaclass of flax.nnx hides the signature of its classes, but not that of `__init__`.
-    init = partial.func.__init__  # type: ignore[misc]
-    return inspect.signature(functools.partial(init, None, *partial.args, **partial.keywords))
-
-
-def _of_one_argument(
-    make: Callable[..., Network], argument: inspect.Parameter
-) -> Callable[[object], Network]:
-    """Returns a function of one positional value that calls `make` with it as `argument`."""
-
-    def of_argument(value: object) -> Network:
-        if argument.kind is argument.POSITIONAL_ONLY:
-            return make(value)
-        return make(**{argument.name: value})
-
-    of_argument.__qualname__ = name_of(make)
-    return of_argument
-
-
-def _traced(make: Callable[[object], Network], kinds: list[str]) -> Network:
-    """Returns the network that a function makes of the first of "key" and "rngs" that it takes."""
-    made: list[Network] = []
-    errors: dict[str, Exception] = {}
-
-    def trace(key: Key, kind: str) -> None:
+    def trace(key: PyTree, kind: str) -> None:
         if kind == "rngs":
             from flax import nnx
 
-            made.append(make(nnx.Rngs(key)))
-        else:
-            made.append(make(key))
+            key = nnx.Rngs(key)
+        made.append(of_argument(key))
 
-    for kind in kinds:
+    for kind in named or alone:
+
+        def of_argument(value: object, kind: str = kind) -> Network:
+            return make(**{kind: value}) if named else make(value)
+
         try:
-            jax.eval_shape(
-                functools.partial(trace, kind=kind), jax.eval_shape(lambda: jax.random.key(0))
-            )
-            return made[0]
+            key = jax.eval_shape(lambda: jax.random.key(0))
+            jax.eval_shape(functools.partial(trace, kind=kind), key)
+            return of_argument, made[0]
         except Exception as error:  # A user's function may raise anything.
-            errors[kind] = error
-    said = " ".join(
-        f"Given {kind}, it raised {type(error).__name__}: {first_line(error)}"
-        for kind, error in errors.items()
-    )
-    raise UserError(f"{name_of(make)} made no network. {said} {_NETWORKS}") from errors[kinds[0]]
+            cause = cause or error
+            told += f" Given {kind}, it raised {type(error).__name__}: {first_line(error)}"
+    raise UserError(
+        f"{name_of(make)} made no network from a key or rngs.{told} {_NETWORKS}"
+    ) from cause
 
 
 def _is_a(

@@ -40,7 +40,6 @@ def from_haiku(transformed: Network) -> Member:
 
     def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
         arguments = switch_arguments(transformed.init, True)
-
         args, named = input_arguments(transformed.init, inputs)
         made = transformed.init(key, *args, **named, **arguments)
         params, model_state = made if stateful else (made, ())

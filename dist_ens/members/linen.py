@@ -132,8 +132,5 @@ class _Linen:
 
 def _is_sown(collection: PyTree) -> bool:
     """Returns whether a collection holds values of `sow`, which are tuples."""
-
-    def is_tuple(node: object) -> bool:
-        return isinstance(node, tuple)
-
-    return any(map(is_tuple, jax.tree.leaves(collection, is_leaf=is_tuple)))
+    leaves = jax.tree.leaves(collection, is_leaf=lambda node: isinstance(node, tuple))
+    return any(isinstance(leaf, tuple) for leaf in leaves)

@@ -1,8 +1,8 @@
-"""`Member`, the checks of a member against data, and its transformations."""
+"""`Member`, its checks, and its transformations, such as one that scales labels."""
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import jax
@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ground.errors import UserError, first_line
-from dist_ens.ground.randomness import pinned_generator
-from dist_ens.ground.state import described, leaf_name, require_arrays
+from dist_ens.ground.state import State, described, leaf_name, require_arrays
 from dist_ens.ground.types import (
     Inputs,
     Key,
@@ -20,13 +19,13 @@ from dist_ens.ground.types import (
     Outputs,
     Params,
     PyTree,
-    Shapes,
     Tree,
 )
 from dist_ens.members.modes import Apply
 
 # What `init` and `apply` of a network are given, for messages.
 INPUTS_RULE = 'batch["inputs"], or the whole batch if it is no dict with this key'
+NETWORK, MEAN, STD = "network", "label_mean", "label_std"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,31 +110,6 @@ def require_parameters(params: Params) -> None:
             )
 
 
-@pinned_generator()
-def check_member(
-    member: Member, inputs: Shapes, output_shape: Sequence[int] | None = None
-) -> tuple[Shapes, Shapes]:
-    """Raises a `UserError` if a traced member does not fit its data; nothing is computed.
-
-    The outputs of a batch have `output_shape`, or are any pytree if it is None. Shapes and types of
-    `(params, model_state)` are returned.
-    """
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    outputs = None
-    advice = "Choose another model or other data."
-    with explained_network("The network does not accept the data's inputs", inputs, advice):
-        params, model_state = jax.eval_shape(member.init, key, inputs)
-        if member.has_apply:
-            outputs, _ = jax.eval_shape(member.evaluate, params, model_state, inputs, key)
-    if output_shape is not None and getattr(outputs, "shape", None) != tuple(output_shape):
-        raise UserError(
-            f"The network's outputs have the wrong shape: {described(outputs)} instead of "
-            f"{list(output_shape)}. Change the network's last layer, or data.num_classes."
-        )
-    return params, model_state
-
-
 def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
     """Returns a member whose network is given `(inputs - mean) / std`, computed in float32.
 
@@ -159,8 +133,8 @@ def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
     """
 
     def is_identity(mean: PyTree, std: PyTree) -> bool:
-        means, stds = (map(np.asarray, jax.tree.leaves(each)) for each in (mean, std))
-        return all((each == 0).all() for each in means) and all((each == 1).all() for each in stds)
+        means, stds = map(jax.tree.leaves, (mean, std))
+        return not any(map(np.any, means)) and all(np.all(np.equal(each, 1)) for each in stds)
 
     if is_identity(mean, std):
         return member
@@ -170,6 +144,11 @@ def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
             return leaf
         last_axis = (1,) * (leaf.ndim - 1) + (-1,)
         shift, scale = (np.reshape(np.asarray(v, np.float32), last_axis) for v in (mean, std))
+        if {shift.size, scale.size} - {1, *leaf.shape[1:][-1:]}:
+            raise UserError(
+                f"There are {shift.size} means and {scale.size} deviations for inputs of the shape "
+                f"{list(leaf.shape[1:])}. Give one of each, or one per entry of the last axis."
+            )
         return (leaf.astype(jnp.float32) - shift) / scale
 
     def normalized(inputs: Inputs) -> Inputs:
@@ -237,3 +216,41 @@ def rematerialized(member: Member) -> Member:
             jax.checkpoint, policy=lambda primitive, *_, **__: primitive in kept, static_argnums=4
         ),
     )
+
+
+def with_label_scale(member: Member) -> Member:
+    """Returns a member whose model state also holds the labels' scale, first mean 0 and std 1."""
+
+    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
+        params, model_state = member.init(key, inputs)
+        return params, {NETWORK: model_state, MEAN: jnp.float32(0), STD: jnp.float32(1)}
+
+    def beside_scale(apply: Apply) -> Apply:
+        def forward(
+            params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+        ) -> tuple[Outputs, ModelState]:
+            outputs, of_network = apply(params, model_state[NETWORK], inputs, key, train)
+            return outputs, {**model_state, NETWORK: of_network}
+
+        return forward
+
+    def parts_of(params: Params, model_state: ModelState) -> tuple[Params, ModelState]:
+        params, of_network = member.parts_of(params, model_state[NETWORK])
+        return params, {**model_state, NETWORK: of_network}
+
+    return with_forward(member, beside_scale, init=init, parts_of=parts_of)
+
+
+def standardized(labels: jax.Array, model_state: ModelState) -> jax.Array:
+    """Returns labels minus their mean, divided by their standard deviation, float[...]."""
+    return (labels - model_state[MEAN]) / model_state[STD]
+
+
+def has_label_scale(model_state: ModelState) -> bool:
+    """Returns whether a model state holds a scale of labels; see `with_label_scale`."""
+    return isinstance(model_state, dict) and model_state.keys() == {NETWORK, MEAN, STD}
+
+
+def member_label_scale(state: State) -> tuple[jax.Array, jax.Array]:
+    """Returns the labels' mean and standard deviation as arrays on the devices, float32[]."""
+    return state.model_state[MEAN][0], state.model_state[STD][0]

@@ -48,8 +48,8 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
         graph, params, streams, _, model_state = parts
         return graph, params, streams, model_state
 
-    def switched(train: bool) -> nnx.Module:
-        """Returns the module without its arrays, with every switch set."""
+    def blueprint(train: bool, drops: bool) -> tuple[nnx.GraphDef, nnx.State]:
+        """Returns the module without its arrays, and the shapes of its random streams."""
         module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
         module.train() if train else module.eval()
         values = switches(train)
@@ -57,11 +57,6 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
             for name in values.keys() & vars(part).keys():
                 if isinstance(vars(part)[name], bool):
                     setattr(part, name, values[name])
-        return module
-
-    def blueprint(train: bool, drops: bool) -> tuple[nnx.GraphDef, nnx.State]:
-        """Returns the module without its arrays, and the shapes of its random streams."""
-        module = switched(train)
         if drops:
             module.set_attributes(nnx.Dropout, deterministic=False, raise_if_not_found=False)
         graph, _, streams, _ = split(module)

@@ -70,10 +70,7 @@ def bootstrap() -> Method:
             params: Params, model_state: ModelState, batch: Batch, info: LossInfo
         ) -> LossResults:
             if info.positions is None:
-                raise UserError(
-                    "bootstrap needs the positions of the examples, and batches from an iterator "
-                    "have none. Give the data as arrays."
-                )
+                raise UserError("bootstrap takes data as arrays or a source, not as an iterator.")
             counts = poisson_weight(jax.random.fold_in(info.member_key, EXAMPLES), info.positions)
             return loss(params, model_state, batch, info._replace(counts=counts))
 

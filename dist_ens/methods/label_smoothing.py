@@ -38,9 +38,7 @@ def label_smoothing(alpha: float) -> Method:
         ) -> LossResults:
             objective = require_objective(info, "label_smoothing")
             if objective.num_classes is None:
-                raise UserError(
-                    f"label_smoothing needs classes, not {objective.name}. Leave it out."
-                )
+                raise UserError(f"label_smoothing needs classes, not {objective.name}.")
             shares = objective.shares_of_labels(batch[objective.LABELS])
             smooth = {**batch, objective.LABELS: optax.smooth_labels(shares, alpha)}
             return loss(params, model_state, smooth, info)

@@ -1,7 +1,7 @@
 """The loss of one member as a function that methods wrap."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -9,12 +9,11 @@ import jax
 from jax.typing import ArrayLike
 
 from dist_ens.ground.errors import UserError, kind_of
-from dist_ens.ground.types import Batch, Key, ModelState, Params
+from dist_ens.ground.types import Batch, Key, ModelState, Params, PyTree
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import Ratio, batch_mean
 from dist_ens.members import Member
-from dist_ens.members.label_scale import standardized
-from dist_ens.members.member import floats_as
+from dist_ens.members.member import floats_as, standardized
 from dist_ens.members.modes import switch_arguments
 from dist_ens.metrics.metric import one_a_row
 
@@ -73,16 +72,12 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
     """
 
     def loss(params: Params, model_state: ModelState, batch: Batch, info: LossInfo) -> LossResults:
-        absent = {objective.INPUTS, objective.LABELS}.difference(_keys_of(batch))
-        if absent:
-            raise UserError(
-                f"The objective {objective.name} takes batches with the key {min(absent)!r}: got "
-                f"{_shown(batch)}. Give a dict with it, or a loss function for other batches."
-            )
-        labels, weights = batch[objective.LABELS], batch.get(objective.WEIGHTS)
+        inputs, labels = (
+            part_of(batch, key, f"The objective {objective.name}")
+            for key in (objective.INPUTS, objective.LABELS)
+        )
         if objective.standardize:
             labels = standardized(labels, model_state)
-        inputs = batch[objective.INPUTS]
         outputs, model_state = member.apply(params, model_state, inputs, info.key, info.train)
         rows = outputs.shape[:-1]
         labels = one_a_row(labels, rows)
@@ -96,6 +91,7 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
         scores = objective.training_scores(outputs, labels)
         if info.counts is not None:
             losses = losses * info.counts.reshape(-1, *(1,) * (losses.ndim - 1))
+        weights = batch.get(objective.WEIGHTS)
         if weights is None:
             return losses.mean(), (model_state, {n: score.mean() for n, score in scores.items()})
         mean = partial(batch_mean, weights=one_a_row(weights, losses.shape), ratio=True)
@@ -140,24 +136,21 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
 def require_objective(info: LossInfo, method: str) -> Objective:
     """Returns the objective of the ensemble; raises a `UserError` if its loss is a function."""
     if info.objective is None:
-        raise UserError(
-            f"{method} needs an objective such as dist_ens.losses.categorical(10), and the loss of "
-            f"this ensemble is a function. Write {method} into it."
-        )
+        raise UserError(f"{method} needs an objective, not a loss function. Write it into that.")
     return info.objective
+
+
+def part_of(batch: Batch, key: str, user: str) -> PyTree:
+    """Returns a part of a batch; raises a `UserError` that names its user if it is absent."""
+    if isinstance(batch, dict) and key in batch:
+        return batch[key]
+    found = ", ".join(map(repr, batch)) if isinstance(batch, dict) else kind_of(batch)
+    raise UserError(f"{user} takes batches that are dicts with the key {key!r}: got {found}.")
 
 
 def with_float_inputs(batch: Batch, method: str, key: str = "inputs") -> jax.Array:
     """Returns the inputs of a batch as floating-point numbers; raises unless they are an array."""
-    inputs = batch[key] if key in _keys_of(batch) else None
+    inputs = part_of(batch, key, method)
     if not isinstance(inputs, jax.Array):
-        raise UserError(f"{method} needs an array batch[{key!r}]: got {_shown(batch)}.")
+        raise UserError(f"{method} needs an array batch[{key!r}]: got {kind_of(inputs)}.")
     return inputs.astype(jax.numpy.result_type(inputs, jax.numpy.float32))
-
-
-def _keys_of(batch: Batch) -> Collection[object]:
-    return batch.keys() if isinstance(batch, dict) else ()
-
-
-def _shown(batch: Batch) -> str:
-    return ", ".join(map(repr, batch)) or "nothing" if isinstance(batch, dict) else kind_of(batch)

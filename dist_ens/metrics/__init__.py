@@ -22,11 +22,7 @@ from dist_ens.metrics.classification import (
     votes_of,
 )
 from dist_ens.metrics.metric import Metric, Rows, scores_of
-from dist_ens.metrics.regression import (
-    mixture_moments,
-    mixture_quantile,
-    regression_values,
-)
+from dist_ens.metrics.regression import mixture_moments, mixture_quantile, regression_values
 from dist_ens.metrics.resampling import bootstrap_weights, interval, mean_of
 
 __all__ = [

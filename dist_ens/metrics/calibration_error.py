@@ -9,15 +9,17 @@ float64[draws] with weights.
 
 import numpy as np
 
-from dist_ens.metrics.ranking import cumulative, ranked
+from dist_ens.metrics.ranking import over_ranking
 from dist_ens.metrics.resampling import BLOCK_SIZE, over_draws
+
+NUM_BINS = 15
 
 
 def expected_calibration_error(
     confidence: np.ndarray,
     correct: np.ndarray,
     weights: np.ndarray | None = None,
-    num_bins: int = 15,
+    num_bins: int = NUM_BINS,
 ) -> float | np.ndarray:
     """Computes the expected calibration error (ECE), with bins of equal width.
 
@@ -45,7 +47,7 @@ def adaptive_calibration_error(
     confidence: np.ndarray,
     correct: np.ndarray,
     weights: np.ndarray | None = None,
-    num_bins: int = 15,
+    num_bins: int = NUM_BINS,
 ) -> float | np.ndarray:
     """Computes the adaptive calibration error, with bins of equal weight.
 
@@ -57,18 +59,14 @@ def adaptive_calibration_error(
     Source: Nguyen and O'Connor (2015), https://arxiv.org/abs/1508.05154.
     """
     confidence = np.asarray(confidence, np.float64)
-    order, ends = ranked(confidence)
-    gap = (correct - confidence)[order]
     shares = np.linspace(0, 1, num_bins + 1)
 
-    def score(block: np.ndarray) -> np.ndarray:
-        block = np.take(block, order, axis=1)
-        mass, gaps = cumulative(block, ends), cumulative(block * gap, ends)
+    def score(mass: np.ndarray, gaps: np.ndarray) -> np.ndarray:
         cuts = mass[:, -1:] * shares
         at_cuts = [np.interp(*draw) for draw in zip(cuts, mass, gaps, strict=True)]
         return np.abs(np.diff(at_cuts, axis=1)).sum(axis=1) / mass[:, -1]
 
-    return over_draws(score, (weights, len(confidence)))
+    return over_ranking(score, confidence, correct - confidence, weights)
 
 
 def classwise_calibration_error(
@@ -117,7 +115,7 @@ def drawn_classwise_errors(sums: np.ndarray, num_draws: int, seed: int) -> np.nd
 
 
 def reliability_bins(
-    confidence: np.ndarray, correct: np.ndarray, num_bins: int = 15
+    confidence: np.ndarray, correct: np.ndarray, num_bins: int = NUM_BINS
 ) -> dict[str, np.ndarray]:
     """Computes accuracy and mean confidence in the bins of `expected_calibration_error`.
 

@@ -13,21 +13,12 @@ from dist_ens.metrics.calibration_error import (
     drawn_classwise_errors,
     expected_calibration_error,
 )
-from dist_ens.metrics.metric import (
-    CLASSWISE,
-    WHOLE_WEIGHTS,
-    Metric,
-    Reduction,
-    Rows,
-    in_own_unit,
-)
+from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, Metric, Reduction, Rows, in_own_unit
 from dist_ens.metrics.ranking import area_under_risk_coverage, risk_at_coverage
 from dist_ens.metrics.resampling import mean_of
 
 # Name of the score of an ensemble whose loss is a function and not an objective.
 LOSS = "loss"
-# Number of bins of the calibration errors.
-NUM_BINS = 15
 # Probability of the central intervals whose coverage and width are scored.
 INTERVAL_LEVEL = 0.9
 
@@ -44,9 +35,7 @@ def _calibration(error: Callable[..., Score]) -> Reduction:
     def reduce(rows: Rows) -> Score:
         confidence, correct = (rows.statistics[name] for name in _TOP)
         return rows.ordered(
-            lambda: rows.of_weights(
-                lambda weights: error(confidence, correct, weights=weights, num_bins=NUM_BINS)
-            )
+            lambda: rows.of_weights(lambda weights: error(confidence, correct, weights))
         )
 
     return reduce

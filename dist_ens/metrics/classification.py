@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from dist_ens.metrics.catalogue import NUM_BINS
+from dist_ens.metrics.calibration_error import NUM_BINS
 
 _TOP = 5
 

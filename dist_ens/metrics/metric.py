@@ -9,11 +9,10 @@ import numpy as np
 
 from dist_ens.ground.errors import RunError, UserError, first_line, kind_of
 from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.numbers import require_one_of
 from dist_ens.ground.types import Labels, Leaf, Score
 from dist_ens.metrics.resampling import mean_of
 
-UNITS = ("nats", "target", "target^2", "")
-DIRECTIONS = ("lower", "higher", None)
 # A metric lists these names among its statistics if it needs the sums of `classwise_sums`, or
 # weights that are whole numbers.
 CLASSWISE = "classwise"
@@ -149,16 +148,9 @@ class Metric:
                 f"The metric's name is {self.name!r}, which cannot name a score. Choose another "
                 "name."
             )
-        for field, allowed in (
-            ("unit", UNITS),
-            ("direction", DIRECTIONS),
-            ("interval", ("percentile", "unbiased")),
-        ):
-            if getattr(self, field) not in allowed:
-                raise UserError(
-                    f"{field}={getattr(self, field)!r} of the metric {self.name!r} is unknown. "
-                    f"Use one of {', '.join(map(repr, allowed))}."
-                )
+        require_one_of("unit", self.unit or "nats", ("nats", "target", "target^2"))
+        require_one_of("direction", self.direction or "lower", ("lower", "higher"))
+        require_one_of("interval", self.interval, ("percentile", "unbiased"))
         object.__setattr__(self, "label", self.label or self.name.replace("_", " "))
         object.__setattr__(self, "statistics", self.statistics or (self.name,))
 
@@ -169,8 +161,7 @@ class Metric:
             RunError: If `reduce` raises an exception, or returns no number.
         """
         if self.reduce is None:
-            value = in_own_unit(self.unit, rows.mean(self.statistics[0]), rows.unit)
-            return float(value) if np.ndim(value) == 0 else value
+            return in_own_unit(self.unit, rows.mean(self.statistics[0]), rows.unit)
         try:
             value = self.reduce(rows)
             return float(value) if np.ndim(value) == 0 else value

@@ -7,9 +7,11 @@ counts once. A score is a float, or float64[draws] with weights. No number may b
 """
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
+from dist_ens.ground.types import Score
 from dist_ens.metrics.resampling import over_draws
 
 # Fraction of the out-of-distribution rows that are detected at the threshold of `fpr95`.
@@ -32,12 +34,8 @@ def area_under_risk_coverage(
 
     Source: Geifman et al. (2019), https://arxiv.org/abs/1805.08206.
     """
-    order, ends = ranked(confidence)
-    errors = errors[order].astype(np.float64)
 
-    def score(block: np.ndarray) -> np.ndarray:
-        block = np.take(block, order, axis=1)
-        covered, lost = cumulative(block, ends), cumulative(block * errors, ends)
+    def score(covered: np.ndarray, lost: np.ndarray) -> np.ndarray:
         places = covered.astype(np.intp)
         mass, error = np.diff(covered, axis=1), np.diff(lost, axis=1)
         mean = error / np.maximum(mass, 1)  # A group that is not drawn has mass 0 and error 0.
@@ -45,14 +43,11 @@ def area_under_risk_coverage(
         excess = (lost[:, :-1] - covered[:, :-1] * mean) * np.diff(harmonic, axis=1)
         return (lost[:, -1] + excess.sum(axis=1)) / covered[:, -1]
 
-    return over_draws(score, (weights, len(confidence)))
+    return over_ranking(score, confidence, errors, weights)
 
 
 def risk_at_coverage(
-    confidence: np.ndarray,
-    errors: np.ndarray,
-    coverage: float,
-    weights: np.ndarray | None = None,
+    confidence: np.ndarray, errors: np.ndarray, coverage: float, weights: np.ndarray | None = None
 ) -> float | np.ndarray:
     """Computes the mean error of the most confident fraction of the rows.
 
@@ -60,17 +55,13 @@ def risk_at_coverage(
 
     Source: Geifman and El-Yaniv (2017), https://arxiv.org/abs/1705.08500.
     """
-    order, ends = ranked(confidence)
-    errors = errors[order].astype(np.float64)
 
-    def score(block: np.ndarray) -> np.ndarray:
-        block = np.take(block, order, axis=1)
-        covered, lost = cumulative(block, ends), cumulative(block * errors, ends)
+    def score(covered: np.ndarray, lost: np.ndarray) -> np.ndarray:
         share = coverage * covered[:, -1]
         within = [np.interp(*draw) for draw in zip(share, covered, lost, strict=True)]
         return np.array(within) / share
 
-    return over_draws(score, (weights, len(confidence)))
+    return over_ranking(score, confidence, errors, weights)
 
 
 def risk_coverage_curve(
@@ -125,11 +116,29 @@ def detection_scores(
     return dict(zip(names, values.tolist() if weights_in is None else values.T, strict=True))
 
 
-def ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows in descending order of their scores, and the ends of groups of equal scores.
+def over_ranking(
+    score: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    confidence: np.ndarray,
+    values: np.ndarray,
+    weights: np.ndarray | None,
+) -> Score:
+    """Returns a score of sums from the most confident row on, in every resample.
 
-    The ends are 0 and then the number of rows up to the end of each group, int[groups + 1].
+    `score` is a function of the sums of the weights, and of the weighted values, up to the end of
+    each group of equal confidences, float64[draws, groups + 1].
     """
+    order, ends = ranked(confidence)
+    values = values[order].astype(np.float64)
+
+    def of_block(block: np.ndarray) -> np.ndarray:
+        block = np.take(block, order, axis=1)
+        return score(cumulative(block, ends), cumulative(block * values, ends))
+
+    return over_draws(of_block, (weights, len(confidence)))
+
+
+def ranked(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows in descending order of their scores, and the ends of ties, int[groups + 1]."""
     scores = np.asarray(scores, np.float64)
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]

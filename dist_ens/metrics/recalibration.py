@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import brentq, minimize
 from scipy.special import log_softmax, softmax
 
@@ -69,17 +70,15 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
         inverse = 1 / MAX_TEMPERATURE
     else:
         inverse = brentq(slope, 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE)
-    errors = _errors(log_probs, labels)
-    if inverse == 1 / MIN_TEMPERATURE:
-        warnings.append(
-            f"The best temperature is below {MIN_TEMPERATURE:g}, the bound at which the fit "
-            f"stopped: {errors}. Use more validation rows, or the scores without calibration."
-        )
-    if inverse == 1 / MAX_TEMPERATURE:
-        warnings.append(
-            f"The best temperature is above {MAX_TEMPERATURE:g}, the bound at which the fit "
-            f"stopped: {errors}. Check the labels of the validation rows, or train for longer."
-        )
+    for bound, side, advice in (
+        (MIN_TEMPERATURE, "below", "Use more validation rows, or the scores without calibration."),
+        (MAX_TEMPERATURE, "above", "Check the labels of the validation rows, or train for longer."),
+    ):
+        if inverse == 1 / bound:
+            warnings.append(
+                f"The best temperature is {side} {bound:g}, the bound at which the fit stopped: "
+                f"{_errors(log_probs, labels)}. {advice}"
+            )
     return Recalibration("temperature", {"temperature": 1 / inverse}, tuple(warnings))
 
 
@@ -101,11 +100,14 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
     _check_every_class_occurs(labels, num_classes)
     rows = np.arange(num_rows)
 
-    def nll_and_slope(scale_and_bias: np.ndarray) -> tuple[float, np.ndarray]:
-        scale, bias = np.split(scale_and_bias, 2)
-        calibrated = log_softmax(scale * log_probs + bias, axis=1)
+    def calibrated_and_excess(scale_and_bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        calibrated = _vector_map(log_probs, *np.split(scale_and_bias, 2))
         excess = np.exp(calibrated)
         excess[rows, labels] -= 1
+        return calibrated, excess
+
+    def nll_and_slope(scale_and_bias: np.ndarray) -> tuple[float, np.ndarray]:
+        calibrated, excess = calibrated_and_excess(scale_and_bias)
         slopes = np.concatenate([(excess * log_probs).mean(axis=0), excess.mean(axis=0)])
         return -float(calibrated[rows, labels].mean()), slopes
 
@@ -118,9 +120,7 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
         options={"maxiter": 10_000, "maxfun": 20_000, "ftol": 1e-15, "gtol": 1e-9},
     )
     scale, bias = np.split(found.x, 2)
-    calibrated = log_softmax(scale * log_probs + bias, axis=1)
-    excess = np.exp(calibrated)
-    excess[rows, labels] -= 1
+    calibrated, excess = calibrated_and_excess(found.x)
     # A class that is confused with another has a sum of about 1 or more, any other class nearly 0.
     separated = np.flatnonzero(np.abs(excess).sum(axis=0) < _SEPARATED).tolist()
     if separated and num_classes > 1:
@@ -233,11 +233,7 @@ def _normalised(log_probs: np.ndarray) -> np.ndarray:
     return log_softmax(np.maximum(log_probs, np.log(MIN_PROB)), axis=1)
 
 
-def _temperature_map(log_probs: np.ndarray, temperature: float) -> np.ndarray:
-    return log_softmax(log_probs / temperature, axis=1)
-
-
-def _vector_map(log_probs: np.ndarray, scale: list[float], bias: list[float]) -> np.ndarray:
+def _vector_map(log_probs: np.ndarray, scale: ArrayLike, bias: ArrayLike) -> np.ndarray:
     return log_softmax(np.asarray(scale) * log_probs + np.asarray(bias), axis=1)
 
 
@@ -251,7 +247,7 @@ def _isotonic_map(
 
 
 _MAPS: dict[str, Callable[..., np.ndarray]] = {
-    "temperature": _temperature_map,
+    "temperature": lambda log_probs, temperature: log_softmax(log_probs / temperature, axis=1),
     "vector": _vector_map,
     "isotonic": _isotonic_map,
 }

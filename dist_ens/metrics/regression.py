@@ -187,11 +187,7 @@ def _grid(means: jax.Array, variances: jax.Array) -> tuple[jax.Array, jax.Array,
 
 
 def _spread_on_grid(
-    means: jax.Array,
-    variances: jax.Array,
-    low: jax.Array,
-    width: jax.Array,
-    num_nodes: jax.Array,
+    means: jax.Array, variances: jax.Array, low: jax.Array, width: jax.Array, num_nodes: jax.Array
 ) -> jax.Array:
     """Returns E|X - X'| / 2 as the integral of F (1 - F) by the midpoint rule."""
     deviations, step = jnp.sqrt(variances), width / num_nodes

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from dist_ens.ground.numbers import require_fraction, require_one_of, whole_number
 from dist_ens.ground.types import Key
 from dist_ens.members import Member, from_example_functions, from_linen
 
@@ -46,12 +47,10 @@ def mlp(
 
     Source: He et al. (2015), https://arxiv.org/abs/1502.01852, for `he_normal`.
     """
-    if init not in ("he_normal", "fan_in_uniform", "normal"):
-        raise ValueError(f"init must be he_normal, fan_in_uniform or normal: got {init!r}")
+    require_one_of("init", init, ("he_normal", "fan_in_uniform", "normal"))
     if (init == "normal") != (init_stddev is not None):
-        given = f"init={init!r}, init_stddev={init_stddev}"
-        raise ValueError(f"init_stddev must be given if and only if init='normal': got {given}")
-    sizes = [math.prod(input_shape), *_checked(hidden_sizes), num_outputs]
+        raise ValueError(f"init={init!r} with init_stddev={init_stddev}: give it for 'normal' only")
+    sizes = [math.prod(input_shape), *_sizes(hidden_sizes), num_outputs]
 
     def layer(key: Key, fan_in: int, fan_out: int) -> dict[str, jax.Array]:
         w_key, b_key = jax.random.split(key)
@@ -129,12 +128,9 @@ def mlp_bn_dropout(
     Source: Ioffe and Szegedy (2015), https://arxiv.org/abs/1502.03167, and Srivastava et al.
     (2014), "Dropout: a simple way to prevent neural networks from overfitting".
     """
-    if not 0 <= dropout_rate < 1:
-        raise ValueError(f"dropout_rate must lie in [0, 1): got {dropout_rate}")
-    return from_linen(_MlpBnDropout(num_outputs, _checked(hidden_sizes), dropout_rate))
+    require_fraction("dropout_rate", dropout_rate, "0.2 is usual.")
+    return from_linen(_MlpBnDropout(num_outputs, _sizes(hidden_sizes), dropout_rate))
 
 
-def _checked(hidden_sizes: Sequence[int]) -> tuple[int, ...]:
-    if not all(isinstance(size, int) and size > 0 for size in hidden_sizes):
-        raise ValueError(f"hidden_sizes must be whole numbers above 0: got {tuple(hidden_sizes)}")
-    return tuple(hidden_sizes)
+def _sizes(hidden_sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(whole_number("A size in hidden_sizes", size, least=1) for size in hidden_sizes)

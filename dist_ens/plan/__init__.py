@@ -4,16 +4,13 @@ XLA compiles the update for these devices, which need not be attached to this ma
 """
 
 from dist_ens.plan.collectives import Collective, collectives
-from dist_ens.plan.planned import Plan, PlannedMesh
+from dist_ens.plan.planned import PlannedMesh, mesh_line, plan_table
 from dist_ens.plan.planner import Planner
-from dist_ens.plan.table import mesh_line, plan_table
-from dist_ens.plan.topology import CHIPS, HERE, Topology
+from dist_ens.plan.topology import HERE, Topology
 
 __all__ = [
-    "CHIPS",
     "HERE",
     "Collective",
-    "Plan",
     "PlannedMesh",
     "Planner",
     "Topology",

@@ -70,10 +70,7 @@ def collectives(hlo: str, device_ids: np.ndarray) -> list[Collective]:
 
 
 def _result(shape: str, kind: str) -> str:
-    """Returns the shape of a collective's result, given the shape of its asynchronous start.
-
-    The start also holds the operands. Only that of an all-reduce may hold the result alone.
-    """
+    """Returns the shape of a collective's result, given that of its start with the operands."""
     parts = _parts(_plain(shape))
     holds_operands = kind != "all-reduce" or parts[0].startswith("(")
     return parts[1] if holds_operands else shape

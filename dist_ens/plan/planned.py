@@ -1,8 +1,11 @@
-"""The needs of a run on each possible mesh, and the advice if the run fits on none."""
+"""The needs of a run on each possible mesh, their table, and the advice if it fits on none."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
+
+from rich import box
+from rich.table import Table
 
 from dist_ens.data.feed import Placement
 from dist_ens.ground.errors import UserError, counted
@@ -10,6 +13,8 @@ from dist_ens.ground.json_text import JsonDict
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.plan.collectives import Collective
 from dist_ens.plan.topology import CHIPS
+
+_SIZES = ("parameters", "optimizer", "training_set", "activations", "total")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,11 +109,9 @@ class Plan:
 
     def check_fits(self) -> None:
         """Raises a `UserError` that says what would fit, if the run fits on no mesh."""
-        if not self.meshes[0].fits:
-            raise UserError(self._advice())
-
-    def _advice(self) -> str:
         best = self.meshes[0]
+        if best.fits:
+            return
         size, devices = best.bytes_per_device, best.ensemble_axis * best.data_axis
         if self.max_num_members:
             remedy = f"Try --config.num_members={self.max_num_members}, or more devices"
@@ -130,7 +133,7 @@ class Plan:
             larger = [name for name, chip in CHIPS.items() if chip.hbm_bytes > self.memory_bytes]
             remedy += f", or chips with more memory ({', '.join(larger)})" if larger else ""
         needs = best.refusal or f"a device needs {_gib(size['total'])} GiB."
-        return (
+        raise UserError(
             f"An ensemble of {counted(best.num_members, 'member')} does not fit on "
             f"{counted(devices, 'device')} of {_gib(self.memory_bytes)} GiB. The mesh that comes "
             f"nearest is {best.ensemble_axis} x {best.data_axis}: {needs} {remedy}."
@@ -159,3 +162,55 @@ def best_first(meshes: list[PlannedMesh]) -> list[PlannedMesh]:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.4g}"
+
+
+def plan_table(plan: Plan) -> Table:
+    """Returns the meshes of a plan as a table, from the best to the worst."""
+    memory = f" of {_mib(plan.memory_bytes)} MiB" if math.isfinite(plan.memory_bytes) else ""
+    table = Table(
+        title=f"per device{memory}: members, MiB, and GFLOPs of a step",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    names = ("members", "params", "optim", "set", "activ", "total", "fits", "GFLOPs", "steps/s <")
+    table.add_column("mesh", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for position, mesh in enumerate(plan.meshes):
+        flops, pace = mesh.flops_per_device, mesh.max_steps_per_second
+        table.add_row(
+            _shape(mesh),
+            f"{mesh.members_per_device:,}",
+            *(_mib(mesh.bytes_per_device.get(name)) for name in _SIZES),
+            "yes" if mesh.fits else "no",
+            "?" if flops is None else _short(flops / 1e9),
+            "" if pace is None else _short(pace),
+            style="bold" if position == 0 else None,
+        )
+    return table
+
+
+def mesh_line(mesh: PlannedMesh) -> str:
+    """Returns a line on a mesh with its execution, training set and collectives, or the refusal."""
+    crossing = [(each.kind, each.axis) for each in mesh.collectives if each.axis != "none"]
+    collectives = [
+        f"{crossing.count((kind, axis))} {kind} over {axis}, "
+        f"{sum(c.bytes for c in mesh.collectives if (c.kind, c.axis) == (kind, axis)):,} bytes"
+        for kind, axis in dict.fromkeys(crossing)
+    ]
+    needs = mesh.refusal or "; ".join(collectives) or "nothing crosses an axis"
+    waves = f" in {mesh.waves} waves" if mesh.waves > 1 else ""
+    return f"{_shape(mesh)}: {mesh.execution}{waves}; {mesh.place}; {needs}"
+
+
+def _mib(size: float | None) -> str:
+    return "?" if size is None else _short(size / 2**20)
+
+
+def _shape(mesh: PlannedMesh) -> str:
+    return f"{mesh.ensemble_axis} x {mesh.data_axis}"
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"

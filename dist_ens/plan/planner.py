@@ -11,8 +11,8 @@ from dist_ens.data import Spec
 from dist_ens.data.feed import INDEX_BYTES, Placement, TrainingSet, abstract_batches
 from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.ensemble.batches import CallBatches
-from dist_ens.execution.heuristics import candidates
-from dist_ens.execution.spec import AUTO, Execution
+from dist_ens.execution.heuristics import by_rule
+from dist_ens.execution.spec import Execution
 from dist_ens.experiment import Experiment
 from dist_ens.ground.errors import ExitCode, UserError, first_line
 from dist_ens.ground.state import State
@@ -21,6 +21,9 @@ from dist_ens.plan.collectives import collectives
 from dist_ens.plan.planned import Plan, PlannedMesh, best_first
 from dist_ens.plan.topology import chip_of, memory_bytes
 from dist_ens.processes import cluster
+
+# Programs of more members are not compiled: those of 200 million took minutes and 7 GB of memory.
+_MOST_COMPILED = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,19 +53,18 @@ class Planner:
         num_members = self.experiment.total_members(self.spec.num_groups)
         meshes = best_first(self._planned_meshes(num_members))
         memory = self._memory_bytes(meshes[0].ensemble_axis)
-        most, is_compiled = None, False
+        most, is_compiled, waves = None, False, self.experiment.layout.waves
         if math.isfinite(memory):
             # An unrolled program has a copy of the step for each member, and takes hours to compile
             # if there are many.
-            asked = self.experiment.execution
-            is_compiled = asked == AUTO or Execution.parse(asked).members != "unroll"
-            search = self._max_num_members if is_compiled else self._max_unrolled
-            most = search(meshes[0])
+            unrolls = Execution.parse(self.experiment.execution).members == "unroll"
+            search = self._max_unrolled if unrolls else self._max_compiled
+            at_once, is_compiled = search(meshes[0], memory)
+            most = at_once * meshes[0].ensemble_axis * waves
             most -= most % math.lcm(meshes[0].ensemble_axis, self.spec.num_groups)
             # The best mesh may have more waves than asked for, since they must divide its members.
             if meshes[0].fits:
                 most = max(most, num_members)
-        waves = self.experiment.layout.waves
         return Plan(tuple(meshes), most, is_compiled, waves, memory)
 
     def plan_mesh(self, num_members: int, ensemble_axis: int) -> PlannedMesh:
@@ -93,10 +95,14 @@ class Planner:
             # On a CPU, the devices' memory also holds the states of all waves, before and after.
             "waiting": 2 * waves * state_bytes if waves > 1 and layout.platform == "cpu" else 0,
         }
-        execution = self.experiment.execution
-        if execution == AUTO:
-            traced = ensemble.traced_update(state, self._batches(ensemble, place, steps))
-            execution = candidates(ensemble.layout, traced, steps)[0]
+        batches = self._batches(ensemble, place, steps)
+        execution = str(
+            by_rule(
+                Execution.parse(self.experiment.execution),
+                ensemble.layout,
+                lambda: ensemble.traced_update(state, batches),
+            )
+        )
         self.say(
             f"Compiling for mesh {layout}, {ensemble.layout.members_per_device} members a device"
             f"{' at a time' if waves > 1 else ''}, execution {execution} …"
@@ -171,10 +177,7 @@ class Planner:
     def _without_loops(
         self, planned: PlannedMesh, ensemble: Ensemble, execution: Execution
     ) -> Any | None:
-        """Returns the compiled step of one member if that of all members has a loop inside.
-
-        XLA counts a loop over members, microbatches, or examples in the gradient of a kernel once.
-        """
+        """Returns the compiled step of one member if that of all has a loop, counted once."""
         over_members = execution.members in ("map", "chunk") and planned.members_at_once > 1
         is_canonical = "canonical" in execution.lowerings
         if not (over_members or is_canonical or ensemble.microbatches > 1):
@@ -201,7 +204,11 @@ class Planner:
             + memory.generated_code_size_in_bytes
         )
         total += counted["batches"] + counted["waiting"]
-        total -= _given_bytes(given_to, self._batches(given_to, place, 1))
+        batches = self._batches(given_to, place, 1)
+        if isinstance(batches, Drawn):
+            total -= device_bytes(batches.cursor)
+        else:  # Positions are in the program only if a method uses them.
+            total -= device_bytes(batches if given_to.uses_positions else batches.examples)
         if place is Placement.SHARDED:  # The program's arguments include only its batches.
             total += counted["training_set"]
         # If members have separate batches that the hosts sent, those that run now have a copy.
@@ -281,12 +288,8 @@ class Planner:
             )
         return rows
 
-    def _max_unrolled(self, first: PlannedMesh) -> int:
-        """Returns about the largest number of unrolled members that fit on a mesh of this shape.
-
-        It extrapolates linearly from the bytes of two programs. If the compiler refuses one, the
-        number of members is halved again.
-        """
+    def _max_unrolled(self, first: PlannedMesh, memory: float) -> tuple[int, bool]:
+        """Returns how many members fit on a device at once, from the bytes of two programs."""
         fits, known = 0, list[tuple[int, int]]()
         members = max(2, first.members_at_once)
         while members and len(known) < 2:
@@ -297,19 +300,19 @@ class Planner:
             if not planned.refusal:
                 known.append((members, planned.bytes_per_device["total"]))
             members //= 2
-        most = max(fits, _line_at(known, self._memory_bytes(first.ensemble_axis)) or 0)
-        return most * first.ensemble_axis * self.experiment.layout.waves
+        return max(fits, _line_at(known, memory) or 0), False
 
-    def _max_num_members(self, first: PlannedMesh) -> int:
-        """Returns the largest number of members that fit on a mesh of this shape.
+    def _max_compiled(self, first: PlannedMesh, memory: float) -> tuple[int, bool]:
+        """Returns how many members fit on a device of `first` at once, and whether they compiled.
 
-        With more than 200 members in a wave, it may be half a percent too low, which saves
-        compilations. A line through the bytes of the last two programs gives the number to compile
-        next.
+        With more than 200 members, it may be half a percent too low, which saves compilations. A
+        line through the bytes of the last two programs gives the number to compile next, or the
+        result if that is more than `_MOST_COMPILED`.
         """
-        memory = self._memory_bytes(first.ensemble_axis)
         fits, too_many, tries = 0, math.inf, 0
         planned, known = first, list[tuple[int, int]]()
+        most = _MOST_COMPILED // (first.ensemble_axis * self.experiment.layout.waves)
+        most = max(most, 2 * first.members_at_once)
         while True:
             members = planned.members_at_once
             if planned.fits:
@@ -317,15 +320,18 @@ class Planner:
             else:
                 too_many = members
             if too_many - fits <= max(1, fits // 200):
-                return fits * first.ensemble_axis * self.experiment.layout.waves
+                return fits, True
             if not planned.refusal:
                 known.append((members, planned.bytes_per_device["total"]))
+            if fits == most:
+                return max(fits, _line_at(known[-2:], memory) or 0), False
             guess = _line_at(known[-2:], memory) or (2 * members if planned.fits else members // 2)
             tries += 1
             # A refusal has no bytes, and a line that does not converge must be given up.
             if math.isfinite(too_many) and (planned.refusal or tries % 8 == 0):
                 guess = (fits + int(too_many)) // 2
-            planned = self._plan_members(first, int(min(max(guess, fits + 1), too_many - 1)))
+            following = min(max(guess, fits + 1), too_many - 1, most)
+            planned = self._plan_members(first, int(following))
 
     def _plan_members(self, first: PlannedMesh, members_at_once: int) -> PlannedMesh:
         rows = first.ensemble_axis
@@ -347,13 +353,6 @@ def _call_bytes(ensemble: Ensemble, batches: CallBatches) -> int:
     order, layout = batches.order, ensemble.layout
     examples = len(batches.cursor) * order.global_batch_size // layout.data_axis
     return INDEX_BYTES * examples * (layout.members_per_device if order.per_member else 1)
-
-
-def _given_bytes(ensemble: Ensemble, batches: CallBatches) -> int:
-    """Returns the bytes of the batches in a program, with positions only if a method uses them."""
-    if isinstance(batches, Drawn):
-        return device_bytes(batches.cursor)
-    return device_bytes(batches if ensemble.uses_positions else batches.examples)
 
 
 def _unrolled(execution: Execution) -> Execution:

@@ -99,10 +99,7 @@ class Topology:
         return self.kind == HERE or os.environ.get(_MARK) == self.text
 
     def run_module(self, module: str, arguments: Sequence[str]) -> int:
-        """Runs a module in a process with this topology's devices alone, and returns its exit code.
-
-        With libtpu installed, JAX would look for a TPU first.
-        """
+        """Runs a module with this topology's devices alone, and returns its exit code."""
         if self.kind in CHIPS and importlib.util.find_spec("libtpu") is None:
             raise UserError(
                 f"--topology={quoted(self.text)} needs libtpu, the compiler for TPUs, which is not "

@@ -14,7 +14,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -24,7 +24,6 @@ from jax.experimental import multihost_utils
 
 from dist_ens.ground.errors import ExitCode, UserError
 from dist_ens.ground.paths import shortened
-from dist_ens.ground.types import Tree
 from dist_ens.processes.cluster_environment import (
     chosen_gpus,
     detection_method,
@@ -32,7 +31,7 @@ from dist_ens.processes.cluster_environment import (
     num_tasks_left_out,
     visible_gpus,
 )
-from dist_ens.processes.peers import Card, check_equal, exchanged
+from dist_ens.processes.peers import Card, check_equal, exchanged, versions
 from dist_ens.processes.stop_signal import keep_notifier
 
 # JAX ends a run by a trace of C++ if a process is silent. `Peers` ends it first, by a message. JAX
@@ -104,7 +103,7 @@ def start(
             "--num_processes and --process_id."
         ) from error
     keep_notifier()  # JAX has just taken SIGTERM over. Without this line, nobody would act on it.
-    return exchanged_cards(start_timeout_secs)
+    return _exchanged_cards(start_timeout_secs)
 
 
 def _check_address(address: str, *, listens: bool) -> None:
@@ -136,27 +135,37 @@ def _check_address(address: str, *, listens: bool) -> None:
 @contextlib.contextmanager
 def _reported_abort(timeout_secs: float) -> Iterator[None]:
     """Adds a message to the trace of C++ by which JAX ends a process, if others do not come."""
-
-    @ctypes.CFUNCTYPE(None, ctypes.c_int)
-    def report(_: int) -> None:
-        message = (
-            f"error: Process {global_state.process_id} of {global_state.num_processes} has not met "
-            f"the others at {global_state.coordinator_address} within --start_timeout_secs="
+    before = end_at_abort(
+        lambda: (
+            f"Process {global_state.process_id} of {global_state.num_processes} has not met the "
+            f"others at {global_state.coordinator_address} within --start_timeout_secs="
             f"{timeout_secs:g}. Look at the output of those that have no such message, and check "
-            "that every host can reach this address.\n"
+            "that every host can reach this address."
         )
-        try:
-            os.write(2, message.encode())
-        finally:
-            os._exit(ExitCode.HOST_LOST)
-
-    libc = ctypes.CDLL(None)
-    libc.signal.restype = ctypes.c_void_p
-    before = libc.signal(signal.SIGABRT, report)
+    )
     try:
         yield
     finally:
-        libc.signal(signal.SIGABRT, ctypes.c_void_p(before))
+        ctypes.CDLL(None).signal(signal.SIGABRT, ctypes.c_void_p(before))
+
+
+_at_abort: list[object] = []  # Handlers that only C refers to.
+
+
+def end_at_abort(message: Callable[[], str]) -> int | None:
+    """Makes an abort, by which JAX ends a process, print a message; returns the handler before."""
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_int)
+    def end(_: int) -> None:
+        try:
+            os.write(2, f"error: {message()}\n".encode())
+        finally:
+            os._exit(ExitCode.HOST_LOST)
+
+    _at_abort.append(end)
+    libc = ctypes.CDLL(None)
+    libc.signal.restype = ctypes.c_void_p
+    return libc.signal(signal.SIGABRT, end)
 
 
 def client() -> Any:
@@ -164,11 +173,13 @@ def client() -> Any:
     return global_state.client
 
 
-def exchanged_cards(timeout_secs: float) -> list[Card]:
+def _exchanged_cards(timeout_secs: float) -> list[Card]:
     """Returns the card of each process; raises a `UserError` if their versions differ."""
     # Asking JAX for these numbers would start the devices.
     number, count = global_state.process_id, global_state.num_processes
-    own, cards = Card.of_this_process(number, count), list[Card]()
+    facts = {f"the version of {name}": version for name, version in versions().items()}
+    facts["--num_processes"] = str(count)
+    own, cards = Card(number, socket.gethostname(), os.getpid(), facts), list[Card]()
     for each in exchanged(client(), "cards", number, count, vars(own), timeout_secs):
         cards.append(Card(**each))
         check_equal(cards[0].facts, cards[-1].facts, str(cards[0]), str(cards[-1]))
@@ -244,12 +255,14 @@ def bytes_of_main(value: bytes) -> bytes:
     """Returns process 0's bytes on every host. Each host gives equally many."""
     if jax.process_count() == 1:
         return value
-    return np.asarray(_broadcast(np.frombuffer(value, np.uint8)), np.uint8).tobytes()
+    with jax.transfer_guard("allow"):
+        found = multihost_utils.broadcast_one_to_all(np.frombuffer(value, np.uint8))
+    return np.asarray(found, np.uint8).tobytes()
 
 
 def any_host(value: bool) -> bool:
     """Returns whether a value is true on any host."""
-    return value if jax.process_count() == 1 else bool(hosts_with(value))
+    return bool(hosts_with(value))
 
 
 def hosts_with(value: bool) -> list[int]:
@@ -263,14 +276,4 @@ def hosts_with(value: bool) -> list[int]:
 
 def clock() -> float:
     """Returns the seconds on process 0's clock, by which all hosts make the same decision."""
-    now = time.perf_counter()
-    if jax.process_count() == 1:
-        return now
-    whole, part = divmod(now, 1.0)
-    seconds, nanoseconds = _broadcast((np.int32(whole), np.int32(part * 1e9)))
-    return int(seconds) + int(nanoseconds) / 1e9
-
-
-def _broadcast(values: Tree) -> Tree:
-    with jax.transfer_guard("allow"):
-        return multihost_utils.broadcast_one_to_all(values)
+    return as_main_sees(time.perf_counter_ns()) / 1e9

@@ -17,20 +17,12 @@ _SIGNS = ("SLURM_STEP_NODELIST", "OMPI_COMM_WORLD_SIZE", "TPU_ML_PLATFORM", "JOB
 
 
 def is_in_cluster(environ: Mapping[str, str]) -> bool:
-    """Returns whether JAX shall look for other processes in the environment.
-
-    >>> is_in_cluster({"OMPI_COMM_WORLD_SIZE": "2"}), is_in_cluster({})
-    (True, False)
-    """
+    """Returns whether JAX shall look for other processes in the environment."""
     return any(name in environ for name in _SIGNS) and num_tasks_left_out(environ) == 0
 
 
 def num_tasks_left_out(environ: Mapping[str, str]) -> int:
-    """Returns the number of tasks of a Slurm job whose command was not started by `srun`.
-
-    >>> num_tasks_left_out({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"})
-    4
-    """
+    """Returns the number of tasks of a Slurm job whose command was not started by `srun`."""
     tasks = environ.get("SLURM_NTASKS", "1") if "SLURM_JOB_ID" in environ else "1"
     is_started = environ.get("SLURM_STEP_NUM_TASKS") == tasks
     return 0 if tasks == "1" or is_started else int(tasks)

@@ -9,9 +9,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import platform
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,13 +39,6 @@ class Card:
     pid: int
     facts: Mapping[str, str]  # What is equal in all processes, such as versions.
 
-    @classmethod
-    def of_this_process(cls, process_id: int, num_processes: int) -> "Card":
-        """Returns the card of this process."""
-        facts = {"--num_processes": str(num_processes)}
-        facts |= {f"the version of {name}": version for name, version in versions().items()}
-        return cls(process_id, socket.gethostname(), os.getpid(), facts)
-
     def __str__(self) -> str:
         return f"process {self.process_id} (host {self.host}, pid {self.pid})"
 
@@ -69,34 +60,33 @@ class Failure(NamedTuple):
     message: str
 
 
+Leave = Callable[[int, str], object]  # Prints a message, and ends this process with a code.
+
+
 class Peers:
-    """The other processes of a run. `leave` prints a message and ends this process."""
+    """The other processes of a run, of which one is lost if it is silent for `timeout_secs`."""
 
     # The peers of this process; None if it is alone.
     current: ClassVar["Peers | None"] = None
 
     def __init__(
-        self,
-        client: Any,
-        cards: Sequence[Card],
-        process_id: int,
-        *,
-        heartbeat_timeout_secs: float,
-        leave: Callable[[int, str], object],
+        self, client: Any, cards: Sequence[Card], process_id: int, timeout_secs: float, leave: Leave
     ) -> None:
         self._client, self._cards, self._process_id = client, tuple(cards), process_id
-        self._timeout_secs, self._leave = heartbeat_timeout_secs, leave
-        self._beat_secs = min(_LONGEST_BEAT_SECS, heartbeat_timeout_secs / 5)
+        self._timeout_secs, self._leave = timeout_secs, leave
+        self._beat_secs = min(_LONGEST_BEAT_SECS, timeout_secs / 5)
         self._holdings: Sequence[str] = ()
         self._has_ended = self._has_failed = False
+        self._stopped = threading.Event()
         self._answered = time.monotonic()  # When process 0 answered last.
         self._heard: dict[int, tuple[str, float]] = {}
 
     def begin(self) -> None:
         """Starts to tell the others that this process is alive, and to watch them."""
         Peers.current = self
-        for work in (self._talk, self._watch):
-            threading.Thread(target=work, name="peers", daemon=True).start()
+        self._talking = threading.Thread(target=self._talk, name="peers", daemon=True)
+        self._talking.start()
+        threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
     def hold(self, holdings: Sequence[str]) -> None:
         """Stores what each process holds, such as "members 0 to 3, data column 0"."""
@@ -131,6 +121,11 @@ class Peers:
         with contextlib.suppress(Exception):  # Process 0 may have been lost.
             self._client.key_value_set(f"{_BEATS}/{self._process_id}", _ENDED, allow_overwrite=True)
 
+    def stop(self) -> None:
+        """Ends the thread that uses JAX's client, so that Python can take itself down."""
+        self._stopped.set()
+        self._talking.join(self._timeout_secs)
+
     def wait_for_cause(self) -> None:
         """Waits until this process is ended because of another, after an error that follows."""
         time.sleep(self._timeout_secs + _READ_SECS)
@@ -153,19 +148,18 @@ class Peers:
         )
 
     def _record(self, failure: Failure) -> None:
-        """Stores a failure for all processes, unless another one came first."""
         with contextlib.suppress(Exception):  # Another process failed first, or process 0 is lost.
             self._client.key_value_set(f"{_FAILURES}/first", json.dumps(failure._asdict()))
 
     def _beats(self) -> dict[int, str]:
-        """Returns the last beat of each process that has sent one."""
         found = self._client.key_value_dir_get(_BEATS)
         return {int(key.rpartition("/")[2]): beat for key, beat in found}
 
     def _talk(self) -> None:
         """Sends beats and looks for failures, until the process ends."""
         for number in itertools.count():
-            time.sleep(self._beat_secs)
+            if self._stopped.wait(self._beat_secs):
+                return
             # Each beat differs from the one before.
             beat = _ENDED if self._has_ended else f"{progress.count()} {number}"
             with contextlib.suppress(Exception):  # Process 0 is lost; `_watch` notices it.
@@ -207,7 +201,6 @@ class Peers:
         self._leave(failure.code, message)
 
     def _watch(self) -> None:
-        """Ends this process if process 0 does not answer for the time-out."""
         while not self._has_ended:
             time.sleep(self._beat_secs)
             if time.monotonic() - self._answered > self._timeout_secs:
@@ -224,12 +217,7 @@ def is_of_collective(error: BaseException) -> bool:
 
 
 def exchanged(
-    client: Any,
-    name: str,
-    process_id: int,
-    num_processes: int,
-    value: object,
-    timeout_secs: float,
+    client: Any, name: str, process_id: int, num_processes: int, value: object, timeout_secs: float
 ) -> Iterator[Any]:
     """Sends a value of JSON to all processes, and yields those of all in order. Use a name once."""
     client.key_value_set(f"dist_ens/{name}/{process_id}", json.dumps(value))

@@ -17,56 +17,48 @@ from collections.abc import Callable
 
 from dist_ens.ground.errors import ExitCode
 from dist_ens.processes import progress
-from dist_ens.processes.peers import Peers
+from dist_ens.processes.peers import Leave, Peers
 
 _LONGEST_LOOK_SECS = 1.0
 LATER_SECS = 15.0  # Time for the thread to act and to reach the other processes.
 
 
-def begin(
-    stacks_after_secs: float, stuck_after_secs: float, leave: Callable[[int, str], object]
-) -> None:
+def begin(stacks_after_secs: float, stuck_after_secs: float, leave: Leave) -> None:
     """Starts to watch the progress of this process.
 
     Without progress, the stacks of all threads are printed, and later the process ends, by `leave`.
     A time of 0 is never.
     """
     progress.made()  # The wait for the other processes has a time-out of its own.
-    if stacks_after_secs or stuck_after_secs:
-        arguments = (stacks_after_secs, stuck_after_secs, leave)
-        threading.Thread(target=_watch, args=arguments, name="watchdog", daemon=True).start()
-
-
-def _watch(
-    stacks_after_secs: float, stuck_after_secs: float, leave: Callable[[int, str], object]
-) -> None:
-    """Prints the stacks at the first time-out, and ends the process at the second."""
     limits = [limit for limit in (stacks_after_secs, stuck_after_secs) if limit]
-    printed_at = -1  # Progress at which the stacks were printed last.
     kill_after = _kernel_timer()
-    while True:
-        age = progress.age_secs()
-        if stacks_after_secs and progress.count() != printed_at:
-            if age > stacks_after_secs:
-                printed_at = progress.count()
-                faulthandler.cancel_dump_traceback_later()
-                print(
-                    f"No step for {age:.0f} s (--stacks_after_secs). The stacks of all threads:",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                faulthandler.dump_traceback(file=2, all_threads=True)
-            else:
-                faulthandler.dump_traceback_later(stacks_after_secs - age + LATER_SECS, file=2)
-        if stuck_after_secs:
-            if age > stuck_after_secs:
-                leave(
-                    ExitCode.HOST_LOST,
-                    f"error: There was no step for --stuck_after_secs={stuck_after_secs:g}."
-                    f"{_behind()} Run the same command again to continue from the last checkpoint.",
-                )
-            kill_after(stuck_after_secs - age + LATER_SECS)
-        time.sleep(min(_LONGEST_LOOK_SECS, *(limit / 10 for limit in limits)))
+
+    def watch() -> None:
+        printed_at = -1  # Progress at which the stacks were printed last.
+        while True:
+            age = progress.age_secs()
+            if stacks_after_secs and progress.count() != printed_at:
+                if age > stacks_after_secs:
+                    printed_at = progress.count()
+                    faulthandler.cancel_dump_traceback_later()
+                    message = f"No step for {age:.0f} s (--stacks_after_secs). All stacks:"
+                    print(message, file=sys.stderr, flush=True)
+                    faulthandler.dump_traceback(file=2, all_threads=True)
+                else:
+                    faulthandler.dump_traceback_later(stacks_after_secs - age + LATER_SECS, file=2)
+            if stuck_after_secs:
+                if age > stuck_after_secs:
+                    leave(
+                        ExitCode.HOST_LOST,
+                        f"error: There was no step for --stuck_after_secs={stuck_after_secs:g}."
+                        f"{_behind()} Run the same command again to continue from the last "
+                        "checkpoint.",
+                    )
+                kill_after(stuck_after_secs - age + LATER_SECS)
+            time.sleep(min(_LONGEST_LOOK_SECS, *(limit / 10 for limit in limits)))
+
+    if limits:
+        threading.Thread(target=watch, name="watchdog", daemon=True).start()
 
 
 def _behind() -> str:

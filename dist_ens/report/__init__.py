@@ -5,35 +5,27 @@ its plotting libraries take a second to import.
 """
 
 from dist_ens.report.files import (
-    CURVES,
+    METRICS,
     PAGE,
-    SUMMARY,
-    pace_before,
-    write_scores,
-    write_summary,
-)
-from dist_ens.report.metrics_file import METRICS
-from dist_ens.report.rates import plot_rates
-from dist_ens.report.run_files import (
     SCORES,
-    RunReport,
+    SUMMARY,
     keep_answers,
+    pace_before,
     read_answers,
     read_run,
     redraw,
     write_report,
+    write_scores,
+    write_summary,
 )
 
 __all__ = [
-    "CURVES",
     "METRICS",
     "PAGE",
     "SCORES",
     "SUMMARY",
-    "RunReport",
     "keep_answers",
     "pace_before",
-    "plot_rates",
     "read_answers",
     "read_run",
     "redraw",

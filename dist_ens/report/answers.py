@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dist_ens.ground.json_text import Json
 from dist_ens.metrics.catalogue import described, label_of
 from dist_ens.report import figures
-from dist_ens.report.panels import Shown
-from dist_ens.report.style import colours, svg
-from dist_ens.report.text import interval, number
+from dist_ens.report.facts import interval, number
+from dist_ens.report.panels import Panel, Shown
+from dist_ens.report.style import colours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,14 +16,14 @@ class AnswerTable:
     """A table of answers of one run, whose title is empty for a single run.
 
     A cell is a text and the small text below it. Notes are sentences below the table, and the
-    figure stands beside it.
+    panel stands beside it.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[tuple[str, str]]]
     notes: Sequence[str] = ()
-    svg: str = ""
+    panel: Panel | None = None
 
 
 def answer_tables(shown: Sequence[Shown]) -> dict[str, list[AnswerTable]]:
@@ -37,10 +37,7 @@ def answer_tables(shown: Sequence[Shown]) -> dict[str, list[AnswerTable]]:
 
 
 def _asked(shown: Sequence[Shown], question: str) -> Iterator[tuple[Shown, dict[str, Json]]]:
-    """Yields the runs that were asked a kind of question, each with its answers of one step.
-
-    A run is yielded once for each step that it has answers of, the newest first.
-    """
+    """Yields runs with their answers to a kind of question, for each step, the newest first."""
     for each in shown:
         answers = each.run.answers_to(question)
         for step in sorted({of["step"] for of in answers.values()}, reverse=True):
@@ -68,8 +65,8 @@ def _score_rows(
 
 def _calibrations(each: Shown, answers: Mapping[str, Json]) -> AnswerTable:
     """Returns the scores before and after each calibration of a run."""
-    first = next(iter(answers.values()))
-    before, after = first["before"], {method: of["scores"] for method, of in answers.items()}
+    before = next(iter(answers.values()))["before"]
+    after = {method: of["scores"] for method, of in answers.items()}
     names = [name for name in before["test"] if any(name in of["test"] for of in after.values())]
     both = [(of["test"], of.get("test_interval")) for of in (before, *after.values())]
     notes = [
@@ -85,23 +82,23 @@ def _calibrations(each: Shown, answers: Mapping[str, Json]) -> AnswerTable:
         ["score", "before", *(f"after {method}" for method in after)],
         _score_rows(each, names, *both),
         [*notes, *each.run.older(answers.values())],
-        _reliability({"before": before, **after}, f"calibration-{each.run.name}-{first['step']}"),
+        _reliability({"before": before, **after}),
     )
 
 
-def _reliability(calibrations: Mapping[str, Json], name: str) -> str:
-    """Returns the reliability diagrams before and after calibration as SVG; empty for targets."""
+def _reliability(calibrations: Mapping[str, Json]) -> Panel | None:
+    """Returns the reliability diagrams before and after calibration; None for real targets."""
     bins = {
         of: scores["reliability"] for of, scores in calibrations.items() if "reliability" in scores
     }
     if not bins.keys() - {"before"}:
-        return ""
+        return None
     curves = [
         (figures.Curve(of["confidence"], of["accuracy"], colour, label), of["count"])
         for (label, of), colour in zip(bins.items(), colours(len(bins)), strict=True)
     ]
     alt = "Accuracy over confidence in bins, before and after calibration."
-    return svg(figures.reliability(curves), alt, name)
+    return Panel(figures.reliability(curves), alt)
 
 
 def _conformal(each: Shown, answers: Mapping[str, Json]) -> AnswerTable:

@@ -11,8 +11,8 @@ from PIL import Image
 
 from dist_ens.ground.json_text import Json
 from dist_ens.metrics.catalogue import label_of
+from dist_ens.report.facts import is_finite, number
 from dist_ens.report.panels import Shown, having
-from dist_ens.report.text import is_number, number
 
 _PICTURE_PIXELS = 96
 _VISIBLE = 32  # A uint8 picture whose pixels are all below this value would look black.
@@ -64,10 +64,10 @@ def _text(field: str, value: Json, scores: Mapping[str, Json]) -> str:
     """Returns a field of an example as text: a name, a class, a target, or a score."""
     if isinstance(value, str):
         return value
-    if is_number(value) and float(value).is_integer():
+    if is_finite(value) and float(value).is_integer():
         return f"{value:.0f}"
     rmse: Json = scores.get("rmse")
-    if field in ("label", "prediction") and is_number(value) and is_number(rmse) and rmse > 0:
+    if field in ("label", "prediction") and is_finite(value) and is_finite(rmse) and rmse > 0:
         # Enough digits show an error even if the target is far larger.
         return f"{value:.{max(2 - math.floor(math.log10(rmse)), 0)}f}"
     return number(value, scores)

@@ -1,12 +1,14 @@
-"""The facts about a run that a report page lists below its result."""
+"""Numbers, and the facts about a run, as the text of a report page."""
 
+import math
 from collections.abc import Mapping
 
 from dist_ens.ground.errors import counted
 from dist_ens.ground.json_text import Json
 from dist_ens.layout import DATA, ENSEMBLE
-from dist_ens.report.text import DASH, is_number
+from dist_ens.metrics.catalogue import has_unit
 
+DASH = "—"
 MOST_MEMBERS = 20  # That the page lists.
 
 
@@ -22,8 +24,8 @@ def facts(summary: Mapping[str, Json]) -> list[tuple[str, str]]:
         ("steps", f"{summary['steps']:,}" if "steps" in summary else ""),
         (f"mesh, {ENSEMBLE} x {DATA}", mesh and f"{mesh[ENSEMBLE]} x {mesh[DATA]}"),
         ("execution", summary.get("execution")),
-        ("time", _duration(summary["seconds"]) if is_number(summary.get("seconds")) else ""),
-        ("member-examples per second", f"{pace:,.0f}" if is_number(pace) else ""),
+        ("time", _duration(summary["seconds"]) if is_finite(summary.get("seconds")) else ""),
+        ("member-examples per second", f"{pace:,.0f}" if is_finite(pace) else ""),
     ]
     return [(term, value) for term, value in found if value]
 
@@ -88,3 +90,29 @@ def _duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {seconds} s"
     return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def is_finite(value: Json) -> bool:
+    """Returns whether a value is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def number(value: Json, scores: Mapping[str, Json]) -> str:
+    """Returns a number as text, or a dash if it is not finite.
+
+    A score has four decimals, or four significant digits if it has the targets' unit.
+
+    >>> number(0.25, {"nll": 0.25}), number(123.456, {"rmse": 5.0}), number(None, {})
+    ('0.2500', '123.5', '—')
+    """
+    if not is_finite(value):
+        return DASH
+    if scores and not has_unit(scores) and abs(value) < 1e4:
+        return f"{value:.4f}"
+    return f"{value:#.4g}".removesuffix(".")
+
+
+def interval(intervals: Mapping[str, Json] | None, name: str, scores: Mapping[str, Json]) -> str:
+    """Returns the two ends of a score's interval, or an empty string without an interval."""
+    ends = (intervals or {}).get(name)
+    return " to ".join(number(end, scores) for end in ends) if ends else ""

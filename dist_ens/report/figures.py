@@ -1,8 +1,10 @@
-"""The figures of a report page, drawn by matplotlib."""
+"""The figures of a report page and of a benchmark, drawn by matplotlib."""
 
 import dataclasses
+import io
 import math
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,6 +18,7 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
+from dist_ens.ground.file_writing import replace_file
 from dist_ens.report.style import FAINT, INK, MUTED, Numbers, Options, finite, new_figure, styled
 
 MOST_MEMBER_LINES = 100
@@ -54,10 +57,7 @@ def lines(
     x_is_count: bool = False,
     from_zero: bool = False,
 ) -> Figure:
-    """Draws curves over one axis, each with its label at its end.
-
-    If `x` is a count, its axis is logarithmic with base 2.
-    """
+    """Draws labelled curves over one axis, which is logarithmic with base 2 for counts."""
     figure = new_figure(3.7)
     axes = figure.add_subplot()
     for curve in curves:
@@ -91,10 +91,7 @@ def against_diagonal(curves: Sequence[Curve], *, x_label: str, y_label: str) -> 
 
 @styled
 def reliability(bins: Sequence[tuple[Curve, Numbers]]) -> Figure:
-    """Draws accuracy over confidence in bins of equal width, and the share of examples in each.
-
-    A curve has a point for each bin, and comes with the number of examples in its bins.
-    """
+    """Draws accuracy over confidence in bins, and the share of examples in each."""
     figure = new_figure(5.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
     _diagonal(above)
@@ -124,10 +121,7 @@ def reliability(bins: Sequence[tuple[Curve, Numbers]]) -> Figure:
 
 @styled
 def histograms(curves: Sequence[Curve], *, x_label: str, level: float | None = None) -> Figure:
-    """Draws densities over bins, whose edges are the `x` of a curve. A solid curve is filled.
-
-    `level` is the ideal density, the height of a dashed line.
-    """
+    """Draws densities over bins, with the edges `x`, and a dashed line at an ideal `level`."""
     figure = new_figure(3.7)
     axes = figure.add_subplot()
     drawn = [curve for curve in curves if np.isfinite(finite(curve.x)).all()]
@@ -187,11 +181,7 @@ def training(
 
 @styled
 def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str, colour: str) -> Figure:
-    """Draws a number for every pair of members. A larger number has a stronger colour.
-
-    The diagonal of `matrix`, float[members, members], is left out. Cells that are not finite are
-    grey.
-    """
+    """Draws a number for every pair of members; grey cells are not finite."""
     figure = new_figure(4.4)
     axes = figure.add_subplot()
     values, count = finite(matrix), len(member_ids)
@@ -223,6 +213,26 @@ def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str, colour: 
         bar.solids.set_rasterized(True)
     bar.outline.set_visible(False)
     return figure
+
+
+def plot_rates(
+    path: pathlib.Path, num_members: Sequence[int], rates: Mapping[str, Sequence[float]]
+) -> None:
+    """Plots curves of member-examples per second over the number of members, as a PNG file."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for name, values in rates.items():
+        axes.plot(num_members, values, marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(num_members, [str(n) for n in num_members])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("members")
+    axes.set_ylabel("member-examples per second")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150)
+    replace_file(path, file.getvalue())
 
 
 def _line(curve: Curve) -> Options:

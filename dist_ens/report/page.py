@@ -16,12 +16,11 @@ from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.metrics.catalogue import COMPARED, described, in_table
 from dist_ens.report.answers import answer_tables
 from dist_ens.report.examples import class_lists, example_lists
-from dist_ens.report.facts import MOST_MEMBERS, facts
+from dist_ens.report.facts import MOST_MEMBERS, facts, interval, is_finite, number
 from dist_ens.report.figures import MOST_MEMBER_LINES
+from dist_ens.report.files import RunReport
 from dist_ens.report.panels import MEAN_MEMBER, SECTIONS, Shown, named, older, undrawn_training
-from dist_ens.report.run_files import RunReport
 from dist_ens.report.style import colours, on_any_screen, svg
-from dist_ens.report.text import interval, is_number, number
 
 
 def write_page(
@@ -71,7 +70,7 @@ def _result(summary: Mapping[str, Json]) -> str:
     compared, signs = [], {}
     for metric in COMPARED:
         ours, theirs = test.get(metric.name), mean.get(metric.name)
-        if is_number(ours) and is_number(theirs):
+        if is_finite(ours) and is_finite(theirs):
             compared.append(f"{metric.label} {number(ours, test)} against {number(theirs, test)}")
             gain = ours - theirs if metric.direction == "higher" else theirs - ours
             signs[metric.label] = int(np.sign(gain))
@@ -110,7 +109,7 @@ def _cells(summary: Mapping[str, Json], name: str, direction: str | None) -> lis
     scores = summary.get("test", {})
     values = {of: summary.get(of, {}).get(name) for of in ("test", MEAN_MEMBER)}
     better = None
-    if direction and all(map(is_number, values.values())) and len({*values.values()}) == 2:
+    if direction and all(map(is_finite, values.values())) and len({*values.values()}) == 2:
         better = (max if direction == "higher" else min)(values.values())
     cells = []
     for of, value in values.items():
@@ -119,7 +118,7 @@ def _cells(summary: Mapping[str, Json], name: str, direction: str | None) -> lis
             {
                 "value": number(value, scores),
                 "interval": interval(summary.get(f"{of}_interval"), name, scores),
-                "deviation": f"± {number(deviation, scores)}" if is_number(deviation) else "",
+                "deviation": f"± {number(deviation, scores)}" if is_finite(deviation) else "",
                 "is_better": better is not None and value == better,
             }
         )

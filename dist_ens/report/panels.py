@@ -11,7 +11,7 @@ from dist_ens.layout import ENSEMBLE
 from dist_ens.metrics.catalogue import COMPARED, label_of
 from dist_ens.report import figures
 from dist_ens.report.figures import Curve
-from dist_ens.report.run_files import RunReport
+from dist_ens.report.files import RunReport
 from dist_ens.report.style import COLOURS, INK, Numbers, colours, finite
 
 MEAN_MEMBER = "mean_member"
@@ -68,10 +68,7 @@ def _of_both(each: Shown, points: Mapping[str, tuple[Numbers, Numbers]]) -> list
 
 
 def _in_one_figure(shown: Sequence[Shown], section: str, x: str) -> list[Curve]:
-    """Returns the curves of both of several runs, over the positions `x` of a section's data.
-
-    They have no labels if a legend tells the runs apart.
-    """
+    """Returns the curves of all runs; a legend tells several runs apart."""
     return [
         dataclasses.replace(curve, label="" if each.colour else curve.label)
         for each, of in having(shown, section)
@@ -245,10 +242,7 @@ SECTIONS: Mapping[str, Callable[[Sequence[Shown]], Iterator[Panel]]] = {
 def _series(
     metrics: Sequence[Mapping[str, Json]], name: str
 ) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """Returns steps, values over all members and of each member, float[points, members].
-
-    Of many points some evenly spaced ones are returned, with the last.
-    """
+    """Returns steps, values over all members and of each member, of at most `_MOST_POINTS`."""
     lines = [line for line in metrics if name in line]
     kept = np.linspace(0, len(lines) - 1, min(len(lines), _MOST_POINTS)).round().astype(int)
     lines = [lines[k] for k in kept]

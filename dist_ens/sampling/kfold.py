@@ -23,9 +23,8 @@ def kept(
 ) -> Array:
     """Returns the places at some positions of a member's epoch, uint32[...], none in its fold.
 
-    A place is a position in the order of the folds; `example_at` returns its example. All epochs
-    are equally long. If a member leaves out a short fold, its epoch also skips one other example,
-    which the key of the epoch, two words uint32[...], chooses.
+    A place is a position in the order of the folds. All epochs are equally long. If a member leaves
+    out a short fold, its epoch also skips an example that its key, two words uint32[...], chooses.
     """
     begin, end = (
         _begin(number, num_examples, num_folds).astype(np.uint32) for number in (fold, fold + 1)
@@ -58,6 +57,5 @@ def fold_of_example(seed: int, num_examples: int, num_folds: int) -> np.ndarray:
 
 def _begin(fold: Leaf, num_examples: int, num_folds: int) -> Leaf:
     """Returns the place at which a fold begins, `fold * num_examples / num_folds` rounded down."""
-    short, longer = divmod(num_examples, num_folds)
-    # There are two terms, because `fold * num_examples` may overflow.
+    short, longer = divmod(num_examples, num_folds)  # `fold * num_examples` may overflow.
     return fold * short + fold * longer // num_folds

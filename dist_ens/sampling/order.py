@@ -1,9 +1,8 @@
 """The examples that a member sees at a step: a pure function of the seed, the step and the member.
 
 The stream of examples is one shuffled epoch after another. Step `s` takes `global_batch_size`
-positions of it, from `s * global_batch_size` on. The example at a position is computed, not looked
-up, by the same integer arithmetic on the host and on a device. So there is no table or iterator to
-save, and the order does not depend on where the examples are stored.
+positions of it, from `s * global_batch_size` on. The example at a position is computed by the same
+integer arithmetic on the host and on a device. So there is no table or iterator to save.
 """
 
 import dataclasses
@@ -38,7 +37,7 @@ class Order:
         shuffle: Whether every epoch has a new order. False keeps the order of the split.
         per_member: Whether each member has its own order. False gives all members the same batches.
         num_groups: Number of groups, which lie one after the other in the split. A member sees only
-            its group, its id modulo this number. More than one needs `shuffle` and `per_member`.
+            its group, its id modulo this number. More than one needs `per_member`.
         num_folds: Number of folds, one of which each member leaves out. 0 leaves none out; any
             other number needs `shuffle` and `per_member`.
     """
@@ -51,24 +50,20 @@ class Order:
     num_folds: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_examples * self.num_groups > _MOST_EXAMPLES:
+        count = self.num_examples * self.num_groups
+        if count > _MOST_EXAMPLES:
             raise UserError(
-                f"The split has {self.num_examples * self.num_groups:,} examples, and a split can "
-                f"have at most {_MOST_EXAMPLES:,} examples. Train on a part of it."
-            )
-        if self.num_groups > 1 and not (self.per_member and self.shuffle):
-            raise UserError(
-                f"num_groups={self.num_groups} needs a shuffled order for each member: got "
-                f"per_member={self.per_member}, shuffle={self.shuffle}. Set both to True."
+                f"The split has {count:,} examples, and a split can have at most "
+                f"{_MOST_EXAMPLES:,} examples. Train on a part of it."
             )
         if self.num_folds and not 2 <= self.num_folds <= self.num_examples:
             raise UserError(
-                f"data.num_folds={self.num_folds} does not lie between 2 and the "
-                f"{self.num_examples:,} training examples. Try --config.data.num_folds=5."
+                f"num_folds={self.num_folds} does not lie between 2 and the "
+                f"{self.num_examples:,} training examples. Try num_folds=5."
             )
         if self.global_batch_size > self.epoch_length:
             raise UserError(
-                f"data.global_batch_size={self.global_batch_size:,} is larger than an epoch of "
+                f"batch_size={self.global_batch_size:,} is larger than an epoch of "
                 f"{self.epoch_length:,} training examples. Lower it."
             )
 
@@ -87,8 +82,7 @@ class Order:
     def num_steps(self, epochs: float) -> int:
         """Returns the number of steps in which a member sees some epochs, rounded up.
 
-        `epochs` is taken as the decimal number that is printed of it, so that a rounding error adds
-        no step.
+        `epochs` is the decimal number that is printed of it, so a rounding error adds no step.
 
         >>> Order(129, 128).num_steps(10)  # 10.08 batches
         11
@@ -112,27 +106,27 @@ class Order:
         The id of the member, int32[] or int32[1], is required if `per_member` is True.
         """
         xp: ModuleType = jnp if isinstance(cursor, jax.Array) else np
-        seed, epoch, offset = (cursor[:, i] for i in range(3))
-        position = offset[:, None] + xp.asarray(rows).astype(np.uint32)[None]
+        position = cursor[:, 2, None] + xp.asarray(rows).astype(np.uint32)[None]
         # A batch is not longer than an epoch, so it lies in at most two epochs.
         in_next = position >= np.uint32(self.epoch_length)
         position = xp.where(in_next, position - np.uint32(self.epoch_length), position)
-        if not self.shuffle:
-            return position.astype(np.int32)
-        of_seed = fold_in(xp.zeros((len(cursor), 2), np.uint32), seed)
-        keys = [fold_in(of_seed, epoch + np.uint32(later)) for later in (0, 1)]
-        if self.per_member:
-            keys = [fold_in(key, member_id) for key in keys]
-        words = [xp.where(in_next, keys[1][:, i, None], keys[0][:, i, None]) for i in (0, 1)]
-        index: Leaf = shuffled(position, words, self.epoch_length, xp)
+        index: Leaf = position
+        if self.shuffle:
+            seed, epoch = cursor[:, 0], cursor[:, 1]
+            of_seed = fold_in(xp.zeros((len(cursor), 2), np.uint32), seed)
+            keys = [fold_in(of_seed, epoch + np.uint32(later)) for later in (0, 1)]
+            if self.per_member:
+                keys = [fold_in(key, member_id) for key in keys]
+            words = [xp.where(in_next, keys[1][:, i, None], keys[0][:, i, None]) for i in (0, 1)]
+            index = shuffled(position, words, self.epoch_length, xp)
         if self.num_folds:
             fold = kfold.fold_of_member(member_id, self.num_folds, self.num_groups)
             place = kfold.kept(index, fold, words, self.num_examples, self.num_folds)
             index = kfold.example_at(place, seed[0], self.num_examples, xp)
         index = index.astype(np.int32)
-        if self.num_groups == 1:
-            return index
-        return index + member_id % self.num_groups * self.num_examples
+        if self.num_groups > 1:
+            index = index + member_id % self.num_groups * self.num_examples
+        return index
 
     def member_indices(self, cursor: jax.Array, rows: Array, member_ids: Array) -> jax.Array:
         """Returns the examples of each member, int32[members, steps, rows]; see `indices`.

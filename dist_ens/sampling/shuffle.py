@@ -23,7 +23,7 @@ def shuffled(position: Array, key: list[Array], count: int, xp: ModuleType) -> A
 
     The key is two words, uint32, that broadcast to the positions. The permutation is a Feistel
     network on a grid of slightly more than `count` places. A result outside [0, count) is permuted
-    again, as often as there are places outside, so that every result ends inside.
+    again, as often as there are places outside.
 
     Source: Black and Rogaway (2002), "Ciphers with arbitrary finite domains".
     """

@@ -2,10 +2,9 @@
 
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.batch_iterable import BatchIterable
-from dist_ens.training.data import OrderedSplit
 from dist_ens.training.ending import FitResult
+from dist_ens.training.evaluating import EvalData
 from dist_ens.training.fitting import fit, run_fit
-from dist_ens.training.held_out import EvalData
 
 __all__ = [
     "BatchIterable",
@@ -13,7 +12,6 @@ __all__ = [
     "EvalData",
     "FitArguments",
     "FitResult",
-    "OrderedSplit",
     "fit",
     "run_fit",
 ]

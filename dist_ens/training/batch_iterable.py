@@ -2,11 +2,14 @@
 
 import base64
 import collections.abc
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from typing import TypeVar
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from typing_extensions import override
 
 from dist_ens.callbacks import RunInfo
@@ -16,17 +19,17 @@ from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches, rows_of
 from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.ground.errors import RunError, UserError, counted
-from dist_ens.ground.host_keys import dtype_in_jax
 from dist_ens.ground.json_text import Json
+from dist_ens.ground.narrowing import dtype_in_jax
 from dist_ens.ground.state import (
     described,
+    differing,
     held_array,
     leaf_name,
-    leaf_type,
+    leaf_types,
     refuse_lists,
-    structure_text,
 )
-from dist_ens.ground.types import Batch, Data, KeyPath, Leaf, Shapes, Specs, Structure
+from dist_ens.ground.types import Batch, Data, KeyPath, Leaf, Shapes, Specs
 from dist_ens.layout import (
     REPLICATED,
     Layout,
@@ -36,11 +39,13 @@ from dist_ens.layout import (
     specs_of_batch,
 )
 from dist_ens.losses import Objective
+from dist_ens.processes import cluster
 from dist_ens.training.data_protocol import TrainingData
-from dist_ens.training.host_batches import check_columns_agree, check_hosts_agree, read_together
 
 # Stands for the absence of a batch, since None is a batch without arrays.
 _NO_BATCH: Batch = object()
+_DIGEST_NUMBERS = 4
+T = TypeVar("T")
 
 
 class BatchIterable(TrainingData):
@@ -60,15 +65,16 @@ class BatchIterable(TrainingData):
     ) -> None:
         self._source, self._layout, self._objective = source, layout, objective
         self._is_iterator = isinstance(source, collections.abc.Iterator)
-        self._iterator = self._start()
         self._num_passes, self._num_batches = 0, 0
         self._has_dropped = False
-        first = self._waiting = read_together(self._first_of_all)
+        first = self._waiting = _read_together(self._first_of_pass)
         self._shapes = _shapes(first)
-        check_hosts_agree(self._shapes)
+        if jax.process_count() > 1:
+            _check_shapes_agree(self._shapes)
         self._specs = specs_of_batch(batch_specs, first)
         check_rows(layout, first, self._specs)
-        check_columns_agree(layout, first, self._specs)
+        if jax.process_count() > 1:
+            _check_columns_agree(layout, first, self._specs)
         # Number of steps that the state had seen when it was given the data's first batch.
         self._began_at: int | None = None
 
@@ -84,7 +90,7 @@ class BatchIterable(TrainingData):
         if self._began_at is None:
             self._began_at = run.first_step
         for steps in calls(run.first_step, run.last_step, steps_per_call):
-            host_batches = read_together(partial(self._next_of_call, steps, run.last_step, say))
+            host_batches = _read_together(partial(self._next_of_call, steps, run.last_step, say))
             yield Batches.put(layout, host_batches, self._specs)
 
     @override
@@ -115,20 +121,7 @@ class BatchIterable(TrainingData):
             f"The data iterator has no state to restore (get_state and set_state): it is started "
             f"anew and advanced by {counted(step - self._began_at, 'batch')}."
         )
-        read_together(partial(self._skip, range(self._began_at, step), say))
-
-    def _start(self) -> Iterator[Batch]:
-        """Returns a new iterator, or the given one."""
-        source = self._source
-        if self._is_iterator:
-            return source
-        return iter(source() if callable(source) and not hasattr(source, "__iter__") else source)
-
-    def _first_of_all(self) -> Batch:
-        batch = self._next_of_pass()
-        if batch is _NO_BATCH:
-            raise UserError("The data yielded no batch. Give an iterable of at least one.")
-        return batch
+        _read_together(partial(self._skip, range(self._began_at, step), say))
 
     def _next_of_call(
         self, steps: range, last_step: int, say: Callable[[str], None]
@@ -157,8 +150,15 @@ class BatchIterable(TrainingData):
         while True:
             if batch is _NO_BATCH:
                 batch = self._next_of_pass()
+            if batch is _NO_BATCH and self._is_iterator:
+                raise RunError(
+                    f"The data iterator ended after {counted(self._num_batches, 'batch')}, and the "
+                    f"run has {counted(last_step, 'step')}. Give an iterable that can be started "
+                    f"again, such as a function that returns an iterator, or steps={step}."
+                )
             if batch is _NO_BATCH:
-                batch = self._first_of_next_pass(step, last_step)
+                self._num_passes += 1
+                batch = self._first_of_pass()
             self._num_batches += 1
             if self._fits(batch, step):
                 return batch
@@ -167,49 +167,40 @@ class BatchIterable(TrainingData):
                 self._has_dropped = True
                 say("A batch shorter than the first, such as the last of a pass, is dropped.")
 
-    def _first_of_next_pass(self, step: int, last_step: int) -> Batch:
-        """Starts the iterable again after its end, and returns its first batch."""
-        if self._is_iterator:
-            raise RunError(
-                f"The data iterator ended after {counted(self._num_batches, 'batch')}, and the run "
-                f"has {counted(last_step, 'step')}. Give an iterable that can be started again, "
-                f"such as a function that returns an iterator, or steps={step}."
-            )
-        self._iterator = self._start()
-        self._num_passes += 1
+    def _first_of_pass(self) -> Batch:
+        """Starts the iterable, or goes on with an iterator, and returns the next batch."""
+        source = self._source
+        if callable(source) and not hasattr(source, "__iter__"):
+            source = source()
+        self._iterator: Iterator[Batch] = iter(source)
         batch = self._next_of_pass()
         if batch is _NO_BATCH:
-            raise RunError(
-                f"The data yielded no batch when it was started again after step {step:,}. Give an "
-                "iterable that can be started often, or a function that returns a new iterator."
+            again = f" when it was started again after {counted(self._num_batches, 'batch')}"
+            raise UserError(
+                f"The data yielded no batch{again if self._num_batches else ''}. Give an iterable "
+                "of batches, which can be started often, or a function that returns an iterator."
             )
         return batch
 
     def _fits(self, batch: Batch, step: int) -> bool:
         """Returns whether a batch has the shapes of the first; False if it only has fewer rows."""
-        structure: Structure = jax.tree.structure(batch)
-        expected: Structure = jax.tree.structure(self._shapes)
-        if structure != expected:
-            raise UserError(
-                f"The batch of step {step} is a pytree {structure_text(structure)}, and the first "
-                f"was {structure_text(expected)}. Yield batches of one structure."
-            )
+        shapes, rows, most = _shapes(batch), rows_of(batch), rows_of(self._shapes)
+        if jax.tree.flatten(shapes) == jax.tree.flatten(self._shapes):
+            return True
         # Only rows are fewer in the last batch of a pass. A smaller graph is another shape.
-        have_rows = rows_of(batch) is not None and rows_of(self._shapes) is not None
-        have_rows &= REPLICATED not in broadcast(self._specs, batch)
-        leaves = jax.tree_util.tree_leaves_with_path(_shapes(batch))
-        fits = True
-        for (path, leaf), first in zip(leaves, jax.tree.leaves(self._shapes), strict=True):
-            if leaf.shape == first.shape and leaf.dtype == first.dtype:
-                continue
-            is_part = leaf.shape[1:] == first.shape[1:] and leaf.dtype == first.dtype
-            if not (have_rows and is_part and leaf.shape[0] < first.shape[0]):
-                raise UserError(
-                    f"Leaf {leaf_name(path)} of the batch of step {step} is {leaf_type(leaf)}, and "
-                    f"that of the first batch {leaf_type(first)}. Yield batches of one shape."
-                )
-            fits = False
-        return fits
+        if rows is not None and most is not None and rows < most:
+            part = jax.tree.map(
+                lambda leaf: leaf.update(shape=(rows, *leaf.shape[1:])), self._shapes
+            )
+            is_part = jax.tree.flatten(shapes) == jax.tree.flatten(part)
+            if is_part and REPLICATED not in broadcast(self._specs, batch):
+                return False
+        first, found = leaf_types(self._shapes), leaf_types(shapes)
+        name = next(iter(differing(first, found)), "(the whole)")
+        raise UserError(
+            f"Leaf {name} of the batch of step {step} is {found.get(name, 'absent')}, and that of "
+            f"the first batch {first.get(name, 'absent')}. Yield batches of one shape."
+        )
 
 
 def _as_arrays(batch: Batch, name: str, objective: Objective | None) -> Batch:
@@ -235,3 +226,83 @@ def _shapes(batch: Batch) -> Shapes:
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype_in_jax(leaf.dtype)), batch
     )
+
+
+def _read_together(read: Callable[[], T]) -> T:
+    """Returns what a function reads on this host. If it fails on one host, it fails on all.
+
+    Otherwise the other hosts would wait for that host in the next step. Every host must call this.
+    """
+    if jax.process_count() == 1:
+        return read()
+    error: Exception | None = None
+    try:
+        result = read()
+    except Exception as raised:  # The iterator of a user may raise anything.
+        error = raised
+    failed = cluster.hosts_with(error is not None)
+    if error is not None:
+        raise error
+    if failed:
+        raise RunError(
+            f"Process {failed[0]} has no batch for the next step. Its output says why. Correct its "
+            "data, then run the same command again."
+        )
+    return result
+
+
+def _check_shapes_agree(shapes: Shapes) -> None:
+    """Raises a `UserError` on every host if the hosts' batches have different shapes."""
+    text = str(jax.tree_util.tree_leaves_with_path(shapes)).encode()
+    of_hosts = multihost_utils.process_allgather(_digest([np.frombuffer(text, np.uint8)]))
+    different = np.flatnonzero((of_hosts != of_hosts[:1]).any(axis=1)).tolist()
+    if different:
+        raise UserError(
+            f"The hosts yield batches of different shapes: hosts {different} differ from host 0, "
+            f"and this host ({jax.process_index()}) yields {described(shapes)}. Yield the "
+            "same shapes on every host."
+        )
+
+
+def _digests_of_hosts(layout: Layout, batch: Batch, specs: Specs) -> np.ndarray:
+    """Returns hashes of the rows of each column and of the shared leaves, [hosts, columns + 1, n].
+
+    The rows of this host's part divide over its columns. The hash of other columns is 0.
+    """
+    parts = len(layout.host_columns)
+    digests = np.zeros((layout.data_axis + 1, _DIGEST_NUMBERS), np.int32)
+    leaves = list(zip(jax.tree.leaves(batch), broadcast(specs, batch), strict=True))
+    rows = [leaf for leaf, spec in leaves if spec != REPLICATED]
+    for number, column in enumerate(layout.host_columns):
+        digests[column] = _digest(np.split(x, parts)[number] if parts > 1 else x for x in rows)
+    digests[-1] = _digest(leaf for leaf, spec in leaves if spec == REPLICATED)
+    return multihost_utils.process_allgather(digests)
+
+
+def _check_columns_agree(layout: Layout, batch: Batch, specs: Specs) -> None:
+    """Raises a `UserError` on every host if hosts yield different arrays where they should agree.
+
+    A shared leaf of the first batch is the same on all hosts, any other on the hosts that feed the
+    same column.
+    """
+    of_hosts = _digests_of_hosts(layout, batch, specs)
+    for column in range(layout.data_axis):
+        feeding = np.flatnonzero(of_hosts[:, column].any(axis=1))
+        if (of_hosts[feeding, column] != of_hosts[feeding[:1], column]).any():
+            raise UserError(
+                f"Hosts {feeding.tolist()} feed column {column} of the mesh {layout}, and yield "
+                "different examples for it. Yield the same examples on hosts that share columns "
+                "(layout.host_columns), or give each host columns of its own with "
+                "Layout.make(num_members, ensemble_axis=1)."
+            )
+    if (of_hosts[:, -1] != of_hosts[:1, -1]).any():
+        raise UserError(
+            "The hosts yield different values of the leaves that batch_specs calls shared. Yield "
+            "the same values on every host."
+        )
+
+
+def _digest(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns a hash of the bytes of arrays, int32[_DIGEST_NUMBERS]."""
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()
+    return np.frombuffer(digest[: 4 * _DIGEST_NUMBERS], np.int32)

@@ -1,20 +1,25 @@
 """The beginning of a run: its state, its execution and its batches."""
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from dist_ens.callbacks import RunInfo
 from dist_ens.checkpoint import OpenCheckpoints, ids_text
+from dist_ens.data import parts_of
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.failures import saved_structures
-from dist_ens.ensemble.label_scale import set_label_scale
-from dist_ens.ensemble.microbatch_check import microbatch_warning
+from dist_ens.ensemble.initial_state import set_label_scale
+from dist_ens.ensemble.microbatches import microbatch_warning
 from dist_ens.ensemble.select_execution import choose
+from dist_ens.execution.lowerings import CONVOLUTION, PRODUCT
+from dist_ens.execution.rewrite import contains, equations
 from dist_ens.execution.spec import AUTO
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, counted
@@ -25,11 +30,18 @@ from dist_ens.layout import MEMBERS, Layout, connect_hosts, copied_like, to_host
 from dist_ens.processes import cluster
 from dist_ens.storage import Disk, place_of
 from dist_ens.training.batch_iterable import BatchIterable
-from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.preparing import Job
-from dist_ens.training.states import saved_position
-from dist_ens.training.steps_per_call import choose_steps_per_call
+from dist_ens.training.saving import saved_position
+
+# Aimed duration of a call in seconds. Dispatching a call takes less than a hundredth of it. On a
+# CPU, a call must also be long enough for a member's state to stay in the cache for several steps.
+_CALL_SECS = {"cpu": 0.5}
+_CALL_SECS_OF_ACCELERATORS = 0.02
+# Order of magnitude of the operations per second of all devices of a CPU together, and of one
+# accelerator.
+_CPU_FLOPS, _ACCELERATOR_FLOPS = 1e11, 5e13
+_MOST_STEPS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +80,7 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
         )
         say(str(choice))
         if chosen.layout is ensemble.layout:
-            batches = _with_first(first, batches)
+            batches = itertools.chain(iter([first]), batches)
         else:
             state = chosen.layout.moved(state, MEMBERS)
             batches = train.batches(chosen.layout, info, steps_per_call, say)
@@ -77,7 +89,7 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
         first = next(batches)
         if warning := microbatch_warning(ensemble, state, first):
             job.warn(warning)
-        batches = _with_first(first, batches)
+        batches = itertools.chain(iter([first]), batches)
     return Begun(info._replace(ensemble=ensemble), state, steps_per_call, batches)
 
 
@@ -139,7 +151,7 @@ def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
     ids = ensemble.ids.tolist()
     there = [member for member in opened.members if member.member_id in ids]
     kept = [member.member_id for member in there if member.dropped_step is None]
-    drops = ensemble.failures.policy == "drop" and ensemble.num_groups == 1
+    drops = ensemble.failure_policy.policy == "drop" and ensemble.num_groups == 1
     if drops and 0 < len(kept) < len(there):
         layout = _layout_of_fewer(ensemble.layout, len(kept))
         if layout is not None:
@@ -152,7 +164,7 @@ def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
         raise UserError(
             f"The checkpoint of step {opened.saved_step} has the members {ids_text(left)} and not "
             f"{ids_text(sorted({*ids} - {*left}))}. If the policy 'drop' left them out, set "
-            "--config.failures.policy=drop (failures='drop' in Python) to go on with the others."
+            "failure_policy='drop' to go on with the others."
         )
     return _of_members(ensemble, left, _layout_of_fewer(ensemble.layout, len(left)))
 
@@ -172,41 +184,25 @@ def _of_members(ensemble: Ensemble, member_ids: list[int], layout: Layout | None
     return some.replace(layout=layout or some.layout, waves=ensemble.waves)
 
 
-def _with_first(first: CallBatches, rest: Iterator[CallBatches]) -> Iterator[CallBatches]:
-    """Yields a first batch, and then the others."""
-    yield first
-    del first  # Its memory can be reused.
-    yield from rest
-
-
 def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State, int]:
     """Returns a copy of a given state on the ensemble's layout, and its step."""
     like, state = ensemble.abstract_state(batch), ensemble.with_record(state)
     expected, found = leaf_types(like), leaf_types(state)
-    names = differing(expected, found)
-    if names:
-        different = (
-            f"leaf {name} is {found.get(name, 'absent')} there and "
-            f"{expected.get(name, 'absent')} here"
-            for name in names
-        )
+    for name in differing(expected, found):
         raise UserError(
-            f"The given state does not fit this ensemble: {'; '.join(different)[:500]}. Give a "
-            "state that an ensemble of the same network, optimizer and number of members made."
+            f"The given state does not fit this ensemble: leaf {name} is "
+            f"{found.get(name, 'absent')} there and {expected.get(name, 'absent')} here. Give a "
+            "state of the same network, optimizer and number of members."
         )
     with jax.transfer_guard("allow"):
         member_ids = to_host(state.member_id).tolist()
         # The arrays count modulo 2^32, so that a step from 2^31 on is negative there.
         steps = {int(step) % 2**32 for step in to_host(state.step)}
-    if member_ids != ensemble.ids.tolist():
+    if member_ids != ensemble.ids.tolist() or len(steps) != 1:
         raise UserError(
-            f"The given state holds the members {member_ids}, and the ensemble has the members "
-            f"{ensemble.ids.tolist()}. Make the ensemble with member_ids={member_ids}."
-        )
-    if len(steps) != 1:
-        raise UserError(
-            f"The members of the given state have seen different numbers of steps: {sorted(steps)}."
-            " Give a state whose members have seen the same number."
+            f"The given state holds the members {member_ids} at the steps {sorted(steps)}, and the "
+            f"ensemble has the members {ensemble.ids.tolist()}. Make the ensemble with "
+            f"member_ids={member_ids}, and give a state whose members are at one step."
         )
     # Nodes without arrays may differ, such as () for the model state of a network without one.
     leaves = dict(zip(found, jax.tree.leaves(state), strict=True))
@@ -217,9 +213,9 @@ def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State
 def _with_label_scale(ensemble: Ensemble, state: State, train: TrainingData) -> State:
     """Returns a state at step 0 with the scale of the labels, where the objective needs it."""
     objective = ensemble.objective
-    if objective is None or not objective.standardize or not isinstance(train, OrderedSplit):
+    if objective is None or not objective.standardize or train.split is None:
         return state
-    labels = train.split.take(np.arange(len(train.split)))[objective.LABELS]
+    labels = parts_of(train.split, [objective.LABELS])[objective.LABELS]
     return set_label_scale(ensemble.layout, state, labels)
 
 
@@ -234,10 +230,7 @@ def _steps_per_call(
         return given
     if isinstance(train, BatchIterable) or ensemble.waves > 1:
         return 1
-    index = None
-    if isinstance(train, OrderedSplit):
-        index = jax.ShapeDtypeStruct((train.order.global_batch_size,), jnp.int32)
-    traced = ensemble.traced_update(state, Batches.shapes_of_step(train.batch, index))
+    traced = ensemble.traced_update(state, Batches.shapes_of_step(train.batch, train.index))
     checkpoints = arguments.checkpoints
     cadences = (
         job.info.eval_every,
@@ -248,3 +241,35 @@ def _steps_per_call(
     # Only calls of one step can end where an epoch of a fractional number of steps ends.
     multiples = [int(each) if each.denominator == 1 else 1 for each in cadences if each is not None]
     return choose_steps_per_call(ensemble.layout, traced, *multiples)
+
+
+def choose_steps_per_call(layout: Layout, traced_step: ClosedJaxpr, *multiples: int) -> int:
+    """Returns the number of steps in a call for which dispatching costs little, at most 64.
+
+    It depends on the network, the batch and the platform, and on no clock, so that a run that
+    resumes makes the same calls. The result divides the multiples, which are cadences in steps.
+    """
+    if layout.platform == "cpu" and contains(traced_step, CONVOLUTION):
+        return 1  # The gradient of a convolution is slow inside a loop.
+    members = layout.members_per_device
+    flops = members * sum(_flops(eqn) for eqn in equations(traced_step.jaxpr))
+    if layout.platform == "cpu":
+        secs = flops * layout.mesh.size / _CPU_FLOPS
+    else:
+        secs = flops / _ACCELERATOR_FLOPS
+    wanted = _CALL_SECS.get(layout.platform, _CALL_SECS_OF_ACCELERATORS) / max(secs, 1e-9)
+    most = max(1, min(_MOST_STEPS, int(wanted)))
+    common = math.gcd(*multiples)  # 0 without multiples, which every number divides.
+    return max(divisor for divisor in range(1, most + 1) if common % divisor == 0)
+
+
+def _flops(eqn: Any) -> float:
+    """Returns the operations of a matrix product or a convolution; 0 for others."""
+    if eqn.primitive is PRODUCT:
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        terms = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+        return 2.0 * math.prod(eqn.outvars[0].aval.shape) * terms
+    if eqn.primitive is CONVOLUTION:
+        kernel = eqn.invars[1].aval.shape
+        return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) / max(kernel)
+    return 0.0

@@ -16,6 +16,7 @@ from dist_ens.training.services import Run
 
 # Largest number of letters of a list of members in a sentence.
 _MOST_LETTERS = 400
+_REMEDY = "Look for NaN in the data, lower the learning rate, or clip the gradients."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +40,9 @@ class FitResult:
         seconds: Seconds from the beginning to the end, with compilation, evaluation and saving.
         steps_per_second: Pace of training, without evaluation and the first call, which compiles.
         evaluation: Last evaluation with the statistics of its examples, for a report.
-        failures: Members with a failed update, each a `FailedMember` with its id, the cause and the
-            steps. Without a policy for failures these are the members whose training loss was NaN
-            or infinite.
+        failed_members: Members with a failed update, each a `FailedMember` with its id, the cause
+            and the steps. Without a failure policy these are the members whose training loss was
+            NaN or infinite.
         all_failed: Whether all members failed for good, which ends a run early.
     """
 
@@ -56,7 +57,7 @@ class FitResult:
     seconds: float = 0.0
     steps_per_second: float = 0.0
     evaluation: Evaluation | None = None
-    failures: Sequence[FailedMember] = ()
+    failed_members: Sequence[FailedMember] = ()
     all_failed: bool = False
 
     def __repr__(self) -> str:
@@ -68,7 +69,7 @@ class FitResult:
 
 def end_run(run: Run, job: Job) -> FitResult:
     """Ends a run whose loop has ended, and returns its result."""
-    run.call_services("wait")
+    run.call_all("wait", own_only=True)
     run.reader.catch_up()
     best = None if run.is_interrupted else run.best.at_end(run.step, run.state)
     step, state = best or (run.step, run.state)
@@ -77,7 +78,7 @@ def end_run(run: Run, job: Job) -> FitResult:
         run.evaluating.end(step, state)
         scores, evaluation = run.evaluating.scores, run.evaluating.evaluation
     run.reader.end()
-    all_failed, is_complete = run.failures.have_all_failed, run.step >= run.info.last_step
+    all_failed, is_complete = run.failure_response.have_all_failed, run.step >= run.info.last_step
     is_stopped = not (run.is_interrupted or all_failed or is_complete)
     return FitResult(
         ensemble=run.info.ensemble,
@@ -91,7 +92,7 @@ def end_run(run: Run, job: Job) -> FitResult:
         seconds=run.reader.seconds,
         steps_per_second=run.reader.steps_per_second(),
         evaluation=evaluation,
-        failures=run.failures.reported(run.state),
+        failed_members=run.failure_response.reported(run.state),
         all_failed=all_failed,
     )
 
@@ -105,17 +106,15 @@ def report_end(run: Run, job: Job, result: FitResult) -> None:
         ids = np.asarray(run.info.member_ids)[is_lost].tolist()
         say(
             f"{counted(len(ids), 'member')} of {num_members} diverged, with the ids "
-            f"{str(ids)[:_MOST_LETTERS]}: the training loss is not finite. Look for NaN in the "
-            "data, lower the learning rate, or clip the gradients."
+            f"{str(ids)[:_MOST_LETTERS]}: the training loss is not finite. {_REMEDY}"
         )
     if result.all_failed:
         job.warn(
             f"All {num_members} members have failed, so the run ends at step {run.step:,} of "
-            f"{last_step:,}. Look for NaN in the data, lower the learning rate, or clip the "
-            "gradients."
+            f"{last_step:,}. {_REMEDY}"
         )
-    if result.failures and result.ensemble.failures.is_checked:
-        say(_sentences_of_failures(result.failures))
+    if result.failed_members and result.ensemble.failure_policy.is_checked:
+        say(_sentences_of_failures(result.failed_members))
     if result.stopped_by is not None:
         reason = call_hook(run.stopper, "reason")
         because = f": {reason}" if reason else ""

@@ -10,7 +10,7 @@ from dist_ens.ground.types import Callback, Data
 from dist_ens.metrics import Metric
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult, end_run, report_end
-from dist_ens.training.held_out import EvalData
+from dist_ens.training.evaluating import EvalData
 from dist_ens.training.preparing import prepared
 from dist_ens.training.services import running
 
@@ -47,10 +47,9 @@ def fit(
             - an iterable of batches, such as a Grain dataset, a PyTorch DataLoader, or a function
               that returns an iterator. On several hosts, it yields the examples of the mesh columns
               in which its host has a device (`layout.host_columns`). Hosts that share a column
-              must yield the same examples for it. With `Layout.make(num_members,
-              ensemble_axis=1)`, no two hosts share a column. With an ensemble axis as long as the
-              number of devices, all hosts share the only column. With a data axis of 1, a batch
-              may be any pytree of arrays; see `Ensemble.batch_specs` for a longer one;
+              must yield the same examples for it; with `Layout.make(num_members,
+              ensemble_axis=1)`, none do. With a data axis of 1, a batch may be any pytree of
+              arrays; see `Ensemble.batch_specs` for a longer one;
             - None, for a loss function that draws its own examples from its key. It is given None
               as its batch, and `init` is given None as its inputs.
         steps: Number of steps that the state will have seen at the end. It includes the steps of a
@@ -109,25 +108,8 @@ def fit(
     >>> int(result.state.step[0])
     20
     """
-    arguments = FitArguments(
-        ensemble=ensemble,
-        data=data,
-        steps=steps,
-        epochs=epochs,
-        batch_size=batch_size,
-        order=order,
-        state=state,
-        callbacks=callbacks,
-        checkpoints=checkpoints,
-        eval_data=eval_data,
-        eval_every=eval_every,
-        validation=validation,
-        metrics=metrics,
-        steps_per_call=steps_per_call,
-        log_every=log_every,
-        progress=progress,
-    )
-    return run_fit(arguments, Door())
+    # The arguments of this function are the fields of `FitArguments`.
+    return run_fit(FitArguments(**locals()), Door())
 
 
 def run_fit(arguments: FitArguments, door: Door) -> FitResult:

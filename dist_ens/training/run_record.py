@@ -13,9 +13,8 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
 from dist_ens.ground.randomness import KEY_RULE
 from dist_ens.ground.state import leaf_types
-from dist_ens.ground.types import Batch, PyTree
+from dist_ens.ground.types import Batch
 from dist_ens.processes import cluster
-from dist_ens.training.data import OrderedSplit
 from dist_ens.training.data_protocol import TrainingData
 
 # A fingerprint covers all examples in memory of up to the first number of bytes. It covers the
@@ -26,7 +25,8 @@ _MOST_READ, _SAMPLED, _SAMPLED_OF_FILES = 2**26, 1000, 100
 def record_of(ensemble: Ensemble, batch: Batch) -> StepRecord:
     """Returns the record of a run, without its data, given shapes and types of a global batch."""
     # The policy for failures may change on resume, so the record does not depend on it.
-    ensemble = ensemble.replace(failures=None)
+    ensemble = ensemble.replace(failure_policy=None)
+    leaves = leaf_types(ensemble.abstract_state(batch))
     objective, has_own = ensemble.trained_objective, ensemble.own_step is not None
     return StepRecord(
         member=ensemble.member.name,
@@ -43,7 +43,7 @@ def record_of(ensemble: Ensemble, batch: Batch) -> StepRecord:
         ),
         fingerprint=fingerprint_of_step(ensemble, batch),
         versions=versions(),
-        leaves=_hash_of_leaves(ensemble.abstract_state(batch)),
+        leaves=hashlib.sha256(repr(sorted(leaves.items())).encode()).hexdigest(),
         key_rule=KEY_RULE,
     )
 
@@ -53,9 +53,9 @@ def with_data(
 ) -> StepRecord:
     """Returns a record with the facts of the training data, of which an iterable has none."""
     record = dataclasses.replace(record, class_names=tuple(names) or None)
-    if not isinstance(train, OrderedSplit):
-        return record
     split = train.split
+    if split is None or train.order is None:
+        return record
     digits = fingerprint_of(
         split,
         example_bytes_of(split),
@@ -71,10 +71,6 @@ def with_data(
         validation=validation,
         examples=of_main.hex() if any(of_main) else None,
     )
-
-
-def _hash_of_leaves(state: PyTree) -> str:
-    return hashlib.sha256(repr(sorted(leaf_types(state).items())).encode()).hexdigest()
 
 
 def _name_of(part: object) -> str:

@@ -1,6 +1,11 @@
-"""The runner of a run: it calls the services around each call of the update, in one fixed order."""
+"""The runner of a run, which calls the services around each call of the update in a fixed order.
+
+The metrics of a call are read one call later, so that no device waits for the host.
+"""
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
@@ -13,10 +18,9 @@ from dist_ens.ensemble.batches import CallBatches, steps_in
 from dist_ens.ground.errors import SaveError, UserError, kind_of
 from dist_ens.ground.state import State, differing, leaf_types
 from dist_ens.ground.types import Callback
-from dist_ens.layout import MEMBERS
+from dist_ens.layout import MEMBERS, to_host
 from dist_ens.processes import cluster
 from dist_ens.processes.stop_signal import StopSignal
-from dist_ens.training.metrics import MetricsReader
 
 
 class _OfAnotherHost:
@@ -122,15 +126,10 @@ class Runner:
         stoppers = [each for each in self.services if call_hook(each, hook, *args) is STOP]
         return self._is_stopped(stoppers)
 
-    def call_all(self, hook: str, *args: object) -> None:
-        """Calls a hook of all services."""
+    def call_all(self, hook: str, *args: object, own_only: bool = False) -> None:
+        """Calls a hook of all services, or only of those of the library."""
         for service in self.services:
-            call_hook(service, hook, *args)
-
-    def call_services(self, hook: str, *args: object) -> None:
-        """Calls a hook of the services of the library only."""
-        for service in self.services:
-            if isinstance(service, Service):
+            if isinstance(service, Service) or not own_only:
                 call_hook(service, hook, *args)
 
     def best_step(self) -> int | None:
@@ -212,16 +211,99 @@ def crossed(every_steps: int | Fraction | None, previous_step: int, step: int) -
 def _placed(callback: Callback, result: object, state: State, info: RunInfo) -> State:
     """Returns the state that a callback returned, on the layout, if it has the right structure."""
     name, layout = name_of_callback(callback), info.ensemble.layout
-    if not isinstance(result, State):
+    is_state = isinstance(result, State)
+    different = differing(leaf_types(state), leaf_types(result)) if is_state else []
+    if different or not isinstance(result, State):
+        what = f"a state in which {', '.join(different)} differ" if is_state else kind_of(result)
         raise UserError(
-            f"The callback {name} returned {kind_of(result)}. Return None, a State, or "
-            "dist_ens.callbacks.STOP."
-        )
-    different = differing(leaf_types(state), leaf_types(result))
-    if different:
-        raise UserError(
-            f"The callback {name} returned a state of another structure: {', '.join(different)} "
-            "differ. Return the state with other values only, such as "
-            "info.state._replace(params=new_params)."
+            f"The callback {name} returned {what}. Return None, dist_ens.callbacks.STOP, or a "
+            "State with other values only, such as info.state._replace(params=new_params)."
         )
     return layout.placed(result, MEMBERS, f"The state of callback {name}")
+
+
+class MetricsReader:
+    """A reader of the metrics of each call after the next call has been dispatched.
+
+    A thread that saves may read them earlier, so that the records of a checkpoint's steps are
+    written before the checkpoint. The first call, which compiles, is read at once.
+
+    Attributes:
+        step: Number of steps taken up to the last row that was read.
+        losses: Loss of each member at this step, float[members].
+    """
+
+    def __init__(
+        self,
+        num_members: int,
+        first_step: int,
+        on_read: Callable[[int, Mapping[str, np.ndarray]], None],
+    ) -> None:
+        self._first_step, self._on_read = first_step, on_read
+        self._reading = threading.Lock()
+        self._pending: tuple[int, int, Mapping[str, jax.Array]] | None = None
+        self._unseen: list[dict[str, np.ndarray]] = []
+        self.step, self.losses = first_step, np.zeros(num_members)
+        self._started = time.monotonic()
+        self._paused_secs = 0.0
+        self._training_secs = 0.0  # Seconds of training until the last call that was read.
+        # Seconds and steps of the first call, which compiles.
+        self._first_call: tuple[float, int] | None = None
+        self._ended: float | None = None
+
+    def dispatched(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
+        """Stores the metrics of a call, float32[steps, members], and reads those before it."""
+        self.catch_up()
+        self._pending = (previous_step, step, metrics)
+        # With waves, a call has ended when it returns, so the time of a first call that compiles
+        # must be taken before the next call.
+        if self._first_call is None:
+            self.catch_up()
+
+    def catch_up(self, last_step: float = float("inf")) -> None:
+        """Reads the metrics of the last call, unless it ends after `last_step`. Any thread may."""
+        with self._reading:
+            if self._pending is not None and self._pending[1] <= last_step:
+                pending, self._pending = self._pending, None
+                self._read(*pending)
+
+    def unseen(self) -> dict[str, np.ndarray]:
+        """Returns the metrics read since this method was last called, float32[steps, members]."""
+        with self._reading:
+            parts, self._unseen = self._unseen, []
+        if len(parts) <= 1:
+            return parts[0] if parts else {}
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def paused(self, secs: float) -> None:
+        """Excludes some seconds from the pace, such as those of an evaluation."""
+        self._paused_secs += secs
+
+    def end(self) -> None:
+        """Stops the clock of `seconds`, once."""
+        self._ended = self._ended or time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the beginning to the end, with all that a run does."""
+        return (self._ended or time.monotonic()) - self._started
+
+    def steps_per_second(self) -> float:
+        """Returns the pace without evaluations, and without the first call if there are more."""
+        seconds, steps = self._training_secs, self.step - self._first_step
+        if self._first_call is not None and self._first_call[1] < steps:
+            seconds, steps = seconds - self._first_call[0], steps - self._first_call[1]
+        return steps / seconds if steps else 0.0
+
+    def _read(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
+        jax.block_until_ready(metrics)
+        self._training_secs = self.seconds - self._paused_secs
+        if self._first_call is None:
+            self._first_call = (self._training_secs, step - previous_step)
+        with jax.transfer_guard("allow"):
+            values: dict[str, np.ndarray] = to_host(metrics)
+        self.step = step
+        if "loss" in values:  # A user's own step need not have one.
+            self.losses = values["loss"][-1]
+        self._unseen.append(values)
+        self._on_read(step, values)

@@ -3,20 +3,46 @@
 import contextlib
 from collections.abc import Iterator
 
-from dist_ens.callbacks import ProgressBar
+from dist_ens.callbacks import ProgressBar, RunInfo, StepInfo
+from dist_ens.callbacks.protocol import Service
 from dist_ens.checkpoint import OpenCheckpoints
+from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.memory import explained_memory
 from dist_ens.execution.spec import AUTO
+from dist_ens.layout import holdings
+from dist_ens.processes import progress
+from dist_ens.processes.peers import Peers
 from dist_ens.processes.stop_signal import StopSignal
 from dist_ens.training.beginning import Begun, begin_run
-from dist_ens.training.best_state import BestState
 from dist_ens.training.evaluating import Evaluating, Recording
-from dist_ens.training.failures import FailedMembers
+from dist_ens.training.failure_response import FailureResponse
 from dist_ens.training.preparing import Job
 from dist_ens.training.runner import Runner
-from dist_ens.training.saving import Saving
-from dist_ens.training.states import restore_states
-from dist_ens.training.watching import Progress, Signals, hold
+from dist_ens.training.saving import BestState, Saving, restore_states
+
+
+class Progress(Service):
+    """The service that shows the watchdog and the other processes that the run goes on."""
+
+    def begin(self, run: RunInfo) -> None:
+        """Tells the other processes what this one holds."""
+        _hold(run.ensemble)
+
+    def before(self, info: StepInfo) -> None:
+        """Notes that a call was dispatched."""
+        progress.made()
+
+
+class Signals(Service):
+    """The service that stops a run at a signal, at the same step on every host."""
+
+    def __init__(self, run: Runner) -> None:
+        self._run = run
+
+    def before(self, info: StepInfo) -> None:
+        """Stops the run if a signal asks for it. Every host must ask equally often."""
+        if self._run.stop.is_set() and not info.is_last:
+            self._run.interrupt()
 
 
 class Run(Runner):
@@ -26,7 +52,9 @@ class Run(Runner):
         self, job: Job, begun: Begun, opened: OpenCheckpoints | None, stop: StopSignal
     ) -> None:
         super().__init__(begun.info, begun.state, begun.batches, stop)
-        self.failures = FailedMembers(begun.info.ensemble, self.step, self.state, job.warn, opened)
+        self.failure_response = FailureResponse(
+            begun.info.ensemble, self.step, self.state, job.warn, opened
+        )
         self.evaluating = Evaluating(self, job.eval_data, opened.member_score if opened else None)
         scores_at = self.evaluating.scores_at
         self.best = BestState(self, job.data.batch, opened, scores_at, job.say)
@@ -37,11 +65,13 @@ class Run(Runner):
             num_devices = ensemble.layout.mesh.size
             chosen = job.door.record.chosen(execution, num_devices, begun.steps_per_call)
             record = chosen.to_dict()
-            saving = [Saving(self, opened, record, job.data, self.failures, self.best, scores_at)]
+            saving = [
+                Saving(self, opened, record, job.data, self.failure_response, self.best, scores_at)
+            ]
         self.services = [
             Progress(),
             Signals(self),
-            self.failures,
+            self.failure_response,
             Recording(self, job.arguments.log_every),
             *job.arguments.callbacks,
             *([ProgressBar()] if job.arguments.progress else []),
@@ -57,7 +87,7 @@ def running(job: Job) -> Iterator[Run]:
     checkpoints, record = job.arguments.checkpoints, job.door.record
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
-        hold(job.info.ensemble)
+        _hold(job.info.ensemble)
         opened = None
         if checkpoints is not None and record is not None:
             opened = stack.enter_context(
@@ -78,3 +108,9 @@ def running(job: Job) -> Iterator[Run]:
         stack.enter_context(run.closing())
         run.begin()
         yield run
+
+
+def _hold(ensemble: Ensemble) -> None:
+    """Tells the other processes of a run which part of it each process holds."""
+    if Peers.current is not None:
+        Peers.current.hold(holdings(ensemble.layout))

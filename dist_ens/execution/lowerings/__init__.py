@@ -13,7 +13,7 @@ these reasons:
   divide, or it sends more than their results.
 """
 
-from dist_ens.execution.lowerings import canonical, patches
+from dist_ens.execution.lowerings import canonical
 from dist_ens.execution.lowerings.columns import (
     SCATTER_ADD,
     call_on_every_column,
@@ -34,7 +34,6 @@ __all__ = [
     "becomes_sums",
     "call_on_every_column",
     "canonical",
-    "patches",
     "product_of_swapped_factors",
     "pure_callback",
     "scatter_add_by_columns",

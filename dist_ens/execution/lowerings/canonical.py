@@ -12,13 +12,13 @@ from jax import lax
 from dist_ens.execution.lowerings.convolutions import (
     CONVOLUTION,
     canonical,
+    convolution_as_patches,
     from_canonical,
     member_by_member,
     num_groups,
     padded,
     sums_over_examples,
 )
-from dist_ens.execution.lowerings.patches import convolution_as_patches
 from dist_ens.execution.lowerings.shapes import VECTOR, Param, is_float32, slices
 from dist_ens.execution.spec import Lowering, register
 from dist_ens.layout import sum_over_columns
@@ -60,7 +60,7 @@ def convolution_in_canonical_layout(
         if is_gradient:
             by_examples = functools.partial(_by_examples, out=out, **params)
             return sum_over_columns(by_examples, columns, lhs, rhs)
-        lhs, rhs, _ = canonical(lhs, rhs, **params)
+        lhs, rhs = canonical(lhs, rhs, **params)
         few = rhs.shape[-2] <= VECTOR and rhs.shape[-1] < 4 * VECTOR
         is_plain = num_groups(params) == 1 and is_float32(lhs, rhs, **params)
         convolved = _of_few_channels if few and is_plain else _in_place
@@ -136,7 +136,7 @@ def _as_shifts_of_both(
     rows, and three copies of the kernel by columns. Their product has all nine outputs.
     `space` is the shape of the output without batch and features.
     """
-    lhs, rhs, _ = canonical(lhs, rhs, **params)
+    lhs, rhs = canonical(lhs, rhs, **params)
     # The channels come first, as the product sums over them. The axes that the output keeps come
     # last.
     lhs, rhs = jnp.swapaxes(lhs, 0, -1), jnp.moveaxis(rhs, -2, 0)

@@ -13,7 +13,8 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from dist_ens.execution.lowerings.products import PRODUCT
-from dist_ens.layout import on_every_column, sum_over_columns
+from dist_ens.layout import sum_over_columns
+from dist_ens.layout.collectives import on_every_column
 
 SCATTER_ADD = lax.scatter_add_p
 
@@ -27,11 +28,7 @@ def scatter_add_by_columns(
     dimension_numbers: lax.ScatterDimensionNumbers,
     **params: object,
 ) -> jax.Array:
-    """Adds the rows of a batch to an array at some positions, as the gradient of an embedding does.
-
-    `indices` are int[batch, ..., 1], and `updates` [batch, ...]. A scatter of another kind is left
-    as it is.
-    """
+    """Adds the rows of a batch at some positions, as the gradient of an embedding does."""
     numbers = dimension_numbers
 
     def added(to: jax.Array, indices: jax.Array, updates: jax.Array) -> jax.Array:

@@ -1,14 +1,17 @@
 """The service that responds to members whose updates fail."""
 
+import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.callbacks import STOP, StepInfo
 from dist_ens.callbacks.protocol import Service, Stop
+from dist_ens.checkpoint import Leaf as SavedLeaf
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.checkpoint.lineage import FAILED, Event
 from dist_ens.ensemble import Ensemble
@@ -21,14 +24,12 @@ from dist_ens.ensemble.failures import (
     FailureRecord,
     failed_members,
     member_of,
-    step_of,
 )
 from dist_ens.ground.errors import ExitCode, RunError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.state import State
-from dist_ens.ground.types import Leaf
-from dist_ens.layout import to_host
-from dist_ens.training.finite_members import finite_members
+from dist_ens.ground.types import Leaf, PyTree
+from dist_ens.layout import MEMBERS, Waves, to_host
 
 # What happens to a failed member, by policy, as the second clause of a sentence.
 _RESPONSES = {
@@ -50,7 +51,7 @@ class _Call(NamedTuple):
     are_all_frozen: bool
 
 
-class FailedMembers(Service):
+class FailureResponse(Service):
     """The failed members of a running loop.
 
     The device sees a failed update and does not take it. The host reads the metrics of a call after
@@ -68,7 +69,7 @@ class FailedMembers(Service):
         warn: Callable[[str], None],
         opened: OpenCheckpoints | None = None,
     ) -> None:
-        self._ensemble, self._policy = ensemble, ensemble.failures
+        self._ensemble, self._policy = ensemble, ensemble.failure_policy
         self._member_ids: Sequence[int] = ensemble.ids.tolist()
         self._warn, self._opened, self._step = warn, opened, step
         self.have_all_failed = False
@@ -115,7 +116,7 @@ class FailedMembers(Service):
             return bool(steps)
         if self._policy.policy == "drop" and lineage.dropped_step is None:
             return False
-        return step_of(record.last_step[position]) in steps
+        return int(record.last_step[position]) in steps
 
     def state(self) -> Callable[[], JsonDict | None]:
         """Returns a function, called later, of what the records of the members do not hold."""
@@ -252,7 +253,7 @@ class FailedMembers(Service):
             self._dropped[member.member_id] = member
         if self._opened is not None:
             what = f"{FAILED}{CAUSES[record.cause[position]]}; {response.rstrip('.')}"
-            event = Event(step_of(record.last_step[position]), what)
+            event = Event(int(record.last_step[position]), what)
             self._opened.add_event(self._member_ids[position], event, is_dropped=is_dropped)
 
     def reported(self, state: State) -> list[FailedMember]:
@@ -271,10 +272,55 @@ class FailedMembers(Service):
         """Returns the clause that says which member failed, when and why."""
         return (
             f"Member {self._member_ids[position]} failed at step "
-            f"{step_of(record.last_step[position]):,}: {CAUSES[record.cause[position]]}"
+            f"{int(record.last_step[position]):,}: {CAUSES[record.cause[position]]}"
         )
 
 
 def _with_state(positions: Iterable[int], is_frozen: Leaf) -> list[tuple[int, bool]]:
     """Returns positions of members, each with whether that member is frozen."""
     return [(int(position), bool(is_frozen[position])) for position in positions]
+
+
+def finite_members(tree: PyTree, ensemble: Ensemble) -> np.ndarray:
+    """Returns which members have only finite numbers in a part of the state, bool[members].
+
+    Every host must call this.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    if not leaves:
+        return np.ones(ensemble.num_members, bool)
+    waves = Waves(ensemble.layout, ensemble.waves)
+    with jax.transfer_guard("allow"):
+        if waves.count == 1:
+            return np.asarray(to_host(_are_finite(leaves)))
+        parts = [_are_finite(waves.take(leaves, number)) for number in range(waves.count)]
+        return np.asarray(to_host(waves.join(parts, MEMBERS)))
+
+
+@jax.jit
+def _are_finite(leaves: list[jax.Array]) -> jax.Array:
+    """Returns whether all numbers of each member are finite, bool[members]."""
+    flags = [jnp.isfinite(leaf).all(axis=tuple(range(1, leaf.ndim))) for leaf in leaves]
+    return jnp.stack(flags).all(axis=0)
+
+
+def has_finite_member(saved: Mapping[str, SavedLeaf]) -> bool:
+    """Returns whether a member has only finite parameters in a state that one host saves."""
+    leaves = [
+        leaf
+        for name, leaf in saved.items()
+        if name.split(".")[0] == "params" and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
+    members = range(leaves[0].shape[0]) if leaves else range(1)
+    return any(  # As a rule, the first one is finite.
+        all(np.isfinite(part).all() for part in itertools.chain(*(_of(leaf, k) for leaf in leaves)))
+        for k in members
+    )
+
+
+def _of(leaf: SavedLeaf, position: int) -> Iterator[np.ndarray]:
+    """Yields the parts of a leaf that belong to the member at a position."""
+    for piece in leaf.pieces:
+        start, stop, _ = piece.index[0].indices(leaf.shape[0])
+        if start <= position < stop:
+            yield np.asarray(piece.array)[position - start]
