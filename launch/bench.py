@@ -9,7 +9,6 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from dist_ens import report
 from dist_ens.ensemble import Ensemble
 from dist_ens.experiment.bench import (
     DIST_ENS,
@@ -28,12 +27,13 @@ from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.paths import shortened
 from dist_ens.ground.terminal import PlainConsole, print_table
 from dist_ens.layout import Layout
+from dist_ens.report.files import to_json
 from launch import cli
 from launch.config_flags import ConfigFlags
-from launch.path_flags import define_path
+from launch.path_flags import define_file
 
-_PLOT = define_path("plot", "bench.png", "PNG file of steps/s over the number of members.")
-_JSON = define_path("json", None, "File to write the figures to.")
+_PLOT = define_file("plot", "bench.png", "PNG file of steps/s over the number of members.")
+_JSON = define_file("json", None, "File to write the figures to.")
 _TURNS = flags.DEFINE_integer(
     "turns", 5, "Number of timings of each program. More give a smaller spread.", lower_bound=2
 )
@@ -43,7 +43,7 @@ _CONFIG = ConfigFlags()
 def main() -> None:
     """Prints a line for each number of members and a conclusion, and writes the picture."""
     experiment = _CONFIG.experiment()
-    if _PLOT.value.suffix != ".png":
+    if not str(_PLOT.value).endswith(".png"):
         raise UserError(f"--plot={shortened(str(_PLOT.value))} does not end in .png.")
     if jax.process_count() > 1:
         raise UserError("One process times a config with its own devices. Start one.")
@@ -93,10 +93,10 @@ def _tell(console: Console, points: Sequence[Point]) -> None:
 def _write(points: Sequence[Point]) -> None:
     if _JSON.value is not None:
         as_json = {"sizes": [point.to_dict() for point in points]}
-        cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))
+        cli.write_file(_JSON, to_json(as_json, indent=2) + "\n")
     from dist_ens.report.figures import plot_rates  # Matplotlib is slow to import.
 
-    cli.write_file(_PLOT, lambda path: plot_rates(path, *_curves(points)))
+    cli.write_file(_PLOT, plot_rates(*_curves(points)))
 
 
 def _table(points: Sequence[Point]) -> Table:

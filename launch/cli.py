@@ -7,7 +7,6 @@ import os
 import pathlib
 import signal
 import sys
-import tempfile
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,10 +19,12 @@ from absl import app, flags, logging
 from dist_ens.checkpoint.causes import explained
 from dist_ens.ground.commands import printable, quoted
 from dist_ens.ground.errors import RunError, UserError, code_of_write, first_line
-from dist_ens.ground.paths import given_path, shortened
+from dist_ens.ground.file_writing import UNFINISHED
+from dist_ens.ground.paths import shortened
 from dist_ens.processes import cluster
 from dist_ens.processes.compile_cache import use_compile_cache
 from dist_ens.processes.stop_signal import StopSignal
+from dist_ens.storage import Place, file_at, place_of
 from launch import hosts, signals, stdio
 from launch.started_command import split_at_dashes
 
@@ -158,11 +159,11 @@ def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 class RunFolders:
-    """The folders of runs on a command line, which are typed without a flag: `paths`."""
+    """The folders of runs on a command line, which are typed without a flag: `places`."""
 
     def __init__(self, example: str) -> None:
         self._example = example
-        self.paths: list[pathlib.Path] = []
+        self.places: list[Place] = []
 
     def prepare(self, argv: Sequence[str]) -> list[str]:
         """Returns the command line without the folders."""
@@ -171,7 +172,7 @@ class RunFolders:
             raise UserError(
                 f"The folder of a run is missing. Type it without a flag: {self._example}."
             )
-        self.paths = [given_path(word, "RUN") for word in words]
+        self.places = [place_of(word, "RUN") for word in words]
         return rest
 
 
@@ -242,15 +243,6 @@ def names(flag: flags.FlagHolder, known: Iterable[str]) -> list[str]:
     return flag.value
 
 
-def check_folder(folder: pathlib.Path) -> None:
-    """Raises a `UserError` if no file can be written in a folder."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(f"Nothing can be written in {quoted(folder)}: {error.strerror}.") from error
-
-
 def check_outputs(*of_files: flags.FlagHolder) -> None:
     """Raises a `UserError` before the work, if the file of a flag cannot be written."""
     # Only process 0 writes. Asking for its number would start the devices, so a process without a
@@ -258,21 +250,26 @@ def check_outputs(*of_files: flags.FlagHolder) -> None:
     if jax.distributed.is_initialized() and not cluster.is_main():
         return
     for flag in of_files:
-        if flag.value is None:
-            continue
-        path = _target(flag)
-        # A file is first written beside its final place, under a longer name.
-        given_path(path.with_name(f"{path.name}.unfinished"), f"--{flag.name}")
-        if path.is_dir():
-            raise UserError(f"--{flag.name}={shortened(str(flag.value))} is a folder, not a file.")
-        # A file with this name is replaced by the new one, which only needs a writable folder.
-        check_folder(path.parent)
+        if flag.value is not None:
+            place, name = _target(flag)
+            # A file is first written beside its final place, under a longer name.
+            place.require_writable([name, f"{name}.{UNFINISHED}"])
 
 
-def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], object]) -> None:
-    """Writes the file that a flag names, by a function of its path."""
+def write_file(flag: flags.FlagHolder, content: str | bytes) -> None:
+    """Writes the file that a flag names."""
+    place, name = _target(flag)
+    if isinstance(content, str):
+        content = content.encode(errors="backslashreplace")
+    with reported_writing(flag):
+        place.write(name, content)
+
+
+@contextlib.contextmanager
+def reported_writing(flag: flags.FlagHolder) -> Iterator[None]:
+    """Raises an error of writing what a flag names as a `RunError`."""
     try:
-        write(_target(flag))
+        yield
     except OSError as error:
         raise RunError(
             f"--{flag.name}={shortened(str(flag.value))} could not be written: "
@@ -281,7 +278,14 @@ def write_file(flag: flags.FlagHolder, write: Callable[[pathlib.Path], object]) 
         ) from error
 
 
-def _target(flag: flags.FlagHolder) -> pathlib.Path:
-    """Returns the path of the file that a flag names; for a symbolic link, that of its target."""
-    path = flag.value
-    return pathlib.Path(os.path.realpath(path)) if path.is_symlink() else path
+def _target(flag: flags.FlagHolder) -> tuple[Place, str]:
+    """Returns the folder and the name of the file that a flag names.
+
+    A link of a user's is followed, so that the file that it leads to is replaced.
+    """
+    text, name = flag.value, f"--{flag.name}"
+    if os.path.islink(text):
+        text = os.path.realpath(text)
+    if os.path.isdir(text):
+        raise UserError(f"{name}={shortened(str(text))} is a folder, not a file.")
+    return file_at(text, name)

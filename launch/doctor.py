@@ -4,13 +4,15 @@ It does what a run does before its second step, and prints a line for each part 
 first part that does not ends the command with the message that a run would end with.
 """
 
+import contextlib
 import dataclasses
 import os
-import pathlib
 import secrets
 import shutil
 import socket
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 
@@ -20,13 +22,15 @@ from dist_ens.ground.errors import UserError, counted
 from dist_ens.processes import cluster
 from dist_ens.processes.cluster_environment import num_gpus
 from dist_ens.processes.peers import versions
+from dist_ens.storage import ABSENT, Disk, Place
 from dist_ens.training import fit
 from launch import cli
 from launch.config_flags import ConfigFlags
-from launch.path_flags import define_path
+from launch.path_flags import define_folder
 
-_WORKDIR = define_path("workdir", None, "Folder of the run, which need not exist.")
+_WORKDIR = define_folder("workdir", None, "Folder of the run, which need not exist.")
 _CONFIG = ConfigFlags()
+_Result = TypeVar("_Result")
 _PATIENCE_SECS = 5.0  # Time after which a network file system shows a new file.
 
 
@@ -68,27 +72,61 @@ def _devices() -> str:
     return f"{counted(len(devices), 'device')} ({devices[0].device_kind}){here}"
 
 
-def _workdir(workdir: pathlib.Path) -> str:
-    """Describes the folder of a run, or the nearest folder above it that exists."""
-    path = workdir.absolute()
-    folder = next(each for each in (path, *path.parents) if each.exists())
-    cli.check_folder(folder)
-    file = folder / f".doctor_{cluster.as_main_sees(secrets.randbits(62))}"
+def _workdir(workdir: Place) -> str:
+    """Describes the folder of a run: what may be done there, and whether all processes see it."""
+    place = workdir
+    if isinstance(workdir, Disk):
+        path = workdir.path
+        place = Disk(next(each for each in (path, *path.parents) if each.exists()))
+    name = f".doctor_{cluster.as_main_sees(secrets.randbits(62))}"
     if cluster.is_main():
-        file.touch()
+        _try_all(place, name)
     deadline = time.monotonic() + _PATIENCE_SECS
-    while not file.exists() and time.monotonic() < deadline:
+    while not (is_seen := _sees(place, name)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    without = cluster.hosts_with(not file.exists())
-    file.unlink(missing_ok=True)
+    without = cluster.hosts_with(not is_seen)
+    if cluster.is_main():
+        _tried(place, "deleted", lambda: place.remove(name))
     if without:
         raise UserError(
-            f"The processes {without} do not see the files of process 0 in {quoted(folder)}. "
-            "Choose a --workdir on a file system that all hosts share."
+            f"The processes {without} do not see the files of process 0 in {quoted(place)}. "
+            "Choose a --workdir that all hosts share: a folder on a shared disk, or in a bucket."
         )
     shared = ", shared by all processes" if jax.process_count() > 1 else ""
-    free = shutil.disk_usage(folder).free / 2**30
-    return f"{folder} can be written{shared}; {free:,.1f} GiB are free"
+    if not isinstance(place, Disk):
+        return f"{workdir}: files can be written, read, listed, replaced and deleted{shared}"
+    free = shutil.disk_usage(place.path).free / 2**30
+    return f"{place} can be written{shared}; {free:,.1f} GiB are free"
+
+
+def _try_all(place: Place, name: str) -> None:
+    """Does with a file what a run does with its files, and leaves the file."""
+    place.require_writable()
+    _tried(place, "written", lambda: place.write(name, b"1"))
+    _, tag = _tried(place, "read", lambda: place.read_tagged(name))
+    _tried(place, "listed", lambda: place.names(name))
+    is_replaced = _tried(place, "replaced", lambda: place.write_if(name, b"2", tag))
+    if is_replaced is None or place.write_if(name, b"3", tag) is not None:
+        raise UserError(
+            f"In {quoted(place)} a file cannot be replaced on the condition that nobody else has "
+            "written it, so two runs could write there at once. Choose another --workdir."
+        )
+
+
+def _tried(place: Place, what: str, act: Callable[[], _Result]) -> _Result:
+    try:
+        return act()
+    except OSError as error:
+        raise UserError(
+            f"Files in {quoted(place)} cannot be {what}: {error.strerror}. Give these credentials "
+            "the right to it, or choose another --workdir."
+        ) from error
+
+
+def _sees(place: Place, name: str) -> bool:
+    with contextlib.suppress(OSError):
+        return place.read_tagged(name)[1] != ABSENT
+    return False
 
 
 def _take_step() -> None:

@@ -5,7 +5,6 @@ dist-ens evaluate --workdir=DIR [--json=FILE] [--ood=SOURCE] [--shift] [--poolin
                   [--conformal=METHOD --level=0.9] [--leave_out_broken] [--step=N]
 """
 
-import pathlib
 from collections.abc import Sequence
 
 from absl import flags
@@ -23,16 +22,16 @@ from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.loaded_run import LoadedRun, keep
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.file_writing import require_regular_files
 from dist_ens.ground.terminal import PlainConsole, print_table
 from dist_ens.processes import cluster
-from dist_ens.report.files import CURVES, REPORT_FILES
+from dist_ens.report.files import CURVES, REPORT_FILES, to_json
+from dist_ens.storage import Place
 from launch import cli
 from launch.config_flags import ConfigFlags
-from launch.path_flags import define_path
+from launch.path_flags import define_file, define_folder
 
-_WORKDIR = define_path("workdir", None, "Folder of the run.")
-_JSON = define_path("json", None, "File to write the scores to.")
+_WORKDIR = define_folder("workdir", None, "Folder of the run.")
+_JSON = define_file("json", None, "File to write the scores to.")
 _OOD = flags.DEFINE_string(
     "ood", None, "Source whose test split is out of distribution, such as idx:DIR."
 )
@@ -102,14 +101,15 @@ def main() -> None:
     is_kept = _shows_own(opened) and (_STEP.value is None or request.asks_more)
     if is_kept:
         # Before anything is computed. `read_answers` raises an error for a damaged file.
-        cli.check_folder(workdir)
-        require_regular_files(workdir, REPORT_FILES)
+        if cluster.is_main():
+            workdir.require_writable(REPORT_FILES)
         report.read_answers(workdir)
     found = _assessed(opened, request)
     if cluster.is_main():
         _print_scores(opened.step, found)
         if is_kept:
-            cli.write_file(_WORKDIR, lambda path: _keep(path, opened.step, found))
+            with cli.reported_writing(_WORKDIR):
+                _keep(workdir, opened.step, found)
         if opened.ensemble.objective is not None:
             _print_page(opened, workdir)
 
@@ -148,22 +148,21 @@ def _print_scores(step: int, found: Assessment) -> None:
     for sentence in found.sentences():
         console.print(sentence, soft_wrap=True)
     if _JSON.value is not None:
-        as_json = found.to_dict()
-        cli.write_file(_JSON, lambda path: report.write_scores(path, as_json))
+        cli.write_file(_JSON, to_json(found.to_dict(), indent=2) + "\n")
 
 
-def _keep(workdir: pathlib.Path, step: int, found: Assessment) -> None:
+def _keep(workdir: Place, step: int, found: Assessment) -> None:
     """Adds the answers to those that the run keeps, and draws the page with all of them."""
     answers = {report.SCORES: found.scores_to_dict(), **found.answers}
     is_newest = _STEP.value is None
     keep(workdir, step, answers, is_newest=is_newest)
     if is_newest:
         report.write_report(workdir, found.scores_to_dict(), found.curves, found.pictures)
-    elif (workdir / CURVES).exists():
+    elif CURVES in workdir.names():
         report.redraw(workdir)
 
 
-def _print_page(opened: LoadedRun, workdir: pathlib.Path) -> None:
+def _print_page(opened: LoadedRun, workdir: Place) -> None:
     """Prints what the page of the run shows now."""
     if not _shows_own(opened):
         sentence = f"{report.PAGE} still shows the run's own predictions."

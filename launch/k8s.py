@@ -13,7 +13,7 @@ from absl import flags
 from dist_ens.ground.commands import command_line
 from launch import cli
 from launch.jobset import render
-from launch.path_flags import define_path
+from launch.path_flags import define_file
 from launch.rendered import deliver
 from launch.started_command import StartedCommand
 
@@ -51,7 +51,7 @@ _JOBSET = (
         "grace_secs", 120, "Seconds between SIGTERM and the kill of a pod.", lower_bound=1
     ),
 )
-_OUTPUT = define_path("output", None, "File to write. Default: standard output.")
+_OUTPUT = define_file("output", None, "File to write. Default: standard output.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Whether to print the file and write nothing.")
 _COMMAND = StartedCommand()
 

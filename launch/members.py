@@ -13,7 +13,6 @@
 No action changes a run that exists.
 """
 
-import pathlib
 import re
 from collections.abc import Callable, Mapping
 
@@ -29,11 +28,12 @@ from dist_ens.experiment.members import copy_members, extend
 from dist_ens.experiment.networks import export_members, import_members
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ExitCode, RunError, UserError, counted
-from dist_ens.ground.paths import given_path, shortened
+from dist_ens.ground.paths import shortened
 from dist_ens.ground.terminal import PlainConsole
+from dist_ens.storage import Place, place_of
 from launch import cli
 from launch.config_flags import ConfigFlags
-from launch.path_flags import define_path
+from launch.path_flags import define_folder
 
 _STEP = flags.DEFINE_integer(
     "step", None, "Step of a checkpoint. Default: the newest; for verify all.", lower_bound=0
@@ -41,7 +41,7 @@ _STEP = flags.DEFINE_integer(
 _IDS = flags.DEFINE_string(
     "ids", None, "Ids of members, such as 3,5 or 8-15. Default: all members, for copy and export."
 )
-_TO = define_path("to", None, "Folder of the new run, or of the exported files.")
+_TO = define_folder("to", None, "Folder of the new run, or of the exported files.")
 _CONFIG = ConfigFlags()
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
@@ -50,7 +50,7 @@ class _CommandLine:
     """The arguments of the command that are not flags: folders of runs, an action and networks."""
 
     def __init__(self) -> None:
-        self.workdirs: list[pathlib.Path] = []
+        self.workdirs: list[Place] = []
         self.action = ""
         self.networks: list[str] = []
 
@@ -67,11 +67,11 @@ class _CommandLine:
             )
         if self.networks and self.action != "import":
             raise UserError(f"{self.action} takes no {shortened(self.networks[0])}.")
-        self.workdirs = [given_path(folder, "RUN") for folder in folders]
+        self.workdirs = [place_of(folder, "RUN") for folder in folders]
         return rest
 
 
-def _list(workdir: pathlib.Path) -> int:
+def _list(workdir: Place) -> int:
     """Prints a table of the members."""
     step, members = read_lineages(workdir, _STEP.value)
     table = Table(title=f"{counted(len(members), 'member')} at step {step:,}", title_justify="left")
@@ -87,7 +87,7 @@ def _list(workdir: pathlib.Path) -> int:
     return ExitCode.DONE
 
 
-def _verify(workdir: pathlib.Path) -> int:
+def _verify(workdir: Place) -> int:
     """Verifies checkpoints, and without --step also the other files of the run."""
     steps, code = saved_steps(workdir), ExitCode.DONE
     if _STEP.value is not None:
@@ -113,12 +113,12 @@ def _verify(workdir: pathlib.Path) -> int:
     return code
 
 
-def _copy(_: pathlib.Path) -> int:
+def _copy(_: Place) -> int:
     workdirs, to = _COMMAND_LINE.workdirs, cli.required(_TO, "runs/new")
     return _reported(copy_members(workdirs, to, member_ids=_ids(), step=_STEP.value), to)
 
 
-def _extend(workdir: pathlib.Path) -> int:
+def _extend(workdir: Place) -> int:
     """Trains more members, and writes a new run that has all of them."""
     ids, to = _ids(), cli.required(_TO, "runs/new")
     if ids is None:
@@ -127,17 +127,16 @@ def _extend(workdir: pathlib.Path) -> int:
     return ExitCode.PREEMPTED if members is None else _reported(members, to)
 
 
-def _export(workdir: pathlib.Path) -> int:
+def _export(workdir: Place) -> int:
     """Writes each member as a file."""
     to = cli.required(_TO, "nets")
     paths = export_members(workdir, to, member_ids=_ids(), step=_STEP.value)
-    _print(
-        f"Wrote {counted(len(paths), 'network')}: {quoted(paths[0])} to {quoted(paths[-1].name)}."
-    )
+    last = quoted(paths[-1].rpartition("/")[2])
+    _print(f"Wrote {counted(len(paths), 'network')}: {quoted(paths[0])} to {last}.")
     return ExitCode.DONE
 
 
-def _import(workdir: pathlib.Path) -> int:
+def _import(workdir: Place) -> int:
     """Makes a run out of networks."""
     experiment = _CONFIG.experiment()
     source = _CONFIG.file.open_source(experiment.data)
@@ -153,7 +152,7 @@ def _import(workdir: pathlib.Path) -> int:
     return _reported(members, workdir)
 
 
-_ACTIONS: Mapping[str, Callable[[pathlib.Path], int]] = {
+_ACTIONS: Mapping[str, Callable[[Place], int]] = {
     "list": _list,
     "verify": _verify,
     "copy": _copy,
@@ -164,7 +163,7 @@ _ACTIONS: Mapping[str, Callable[[pathlib.Path], int]] = {
 _COMMAND_LINE = _CommandLine()
 
 
-def _reported(members: SavedMembers, to: pathlib.Path) -> int:
+def _reported(members: SavedMembers, to: Place) -> int:
     """Prints which members a new run has."""
     ids = members.member_ids
     _print(

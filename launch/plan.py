@@ -4,7 +4,6 @@ import sys
 
 from absl import flags
 
-from dist_ens import report
 from dist_ens.data.feed import TrainingSet
 from dist_ens.ensemble import Ensemble
 from dist_ens.experiment import comes_in_memory, describe_source
@@ -15,9 +14,10 @@ from dist_ens.ground.terminal import PlainConsole, print_table
 from dist_ens.layout import Layout
 from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table
 from dist_ens.processes import cluster
+from dist_ens.report.files import to_json
 from launch import cli
 from launch.config_flags import ConfigFlags
-from launch.path_flags import define_path
+from launch.path_flags import define_file
 
 _TOPOLOGY = flags.DEFINE_string(
     "topology",
@@ -25,7 +25,7 @@ _TOPOLOGY = flags.DEFINE_string(
     "Devices to compile for: here, cpu:8, or a TPU topology such as v5e:4x4, v5p:8x8x16, "
     "v5e:4x4*2.",
 )
-_JSON = define_path("json", None, "File to write the plan to.")
+_JSON = define_file("json", None, "File to write the plan to.")
 _CONFIG = ConfigFlags()
 
 
@@ -39,7 +39,7 @@ def main() -> None:
         for mesh in plan.meshes:
             print(mesh_line(mesh))
         if _JSON.value is not None:
-            cli.write_file(_JSON, lambda path: report.write_scores(path, plan.to_dict()))
+            cli.write_file(_JSON, to_json(plan.to_dict(), indent=2) + "\n")
     plan.check_fits()
     if cluster.is_main():
         best = plan.meshes[0]

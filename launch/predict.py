@@ -22,7 +22,7 @@ not trained on it. It is NaN if all members were trained on it. `position` is th
 in the source's training examples, and `num_predicting` the number of members that predict it.
 """
 
-import pathlib
+import io
 
 import numpy as np
 from absl import flags
@@ -36,16 +36,16 @@ from dist_ens.experiment.loaded_run import LoadedRun, kept_calibration
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.file_reading import read_npy
-from dist_ens.ground.file_writing import replaced_file
 from dist_ens.ground.paths import shortened
 from dist_ens.processes import cluster
+from dist_ens.storage import place_of
 from launch import cli
 from launch.config_flags import ConfigFlags
-from launch.path_flags import define_path
+from launch.path_flags import define_file, define_folder, define_path
 
-_WORKDIR = define_path("workdir", None, "Folder of the run.")
+_WORKDIR = define_folder("workdir", None, "Folder of the run.")
 _INPUT = define_path("input", None, ".npy file of examples, unscaled, in the units of the data.")
-_OUTPUT = define_path("output", None, ".npz file for the predictions.")
+_OUTPUT = define_file("output", None, ".npz file for the predictions.")
 _OUT_OF_BAG = flags.DEFINE_bool(
     "out_of_bag", False, "Whether to predict training examples by the members that left them out."
 )
@@ -68,7 +68,7 @@ def main() -> None:
     """Predicts with a checkpoint on the devices of this machine."""
     workdir = cli.required(_WORKDIR, "runs/digits")
     output = cli.required(_OUTPUT, "predictions.npz")
-    if output.suffix != ".npz":
+    if not str(output).endswith(".npz"):
         raise UserError(f"--output={shortened(str(output))} does not end in .npz.")
     inputs = None
     if not _OUT_OF_BAG.value:
@@ -90,11 +90,9 @@ def main() -> None:
     if not cluster.is_main():
         return
 
-    def write(path: pathlib.Path) -> None:
-        with replaced_file(path) as file:
-            np.savez(file, **predictions)  # type: ignore[arg-type]
-
-    cli.write_file(_OUTPUT, write)
+    file = io.BytesIO()
+    np.savez(file, **predictions)  # type: ignore[arg-type]
+    cli.write_file(_OUTPUT, file.getvalue())
     *others, last = predictions
     first, *rest = told
     print(f"{quoted(output)}: {', '.join(others)} and {last} of {first}.")
@@ -135,7 +133,7 @@ def _calibrated(
 
     distribution = evaluator.distribution
     calibration = kept_calibration(
-        pathlib.Path(opened.folder),
+        place_of(opened.folder, "folder"),
         Predictor.of(evaluator.ensemble, opened.state, evaluator.left_out),
         distribution,
         calibrated=_CALIBRATED.value,

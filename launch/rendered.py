@@ -49,5 +49,5 @@ def deliver(
         print(text, end="")
     else:
         cli.check_outputs(output)
-        cli.write_file(output, lambda path: path.write_text(text, encoding="utf-8"))
+        cli.write_file(output, text)
     print("Next:", *(f"  {line}" for line in next_commands), sep="\n", file=sys.stderr)

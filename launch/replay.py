@@ -26,10 +26,10 @@ _RUN = cli.RunFolders("dist-ens replay runs/digits --member=0")
 
 def main() -> int:
     """Trains the member and prints the comparison."""
-    if len(_RUN.paths) != 1 or _MEMBER.value is None:
+    if len(_RUN.places) != 1 or _MEMBER.value is None:
         raise UserError("Give one folder and the id of a member: replay runs/digits --member=0.")
     found = replay(
-        _RUN.paths[0],
+        _RUN.places[0],
         _MEMBER.value,
         until=_UNTIL.value,
         config=_CONFIG.file,

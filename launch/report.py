@@ -4,18 +4,18 @@ from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import counted
 from dist_ens.ground.terminal import PlainConsole
 from dist_ens.report import read_run
-from dist_ens.report.page import write_page
+from dist_ens.report.page import page_of
 from launch import cli
-from launch.path_flags import define_path
+from launch.path_flags import define_file
 
-_OUTPUT = define_path("output", "report.html", "File for the page.")
+_OUTPUT = define_file("output", "report.html", "File for the page.")
 _RUNS = cli.RunFolders("dist-ens report runs/digits runs/other --output=report.html")
 
 
 def main() -> None:
     """Reads the files of the runs, and writes the page."""
-    runs = [read_run(workdir) for workdir in _RUNS.paths]
-    cli.write_file(_OUTPUT, lambda path: write_page(path, runs))
+    runs = [read_run(workdir) for workdir in _RUNS.places]
+    cli.write_file(_OUTPUT, page_of(runs))
     PlainConsole().print(f"{quoted(_OUTPUT.value)}: {counted(len(runs), 'run')}.", soft_wrap=True)
 
 

@@ -15,7 +15,7 @@ from absl import flags
 from dist_ens.ground.commands import command_line
 from dist_ens.ground.errors import ExitCode, RunError, UserError, counted, first_line
 from launch import cli, signals, stdio
-from launch.path_flags import define_path
+from launch.path_flags import define_file, define_path
 from launch.rendered import deliver
 from launch.slurm_script import render
 from launch.started_command import StartedCommand
@@ -59,7 +59,7 @@ _JOB = (
     ),
     _CONFIGS,
 )
-_OUTPUT = define_path("output", None, "For render: file to write the script to. Default: print it.")
+_OUTPUT = define_file("output", None, "For render: file to write the script to. Default: print it.")
 _DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Print what would be done, and do nothing.")
 
 # States after which Slurm does nothing more with a job. It forgets a job some minutes later.

@@ -1,7 +1,5 @@
 """Trains an ensemble: dist-ens train --config=FILE --workdir=DIR [--config.FIELD=VALUE …]."""
 
-import pathlib
-
 import numpy as np
 from absl import flags
 
@@ -19,11 +17,12 @@ from dist_ens.ground.terminal import PlainConsole
 from dist_ens.metrics.catalogue import formatted, headlines
 from dist_ens.processes import cluster, watchdog
 from dist_ens.processes.peers import Peers
+from dist_ens.storage import Place
 from launch import cli, hosts, signals
 from launch.config_flags import ConfigFlags
-from launch.path_flags import define_path
+from launch.path_flags import define_folder
 
-_WORKDIR = define_path("workdir", None, "Folder of the run. A run in this folder is resumed.")
+_WORKDIR = define_folder("workdir", None, "Folder of the run. A run in this folder is resumed.")
 _RESUME = flags.DEFINE_enum(
     "resume",
     "same",
@@ -71,7 +70,7 @@ def main() -> int:
     return ExitCode.DIVERGED if trained.all_failed else ExitCode.DONE
 
 
-def _leave_report(trained: Trained, scores: Scores, source: Source, workdir: pathlib.Path) -> None:
+def _leave_report(trained: Trained, scores: Scores, source: Source, workdir: Place) -> None:
     """Writes the report, and prints the scores and the next command."""
     evaluator = trained.run.evaluator(trained.ensemble, metrics=trained.parts.metrics)
     found = assess(

@@ -18,7 +18,7 @@ from dist_ens.checkpoint import (
 )
 from dist_ens.checkpoint.manifest import MANIFEST, Manifest, entries_of
 from dist_ens.layout import Layout
-from dist_ens.storage import Disk
+from dist_ens.storage import Disk, place_of
 from two_savers import RECORD
 
 reader, steps_in = saved_step, saved_steps
@@ -55,7 +55,7 @@ def verified(run, step=None):
 
     flag = mock.patch.object(members, "_STEP", types.SimpleNamespace(value=step))
     with flag, contextlib.redirect_stdout(io.StringIO()) as printed:
-        code = members._verify(run)
+        code = members._verify(place_of(run, "run"))
     return code, printed.getvalue().splitlines()
 
 

@@ -20,6 +20,7 @@ from dist_ens.losses import Categorical, Gaussian, Point, Quantiles
 from dist_ens.metrics import CATALOGUE, Metric, Rows, label_of, scores_of
 from dist_ens.metrics.catalogue import headlines, in_table
 from dist_ens.report import PAGE, write_report, write_summary
+from dist_ens.storage import Disk
 from scored import linear_members
 
 pytestmark = pytest.mark.quick
@@ -100,8 +101,8 @@ def test_a_metric_of_a_users_is_in_scores_intervals_files_tables_and_lines(tmp_p
     assert summary["metrics"] == {"top_two": described}
     assert "top_two" in str(scores)
     assert "test/top_two/member_03" in score_record("test", summary["test"], summary["members"])
-    write_summary(tmp_path, summary)
-    write_report(tmp_path, summary, {}, ())
+    write_summary(Disk(tmp_path), summary)
+    write_report(Disk(tmp_path), summary, {}, ())
     page = (tmp_path / PAGE).read_text()
     assert re.search(r"in the first two\s*(<[^>]*>\s*)*↑", page)
     # Without it nothing in the file says that there are others.

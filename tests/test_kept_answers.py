@@ -32,6 +32,7 @@ from dist_ens.experiment.members import copy_members
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
 from dist_ens.report import SCORES, read_answers, read_run
+from dist_ens.storage import Disk
 
 STEPS = 30
 
@@ -64,7 +65,7 @@ def ask(workdir, step=None, **questions):
         EvaluationRequest(**questions),
     )
     answers = {SCORES: found.scores_to_dict(), **found.answers}
-    keep(workdir, at, answers, is_newest=step is None)
+    keep(Disk(workdir), at, answers, is_newest=step is None)
     return found.to_dict()
 
 
@@ -148,7 +149,7 @@ def test_answers_of_an_earlier_step_are_marked_and_calibrate_no_later_one(run):
     assert np.abs(before.mean - de.load(run, step=STEPS).predict(x).mean).max() > 0.01
     # A question to the earlier step is kept with it, and the page still shows the later one.
     ask(run, step=STEPS, conformal="aps")
-    assert [*read_answers(run)] == ["30", "60"]
+    assert [*read_answers(Disk(run))] == ["30", "60"]
     report = read_run(run)
     assert report.step == 60
     assert report.answers["conformal=lac level=0.8"]["step"] == 60
@@ -169,7 +170,7 @@ def test_a_calibration_belongs_to_its_members_and_not_to_others_of_the_same_step
     with pytest.raises(UserError, match="has no calibration of step 30"):
         de.load(run).predict(x, calibrated=True)
     ask(run, shift=True)
-    assert [*read_answers(run)["30"]["answers"]] == [SCORES, "shift"]
+    assert [*read_answers(Disk(run))["30"]["answers"]] == [SCORES, "shift"]
 
 
 def test_a_number_that_was_changed_in_the_answers_calibrates_nothing(run):

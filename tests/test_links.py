@@ -17,6 +17,7 @@ from dist_ens.ground.errors import SaveError, UserError
 from dist_ens.ground.file_writing import opened_in_place, replace_file, replaced_file
 from dist_ens.layout import Layout
 from dist_ens.report import write_report
+from dist_ens.storage import Disk
 from saving import snapshot
 from two_savers import RECORD
 
@@ -57,16 +58,16 @@ def test_a_run_is_refused_a_folder_with_a_link_in_place_of_one_of_its_files(name
 def test_the_names_above_are_those_that_a_run_writes(tmp_path):
     parts = {"data": {"global_batch_size": 8}, "model": {"name": "mlp", "hidden_sizes": (4,)}}
     trained = train(Experiment.from_dict({"num_members": 2, "steps": 2, **parts}), tmp_path)
-    keep_execution("a program", "vmap", tmp_path)
+    keep_execution("a program", "vmap", Disk(tmp_path))
     source = open_source(trained.run.experiment.data)
     evaluator = trained.run.evaluator(trained.ensemble)
     found = assess(trained.run, evaluator, trained.state, source, EvaluationRequest())
-    write_report(tmp_path, found.to_dict(), found.curves, found.pictures)
+    write_report(Disk(tmp_path), found.to_dict(), found.curves, found.pictures)
     written = {path.name for path in tmp_path.iterdir()}
     assert written == {*NAMES, ".lock", "checkpoints", ".digests"}
     with_digest = {path.name for path in (tmp_path / ".digests").iterdir()}
     assert with_digest == {*NAMES} - {"executions.json"}  # Any other execution trains as well.
-    assert changed_files(tmp_path) == []
+    assert changed_files(Disk(tmp_path)) == []
 
 
 @pytest.mark.parametrize("target", ["outside", "absent"])
@@ -106,22 +107,23 @@ def test_metrics_are_not_written_through_a_link_that_comes_before_or_during_a_ru
     assert_untouched(outside, path)
     path.unlink()
     writer.begin(RUN)
-    path.rename(folder / "moved")
-    path.symlink_to(folder / "moved")  # It still leads to the open file.
+    path.unlink()
+    path.symlink_to(outside)
     writer.write(1, {"train/loss": 0.5})
-    with pytest.raises(SaveError, match=r"metrics\.jsonl was replaced"):
-        writer.sync()
+    with pytest.raises(SaveError, match="it is a symbolic link"):
+        writer.close()
+    assert_untouched(outside, path)
 
 
 def test_a_choice_is_not_kept_through_a_link_and_the_run_continues(folder, outside, caplog):
     (folder / "executions.json").symlink_to(outside)
-    keep_execution("a program", "vmap", folder)
+    keep_execution("a program", "vmap", Disk(folder))
     assert "it is a symbolic link" in caplog.text
     assert_untouched(outside, folder / "executions.json")
     # The name of the unfinished file can be guessed.
     (folder / "executions.json").unlink()
-    (folder / f"executions.json.{os.getpid()}").symlink_to(outside)
-    keep_execution("a program", "vmap", folder)
+    (folder / "executions.json.unfinished").symlink_to(outside)
+    keep_execution("a program", "vmap", Disk(folder))
     assert outside.read_text() == "precious"
     assert json.loads((folder / "executions.json").read_text()) == {"a program": "vmap"}
 

@@ -10,6 +10,7 @@ from dist_ens.ground.errors import RunError, UserError
 from dist_ens.ground.json_text import from_json
 from dist_ens.report import pace_before, read_run
 from dist_ens.report.files import read_metrics
+from dist_ens.storage import Disk
 
 DEEP = b"[" * 100_000
 HUGE = b"1" + b"0" * 400
@@ -47,7 +48,7 @@ def writer_from(workdir, step):
 def test_a_line_that_is_no_record_is_dropped_and_told(tmp_path, caplog, line):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(GOOD + line + b"\n" + GOOD)
-    assert read_metrics(tmp_path) == [{"step": 8, "train/loss": 0.5, "test/nll": None}] * 2
+    assert read_metrics(Disk(tmp_path)) == [{"step": 8, "train/loss": 0.5, "test/nll": None}] * 2
     assert "1 of 3 lines in" in caplog.text
     writer_from(tmp_path, step=8).close()
     assert path.read_bytes() == GOOD + GOOD
@@ -75,10 +76,10 @@ def test_a_log_that_cannot_be_read_is_told(tmp_path):
 def test_a_damaged_file_is_forgotten_or_named(tmp_path, content):
     for name in ("summary.json", "executions.json", "curves.json"):
         (tmp_path / name).write_bytes(content)
-    assert pace_before(tmp_path, 8) == {}
-    assert select_execution.kept_execution("program", tmp_path) is None
-    select_execution.keep_execution("program", "vmap", tmp_path)
-    assert select_execution.kept_execution("program", tmp_path) == "vmap"
+    assert pace_before(Disk(tmp_path), 8) == {}
+    assert select_execution.kept_execution("program", Disk(tmp_path)) is None
+    select_execution.keep_execution("program", "vmap", Disk(tmp_path))
+    assert select_execution.kept_execution("program", Disk(tmp_path)) == "vmap"
     with pytest.raises(UserError, match=r"curves\.json"):
         read_run(tmp_path)
 

@@ -25,7 +25,7 @@ from dist_ens.members import from_functions
 from dist_ens.report import figures, style
 from dist_ens.report.examples import picture_url
 from dist_ens.report.files import RunReport
-from dist_ens.report.page import write_page
+from dist_ens.report.page import page_of as html_of
 from dist_ens.report.panels import SECTIONS as MAKERS
 from dist_ens.report.panels import Shown
 
@@ -83,7 +83,7 @@ class Page(html.parser.HTMLParser):
 
 
 def page_of(tmp_path, *runs):
-    write_page(tmp_path / "report.html", runs)
+    (tmp_path / "report.html").write_text(html_of(runs))
     return Page((tmp_path / "report.html").read_text(encoding="utf-8"))
 
 

@@ -9,15 +9,16 @@ from dist_ens.callbacks import JsonLines, RunInfo
 from dist_ens.checkpoint.run_digests import changed_files, write_run_file
 from dist_ens.ground.errors import ExitCode
 from dist_ens.report import read_run, write_report, write_summary
+from dist_ens.storage import Disk
 from saving import flip, verified
 from test_bit_rot import save
 
-FILES = ("summary.json", "metrics.jsonl", "curves.json", "pictures.npy", "report.html")
+FILES = ("summary.json", "metrics.jsonl.parts/0", "curves.json", "pictures.npy", "report.html")
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of one checkpoint with a report, whose metrics still grow."""
+    """A run of one checkpoint with a report, whose metrics still grow in a part."""
     save(tmp_path, steps=(100,))
     writer = JsonLines(tmp_path / "metrics.jsonl")
     writer.begin(RunInfo(None, [0], 0, 200, 8))
@@ -25,8 +26,8 @@ def run(tmp_path):
     writer.sync()
     writer.write(110, {"train/loss": 0.25})
     scores = {"test": {"nll": 0.5}, "mean_member": {"nll": 0.75}}
-    write_summary(tmp_path, scores)
-    write_report(tmp_path, scores, {"a later section": 0.5}, [np.full((2, 2), 0.5)])
+    write_summary(Disk(tmp_path), scores)
+    write_report(Disk(tmp_path), scores, {"a later section": 0.5}, [np.full((2, 2), 0.5)])
     return tmp_path
 
 
@@ -48,8 +49,8 @@ def test_a_changed_digit_is_told_by_verify_and_in_the_report(run, name, caplog):
         [sentence] = read_run(run).faults
         assert sentence == f"Of {run} {fault}, so what is shown of it may be wrong."
         assert sentence in caplog.text
-        if name in ("summary.json", "metrics.jsonl"):
-            write_report(run, {}, {}, [])  # Another evaluation draws the page anew.
+        if name in ("summary.json", "metrics.jsonl.parts/0"):
+            write_report(Disk(run), {}, {}, [])  # Another evaluation draws the page anew.
             assert sentence in (run / "report.html").read_text()
 
 
@@ -61,21 +62,24 @@ def test_a_missing_file_is_told_and_one_without_a_digest_is_not(run):
 
 
 def test_metrics_that_have_changed_are_told_when_their_run_resumes(run, caplog):
-    flip(run / "metrics.jsonl", (run / "metrics.jsonl").read_bytes().find(b"0.5") + 2)
+    part = run / "metrics.jsonl.parts" / "0"
+    flip(part, part.read_bytes().find(b"0.5") + 2)
     JsonLines(run / "metrics.jsonl").begin(RunInfo(None, [0], 100, 200, 8))
-    assert "the file metrics.jsonl has changed since it was written" in caplog.text
+    assert "the file metrics.jsonl.parts/0 has changed since it was written" in caplog.text
 
 
 def test_a_file_whose_new_content_could_not_be_written_keeps_its_digest(tmp_path):
     path = tmp_path / "summary.json"
-    write_run_file(path, "old")
+    write_run_file(Disk(tmp_path), path.name, "old")
     path.rename(tmp_path / "moved")
     path.symlink_to(tmp_path / "moved")
     for content in ("new", "newer"):
         with pytest.raises(OSError, match="it is a symbolic link"):
-            write_run_file(path, content)
-    assert changed_files(tmp_path) == []
+            write_run_file(Disk(tmp_path), path.name, content)
+    assert changed_files(Disk(tmp_path)) == []
     path.unlink()
     os.rename(tmp_path / "moved", path)
     path.write_text("other")
-    assert changed_files(tmp_path) == ["the file summary.json has changed since it was written"]
+    assert changed_files(Disk(tmp_path)) == [
+        "the file summary.json has changed since it was written"
+    ]

@@ -1,17 +1,17 @@
 """Training: what a workdir holds, resuming, and that nothing is compiled or transferred twice."""
 
-import io
+import errno
 import json
 import logging
 import math
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from dist_ens.ground.errors import ExitCode, RunError, SaveError, UserError
 from dist_ens.ground.state import unstack_members
 from dist_ens.layout import Layout
 from dist_ens.losses import softmax_cross_entropy
+from dist_ens.report.files import read_metrics
 from dist_ens.sampling import Order
 from dist_ens.storage import Disk
 from dist_ens.training.runner import MetricsReader
@@ -245,48 +246,58 @@ def test_a_workdir_in_which_a_run_is_training_is_refused(tmp_path, monkeypatch):
     assert train(experiment(steps=4), tmp_path).step == 4
 
 
-@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="a Linux device")
-def test_metrics_that_cannot_be_written_stay_in_memory_and_are_told_at_the_end(tmp_path, caplog):
-    path = tmp_path / "metrics.jsonl"
-    writer = JsonLines(path)
+def steps_of(folder):
+    return [record["step"] for record in read_metrics(Disk(folder))]
+
+
+def test_metrics_that_cannot_be_written_stay_in_memory_and_are_told_once(tmp_path, caplog, sleep):
+    writer = JsonLines(tmp_path / "metrics.jsonl")
     writer.begin(RunInfo(None, [0], 0, 8, 8))
-    file, writer._file = writer._file, io.FileIO("/dev/full", "a")
-    for step in (1, 2):  # Told once.
-        writer.write(step, {"train/loss": 0.5})
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch.object(Disk, "write", side_effect=full):
+        for step in (1, 2):
+            writer.write(step, {"train/loss": 0.5})
+            sleep(60)
+        with pytest.raises(SaveError, match=r"^The metrics could not be written .*: no space left"):
+            writer.sync()
     [told] = [record.getMessage() for record in caplog.records]
     assert told.endswith(
         "metrics.jsonl: no space left on device. They stay in memory, and the next record tries "
         "again. Free some space there."
     )
-    with pytest.raises(SaveError, match=r"^The metrics could not be written .*: no space left on"):
-        writer.sync()
-    full, writer._file = writer._file, file  # There is room again.
+    sleep(60)
     writer.write(3, {"train/loss": 0.5})
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
-    writer._file = full
-    writer.write(4, {"train/loss": 0.5})
-    with pytest.raises(SaveError) as raised:
+    assert steps_of(tmp_path) == [1, 2, 3]
+    with mock.patch.object(Disk, "write", side_effect=full), pytest.raises(SaveError) as raised:
         writer.close()
     assert raised.value.exit_code == ExitCode.DISK_FULL
-    assert full.closed
 
 
-def test_metrics_in_a_file_that_was_removed_are_written_again_and_not_into_another(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+def test_metrics_are_in_parts_while_a_run_lasts_and_in_one_file_at_its_end(tmp_path, sleep):
+    path, parts = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.parts"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 9}\n')
-    writer = JsonLines(path)
-    writer.begin(RunInfo(None, [0], 2, 8, 8))
-    writer.write(3, {})
-    path.unlink()
-    writer.write(4, {})
+    for first in (2, 4):  # The first one is killed.
+        writer = JsonLines(path)
+        writer.begin(RunInfo(None, [0], first, 8, 8))
+        assert steps_of(tmp_path) == [*range(1, first + 1)]
+        for step in range(first + 1, 7):
+            writer.write(step, {})
+            if step == 4:
+                writer.sync()
+            sleep(60)
+        assert steps_of(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert parts.is_dir()
     writer.sync()
-    writer.write(5, {})
-    assert path.read_text() == "".join(f'{{"step": {step}}}\n' for step in range(1, 6))
-    path.unlink()
-    path.write_text("another")
-    with pytest.raises(SaveError, match="metrics.jsonl was replaced while it was written"):
-        writer.close()
-    assert path.read_text() == "another"
+    writer._put_together()
+    parts.mkdir()
+    (parts / "4").write_text('{"step": 5}\n')  # A kill came before it was deleted.
+    assert steps_of(tmp_path) == [1, 2, 3, 4, 5, 6]
+    (parts / "4").unlink()
+    path.unlink()  # What a run has written before is not missed.
+    writer.write(7, {})
+    writer.close()
+    assert (steps_of(tmp_path), parts.exists()) == ([7], False)
+    assert path.read_text() == '{"step": 7}\n'
 
 
 def test_the_first_call_has_ended_before_the_second_is_dispatched(monkeypatch):

@@ -25,6 +25,7 @@ from dist_ens.layout import BATCH, Layout
 from dist_ens.losses import Categorical, Gaussian, Point, Quantiles, log_normalized_sigmoid
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
 from dist_ens.report import read_run, write_report
+from dist_ens.storage import Disk
 from scored import linear_members
 
 RANDOM = np.random.default_rng(0)
@@ -318,7 +319,7 @@ def test_digits_are_calibrated_covered_and_shifted(tmp_path):
     assert told["out_of_bag"]["not_scored"] == pytest.approx(0.0255 * 1150, abs=20)
     assert len(found.sentences()) == 8  # four shifts among them
     assert f"{noise[2]:.4f} at" in " ".join(found.sentences())
-    write_report(tmp_path, told, found.curves, found.pictures)
+    write_report(Disk(tmp_path), told, found.curves, found.pictures)
     run = read_run(tmp_path)
     assert len(run.pictures) == 24
     assert {"reliability", "risk_coverage", "disagreement"} <= set(run.curves)

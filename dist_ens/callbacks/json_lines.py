@@ -1,48 +1,51 @@
 """Records of metrics, flat dicts of numbers for one step, and their writer as JSON lines."""
 
 import contextlib
-import errno
-import io
 import logging
+import math
 import os
-import pathlib
 import threading
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from dist_ens.callbacks.protocol import RunInfo
 from dist_ens.checkpoint.causes import explained
-from dist_ens.checkpoint.run_digests import fault_of, write_digest, write_run_file
+from dist_ens.checkpoint.run_digests import DIGESTS, fault_of, write_run_file
 from dist_ens.ensemble.failures import FAILED_UPDATES, IS_FROZEN
 from dist_ens.evaluation import Scores
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import SaveError, code_of_write
-from dist_ens.ground.file_writing import opened_in_place, replace_file
-from dist_ens.ground.paths import given_path
 from dist_ens.processes import cluster
-from dist_ens.report.files import records_in, to_json
+from dist_ens.report.files import PARTS, files_of, records_in, to_json
+from dist_ens.storage import file_at
+
+_EVERY_SECS = 5.0  # Time after which the newest lines are written again.
+_MOST_PARTS = 100  # Number of parts that are put together while a run lasts.
 
 
 class JsonLines:
-    """A writer that appends records of metrics to a file, one JSON object per line.
+    """A writer of records of metrics to a file, one JSON object per line.
+
+    While a run lasts, its newest lines are in parts, the files of the folder `NAME.parts` beside
+    the file NAME. Every few seconds, and before a checkpoint is saved, the newest part is written
+    anew. When the run ends, all lines are in the one file. `de.load(folder).history` reads both.
 
     A run that resumes drops the lines of later steps, since it will write them again. It also drops
     lines that are not records, with a warning. On several hosts, only process 0 writes.
 
     Lines that cannot be written, as on a full disk, stay in memory with a warning, and are written
-    with a later line. No checkpoint is saved before the lines of its steps are on disk.
+    with a later line. No checkpoint is saved before the lines of its steps are stored.
 
     Args:
-        path: Path of the file, such as `runs/a/metrics.jsonl`. Its folder is made if it does not
-            exist.
+        path: Path or address of the file, such as `runs/a/metrics.jsonl`. Its folder is made if it
+            does not exist.
 
     Raises:
         SaveError: When the run begins or ends, or a checkpoint is about to be saved, if the file
             cannot be read or written.
 
-    >>> import tempfile
+    >>> import pathlib, tempfile
     >>> run = RunInfo(None, member_ids=[0, 1], first_step=0, last_step=20, batch_size=8)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     writer = JsonLines(f"{folder}/metrics.jsonl")
@@ -53,77 +56,81 @@ class JsonLines:
     {"step": 10, "train/loss": 0.5}
     """
 
-    def __init__(self, path: str | pathlib.Path) -> None:
-        self._path = given_path(path, "path")
-        self._file: io.FileIO | None = None
-        self._unwritten = b""
-        self._num_bytes, self._digest = 0, 0  # Those of the lines in the file.
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._place, self._name = file_at(path, "path")
+        self._is_open = False
+        self._part = b""  # The lines of the newest part, and where it begins.
+        self._first = self._num_lines = 0
+        self._num_parts = 0
+        self._is_written = True  # Whether the newest part is stored as it is here.
+        self._wrote = -math.inf  # When a part was written, on `cluster.clock`.
         self._warned: str | None = None  # Cause of the last warning.
         self._using = threading.Lock()
 
     def begin(self, run: RunInfo) -> None:
-        """Opens the file, and drops the lines of later steps."""
+        """Reads the file, and drops the lines of later steps."""
         if not cluster.is_main():
             return
         with self._explained():
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            records = records_in(self._path)
-            kept = [line for line, record in records if record["step"] <= run.first_step]
-            if fault := fault_of(self._path):
-                logging.warning("%s: %s.", quoted(self._path), fault)
-            content = b"".join(kept)
-            write_run_file(self._path, content)
-            self._digest, self._num_bytes = zlib.crc32(content), len(content)
-            self._file = opened_in_place(self._path, "a+")
+            self._place.make()
+            for name in files_of(self._place, self._name):
+                if fault := fault_of(self._place, name):
+                    logging.warning("%s: %s.", quoted(f"{self._place}/{name}"), fault)
+            self._put_together(run.first_step)
+            self._is_open = True
 
     def close(self) -> None:
-        """Closes the file after its lines are on disk."""
-        if self._file is None:
-            return
-        try:
+        """Puts all lines into the file."""
+        if self._is_open:
             self.sync()
-        finally:
-            with self._using, contextlib.suppress(OSError):
-                self._file.close()
+            with self._using, self._explained():
+                self._is_open = False
+                self._put_together()
 
     def write(self, step: int, record: Mapping[str, float]) -> None:
-        """Appends the record of a step."""
-        if self._file is None:
+        """Adds the record of a step."""
+        if not self._is_open:
             return
         with self._using:
-            self._unwritten += (to_json({"step": step, **record}) + "\n").encode()
+            self._part += (to_json({"step": step, **record}) + "\n").encode()
+            self._num_lines += 1
+            self._is_written = False
+            if cluster.clock() - self._wrote < _EVERY_SECS:
+                return
             try:
-                self._write_lines()
+                self._write_part()
             except OSError as error:
                 self._warn(error)
             else:
                 self._warned = None
 
     def sync(self) -> None:
-        """Waits until all lines are on disk. Any thread may call it."""
+        """Waits until all lines are stored, and begins a new part. Any thread may call it."""
         with self._using, self._explained():
-            if self._file is not None and not self._file.closed:
-                self._write_lines()
-                os.fsync(self._file.fileno())
-                if not _is_same(self._file, self._path):
-                    self._write_again(self._file)
-                write_digest(self._path, (self._num_bytes, self._digest))
+            if not self._is_open or not self._part:
+                return
+            self._write_part()
+            self._first, self._part = self._num_lines, b""
+            self._num_parts += 1
+            if self._num_parts == _MOST_PARTS:
+                self._put_together()
 
-    def _write_again(self, removed: io.FileIO) -> None:
-        """Writes the lines of a file that was removed. They are there as long as it is open."""
-        if os.path.lexists(self._path):
-            raise OSError(errno.ESTALE, f"{self._path.name} was replaced while it was written")
-        number = removed.fileno()
-        replace_file(self._path, os.pread(number, os.fstat(number).st_size, 0))
-        self._file = opened_in_place(self._path, "a+")
-        removed.close()
+    def _write_part(self) -> None:
+        """Writes the newest part as a whole."""
+        self._wrote = cluster.clock()
+        if not self._is_written:
+            write_run_file(self._place, f"{self._name}{PARTS}/{self._first}", self._part)
+            self._is_written = True
 
-    def _write_lines(self) -> None:
-        """Writes the lines that are not written yet. A part of them may stay unwritten."""
-        while self._file is not None and self._unwritten:
-            count = self._file.write(self._unwritten)
-            self._digest = zlib.crc32(self._unwritten[:count], self._digest)
-            self._num_bytes, self._unwritten = self._num_bytes + count, self._unwritten[count:]
+    def _put_together(self, last_step: float = math.inf) -> None:
+        """Moves the lines of all parts up to a step into the file."""
+        records = records_in(self._place, self._name)
+        lines = [line for line, record in records if record["step"] <= last_step]
+        write_run_file(self._place, self._name, b"".join(lines))
+        for folder in (f"{DIGESTS}/{self._name}{PARTS}", f"{self._name}{PARTS}"):
+            (self._place / folder).remove_all()
+        self._first = self._num_lines = len(lines)
+        self._num_parts = 0
 
     def _warn(self, error: OSError) -> None:
         """Warns of an error of writing, unless the last warning had the same cause."""
@@ -132,7 +139,7 @@ class JsonLines:
             logging.warning(
                 "The metrics cannot be written to %s: %s. They stay in memory, and the next record "
                 "tries again. %s.",
-                quoted(self._path),
+                quoted(f"{self._place}/{self._name}"),
                 why.what,
                 why.remedy,
             )
@@ -146,17 +153,10 @@ class JsonLines:
         except OSError as error:
             why = explained(error)
             raise SaveError(
-                f"The metrics could not be written to {quoted(self._path)}: {why.what}. "
-                f"{why.remedy}, then run the same command again to resume.",
+                f"The metrics could not be written to {quoted(f'{self._place}/{self._name}')}: "
+                f"{why.what}. {why.remedy}, then run the same command again to resume.",
                 exit_code=code_of_write(error),
             ) from error
-
-
-def _is_same(file: io.FileIO, path: pathlib.Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
-    except FileNotFoundError:
-        return False
 
 
 def score_record(

@@ -1,6 +1,6 @@
 """The report of a run as one HTML page."""
 
-import pathlib
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,11 +9,10 @@ from dist_ens.callbacks.protocol import RunInfo
 from dist_ens.data import Split
 from dist_ens.evaluation import Evaluation, Scores, curves_of, pictures_of
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.file_writing import require_regular_files
-from dist_ens.ground.paths import given_path
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.processes import cluster
 from dist_ens.report.files import REPORT_FILES
+from dist_ens.storage import place_of
 
 
 class Report:
@@ -25,7 +24,7 @@ class Report:
     `JsonLines(folder / "metrics.jsonl")` writes.
 
     Args:
-        folder: Folder of the run, made if it does not exist.
+        folder: Path or address of the run's folder, made if it does not exist.
 
     Raises:
         UserError: When the run begins, if there is no data to score, or a symbolic link is in the
@@ -41,8 +40,8 @@ class Report:
 is no data to score. Give fit eval_data or validation, or leave Report out.
     """
 
-    def __init__(self, folder: str | pathlib.Path) -> None:
-        self._folder = given_path(folder, "folder")
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = place_of(folder, "folder")
         self._run: RunInfo | None = None
 
     def begin(self, run: RunInfo) -> None:
@@ -52,7 +51,8 @@ is no data to score. Give fit eval_data or validation, or leave Report out.
                 "Report shows the scores of the evaluation data, and there is no data to score. "
                 "Give fit eval_data or validation, or leave Report out."
             )
-        require_regular_files(self._folder, REPORT_FILES)
+        if cluster.is_main():
+            self._folder.require_writable(REPORT_FILES, is_new=True)
         self._run = run
 
     def finished(
@@ -77,6 +77,6 @@ is no data to score. Give fit eval_data or validation, or leave Report out.
         }
         curves = curves_of(evaluation)
         pictures: Sequence[np.ndarray] = pictures_of(evaluation, split, curves)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.make()
         report.write_summary(self._folder, summary)
         report.write_report(self._folder, summary, curves, pictures)

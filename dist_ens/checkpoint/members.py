@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
@@ -17,7 +16,7 @@ from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError, UserError, code_of_write
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.layout import Piece
-from dist_ens.storage import place_of
+from dist_ens.storage import Folder, Place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,7 @@ class SavedMembers:
 
 
 def read_members(
-    folder: str | os.PathLike[str],
+    folder: Folder,
     step: int | None = None,
     member_ids: Sequence[int] | None = None,
 ) -> SavedMembers:
@@ -69,9 +68,7 @@ def read_members(
     return moving_on(step, lambda: members_at(saved_step(folder, step), member_ids))
 
 
-def read_lineages(
-    folder: str | os.PathLike[str], step: int | None = None
-) -> tuple[int, tuple[Lineage, ...]]:
+def read_lineages(folder: Folder, step: int | None = None) -> tuple[int, tuple[Lineage, ...]]:
     """Returns the step of a checkpoint and the lineage of each member; see `read_members`."""
     saved = moving_on(step, lambda: saved_step(folder, step))
     return saved.step, saved.members
@@ -86,7 +83,7 @@ def members_at(saved: SavedStep, member_ids: Sequence[int] | None = None) -> Sav
 
 
 def write_members(
-    folder: pathlib.Path, members: SavedMembers, *, before: Callable[[], None] = lambda: None
+    run: Place, members: SavedMembers, *, before: Callable[[], None] = lambda: None
 ) -> None:
     """Writes members as the only checkpoint of a new run, after the files that `before` writes."""
     snapshot = Snapshot(
@@ -98,7 +95,6 @@ def write_members(
         members.record,
         lineages={member.member_id: member for member in members.lineages},
     )
-    run = place_of(folder, "folder")
     try:
         (run / FOLDER).make()
         before()
@@ -106,21 +102,21 @@ def write_members(
     except (OSError, ValueError) as error:  # TensorStore reports a full disk as a ValueError.
         remove_unfinished(run / FOLDER)
         raise RunError(
-            f"The members could not be written to {quoted(folder)}: {error}. Remove the cause, and "
+            f"The members could not be written to {quoted(run)}: {error}. Remove the cause, and "
             "run the same command again.",
             exit_code=code_of_write(error),
         ) from error
 
 
-def require_new_folder(folder: pathlib.Path, may_hold: Collection[str]) -> None:
+def require_new_folder(run: Place, may_hold: Collection[str]) -> None:
     """Raises a `UserError` unless a folder can take a new run.
 
     It can if it is empty or absent, or if `write_members` was interrupted in it.
     """
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    is_other = folder.is_symlink() or (folder.exists() and not folder.is_dir())
-    if is_other or names - {FOLDER, *may_hold} or steps_in(place_of(folder, "folder") / FOLDER):
+    others = {name.partition("/")[0] for name in run.names()} - {FOLDER, *may_hold}
+    if others or steps_in(run / FOLDER):
         raise UserError(
-            f"{quoted(folder)} is not empty, or no folder, and members are written into new "
-            "folders only. Give another folder."
+            f"{quoted(run)} is not empty, and members are written into new folders only. Give "
+            "another folder."
         )
+    run.require_writable(is_new=True)

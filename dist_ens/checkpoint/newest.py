@@ -1,7 +1,6 @@
 """The newest checkpoint of a run, which may be training."""
 
 import hashlib
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,25 +12,25 @@ from dist_ens.checkpoint.writing import FOLDER, wait_for_writing
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ReplacedError, UserError
 from dist_ens.processes import cluster
-from dist_ens.storage import Place, place_of
+from dist_ens.storage import Folder, Place, place_of
 
 # Name of the file of a run's last checkpoint that holds the step whose state the run returned.
 RESULT_FILE = "result_step"
 _Result = TypeVar("_Result")
 
 
-def checkpoints_of(workdir: str | os.PathLike[str]) -> Place:
+def checkpoints_of(workdir: Folder) -> Place:
     """Returns the folder of the checkpoints of a run."""
     return place_of(workdir, "folder") / FOLDER
 
 
-def saved_steps(workdir: str | os.PathLike[str]) -> list[int]:
+def saved_steps(workdir: Folder) -> list[int]:
     """Returns the steps of the finished checkpoints of a run, the oldest first."""
     wait_for_writing()
     return steps_in(checkpoints_of(workdir))
 
 
-def saved_step(folder: str | os.PathLike[str], step: int | None = None) -> SavedStep:
+def saved_step(folder: Folder, step: int | None = None) -> SavedStep:
     """Returns a checkpoint of a run; a `UserError` says that process 0 sees none.
 
     By default it is the step whose state the run returned, and the newest while the run lasts.
@@ -65,7 +64,7 @@ def moving_on(step: int | None, read: Callable[[], _Result]) -> _Result:
     return read()
 
 
-def state_digest(workdir: str | os.PathLike[str], step: int) -> str | None:
+def state_digest(workdir: Folder, step: int) -> str | None:
     """Returns a digest of the arrays in a checkpoint, which are not read; None if it is absent."""
     try:
         leaves = Manifest.read(checkpoints_of(workdir) / str(step)).leaves

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -194,7 +193,7 @@ class StepRecord:
 def notes_on_resuming(
     record: Mapping[str, Json],
     saved_record: Mapping[str, Json],
-    folder: str | os.PathLike[str],
+    folder: object,
     resume: str = "same",
 ) -> list[str]:
     """Returns notes on differences between a run and a saved one that it may resume.
@@ -256,7 +255,7 @@ def seed_of(record: Mapping[str, Json]) -> int | None:
     return record.get("seed")
 
 
-def require_config_record(saved_record: Mapping[str, Json], folder: str | os.PathLike[str]) -> None:
+def require_config_record(saved_record: Mapping[str, Json], folder: object) -> None:
     """Raises a `UserError` if a folder holds a run that was made in Python."""
     if _OF_CONFIG not in saved_record and _OF_LOOP not in saved_record:
         raise UserError(

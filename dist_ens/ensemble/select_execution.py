@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import os
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 
@@ -30,6 +29,7 @@ from dist_ens.ground.types import PyTree
 from dist_ens.layout import Waves, device_bytes
 from dist_ens.processes import cluster
 from dist_ens.processes.compile_cache import cache_folder
+from dist_ens.storage import Place
 
 CHOICES = "executions.json"
 
@@ -68,7 +68,7 @@ def choose(
     batches: CallBatches | PyTree,
     num_steps: int,
     *,
-    workdir: pathlib.Path | None = None,
+    workdir: Place | None = None,
     may_move: bool = True,
 ) -> tuple[Ensemble, Choice]:
     """Returns the ensemble with the fastest execution found within the time budget, and the choice.
@@ -114,7 +114,7 @@ def choose(
 
 
 def _earlier(
-    program: str, of_this_length: str, known: Sequence[str], workdir: pathlib.Path | None
+    program: str, of_this_length: str, known: Sequence[str], workdir: Place | None
 ) -> Choice | None:
     """Returns the choice of an earlier run of a program; None if there is none."""
     for kept, why in (
@@ -180,35 +180,42 @@ def _program(
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def kept_execution(program: str, folder: pathlib.Path | None = None) -> str | None:
+def kept_execution(program: str, workdir: Place | None = None) -> str | None:
     """Returns the execution that was chosen before for a program, by its fingerprint, or None."""
-    execution = _kept(folder or cache_folder()).get(program)
+    execution = _kept(workdir).get(program)
     return execution if isinstance(execution, str) else None
 
 
-def keep_execution(program: str, execution: str, folder: pathlib.Path | None = None) -> None:
-    """Keeps a choice for the next run of the same program, unless the user has no home folder."""
-    folder = folder or cache_folder()
-    if folder is None:
-        return
-    kept = _kept(folder) | {program: execution}
+def keep_execution(program: str, execution: str, workdir: Place | None = None) -> None:
+    """Keeps a choice for the next run of the same program, in the user's cache or a run's folder.
+
+    A user without a home folder has no cache.
+    """
+    cache = cache_folder()
+    text = json.dumps(_kept(workdir) | {program: execution}, indent=1)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Several runs may write at the same time, so each writes a file of its process.
-        text = json.dumps(kept, indent=1)
-        replace_file(folder / CHOICES, text, beside=str(os.getpid()))
+        if workdir is not None:
+            workdir.write(CHOICES, text.encode())
+        elif cache is not None:
+            cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Several runs may write at the same time, so each writes a file of its process.
+            replace_file(cache / CHOICES, text, beside=str(os.getpid()))
     except OSError as error:
         logging.warning(
             "Could not write the chosen execution in %s: %s. The next run will time again.",
-            folder,
+            workdir or cache,
             error.strerror,
         )
 
 
-def _kept(folder: pathlib.Path | None) -> JsonDict:
-    """Returns the choices in a folder; an empty dict if there are none, or the file is damaged."""
+def _kept(workdir: Place | None) -> JsonDict:
+    """Returns the choices that are kept; an empty dict if there are none, or they are damaged."""
+    cache = cache_folder()
     try:
-        kept = from_json(bytes_in(folder / CHOICES)) if folder else {}
+        if workdir is not None:
+            kept = from_json(workdir.read(CHOICES))
+        else:
+            kept = from_json(bytes_in(cache / CHOICES)) if cache else {}
     except (OSError, ValueError):
         return {}
     return kept if isinstance(kept, dict) else {}

@@ -16,7 +16,6 @@ from dist_ens.data import Source, Spec, check_source
 from dist_ens.experiment.named import open_source
 from dist_ens.experiment.schema import DataConfig, Experiment
 from dist_ens.ground.errors import UserError, kind_of
-from dist_ens.ground.file_reading import bytes_in
 from dist_ens.ground.json_text import from_json
 from dist_ens.ground.paths import given_path, shortened
 from dist_ens.ground.types import Callback, Optimizer
@@ -25,6 +24,7 @@ from dist_ens.members import Member, as_member
 from dist_ens.methods import LossFunction, Method
 from dist_ens.metrics import Metric
 from dist_ens.report.files import to_json
+from dist_ens.storage import Place, file_at
 
 EXPERIMENT = "experiment.json"
 _PREFIX, _SOURCE = "make_", "make_source"
@@ -193,13 +193,14 @@ NO_FILE = ConfigFile()
 def stored_experiment(path: str) -> Experiment:
     """Returns an experiment in JSON, such as a run leaves in its folder. No code is run."""
     try:
-        values = from_json(bytes_in(given_path(path, "--experiment")))
+        place, name = file_at(path, "--experiment")
+        values = from_json(place.read(name))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise UserError(f"--experiment={shortened(path)} cannot be read: {why}.") from error
     return Experiment.from_dict(values)
 
 
-def store_experiment(folder: pathlib.Path, experiment: Experiment) -> None:
+def store_experiment(workdir: Place, experiment: Experiment) -> None:
     """Writes an experiment into the folder of its run, for `--experiment=FILE`."""
-    write_run_file(folder / EXPERIMENT, to_json(experiment.to_dict(), indent=2) + "\n")
+    write_run_file(workdir, EXPERIMENT, to_json(experiment.to_dict(), indent=2) + "\n")

@@ -22,12 +22,12 @@ from dist_ens.ground.errors import UserError
 from dist_ens.ground.state import ClassNames
 from dist_ens.layout import Layout
 from dist_ens.processes import cluster
-from dist_ens.storage import place_of
+from dist_ens.storage import Folder, place_of
 from dist_ens.training.run_record import record_of
 
 
 def load(
-    folder: str | pathlib.Path,
+    folder: Folder,
     *,
     step: int | None = None,
     members: Sequence[int] | None = None,
@@ -37,7 +37,7 @@ def load(
     """Loads a finished run.
 
     Args:
-        folder: Folder of the run.
+        folder: Path or address of the run's folder, such as `s3://my-bucket/runs/a`.
         step: Step of the checkpoint. Default: the newest, or that of the best evaluation if `fit`
             returned its state.
         members: Ids of the members to load, in the order of the loaded state. Only their bytes are
@@ -75,7 +75,7 @@ def load(
 
 
 def open_finished(
-    workdir: str | pathlib.Path,
+    workdir: Folder,
     *,
     step: int | None = None,
     member_ids: Sequence[int] | None = None,
@@ -162,7 +162,7 @@ def _given_ensemble(
     return ensemble.with_members(member_ids)
 
 
-def parts_of(run: Run, workdir: str | pathlib.Path, config: ConfigFile) -> OwnParts:
+def parts_of(run: Run, workdir: Folder, config: ConfigFile) -> OwnParts:
     """Returns the parts of a run that its experiment does not name, made by its config file."""
     parts = config.own_parts(run.spec)
     if not run.has_own_parts or parts.names or (parts.metrics and not run.parts):

@@ -1,7 +1,6 @@
 """A finished run on the devices of this process: it predicts, is scored, and keeps answers."""
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +26,7 @@ from dist_ens.layout import to_host
 from dist_ens.losses import Distribution, Objective, Prediction
 from dist_ens.metrics import Metric
 from dist_ens.report import keep_answers, read_answers
+from dist_ens.storage import Place, place_of
 
 if TYPE_CHECKING:
     from dist_ens.evaluation.calibration import Calibration, Predictor
@@ -101,7 +101,7 @@ class LoadedRun(NamedTuple):
 
         ensemble, state = self.ensemble.at(self._pooled_state())
         calibration = kept_calibration(
-            pathlib.Path(self.folder),
+            place_of(self.folder, "folder"),
             Predictor.of(ensemble, state),
             objective.distribution,
             calibrated=calibrated,
@@ -209,15 +209,13 @@ def _examples(spec: Spec, data: Data) -> Examples:
     return Examples(TreeSplit(joined), spec)
 
 
-def keep(
-    workdir: pathlib.Path, step: int, answers: Mapping[str, Json], *, is_newest: bool = True
-) -> None:
+def keep(workdir: Place, step: int, answers: Mapping[str, Json], *, is_newest: bool = True) -> None:
     """Adds answers to those that a run keeps; see `report.keep_answers`."""
     keep_answers(workdir, step, state_digest(workdir, step), answers, is_newest=is_newest)
 
 
 def kept_calibration(
-    workdir: pathlib.Path,
+    workdir: Place,
     predictor: "Predictor",
     distribution: Distribution,
     *,

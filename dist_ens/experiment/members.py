@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import pathlib
 from collections.abc import Sequence
 
 from dist_ens.checkpoint import (
@@ -25,14 +24,15 @@ from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.file_writing import UNFINISHED
 from dist_ens.ground.json_text import JsonDict
+from dist_ens.storage import Folder, Place, place_of
 
 # Folder of the run that trains more members, in the folder of the new run.
 NEW_MEMBERS = "new_members"
 
 
 def copy_members(
-    workdirs: Sequence[pathlib.Path],
-    to: pathlib.Path,
+    folders: Sequence[Folder],
+    to: Folder,
     *,
     member_ids: Sequence[int] | None = None,
     step: int | None = None,
@@ -42,11 +42,12 @@ def copy_members(
     The runs may differ in their seed and their members. A member whose id is taken gets the next
     free id, in an ensemble of groups one of the same group. Only the members' bytes are read.
     """
+    to, workdirs = place_of(to, "to"), [place_of(folder, "folder") for folder in folders]
     require_folder(to)
     (first, ids), *others = _ids_in(workdirs, member_ids, step)
 
-    def read(workdir: pathlib.Path, ids: Sequence[int] | None) -> SavedMembers:
-        return read_members(workdir, step, ids).after(f"copied from {workdir.resolve()}")
+    def read(workdir: Place, ids: Sequence[int] | None) -> SavedMembers:
+        return read_members(workdir, step, ids).after(f"copied from {workdir.address}")
 
     members = read(first, ids)
     for workdir, ids in others:
@@ -59,9 +60,9 @@ def copy_members(
 
 
 def extend(
-    workdir: pathlib.Path,
+    folder: Folder,
     member_ids: Sequence[int],
-    to: pathlib.Path,
+    to: Folder,
     config: ConfigFile | None = None,
 ) -> SavedMembers | None:
     """Trains more members for a run, and writes a new run that has all of them.
@@ -70,6 +71,7 @@ def extend(
     `new_members` of the new run, which can be resumed: the result is None after a signal. The
     members of the run keep every bit. The callbacks of the config file are not called.
     """
+    workdir, to = place_of(folder, "folder"), place_of(to, "to")
     require_folder(to, may_hold=[NEW_MEMBERS])
     members = read_members(workdir)
     require_config_record(members.record, workdir)
@@ -101,8 +103,8 @@ def extend(
 
 
 def _ids_in(
-    workdirs: Sequence[pathlib.Path], member_ids: Sequence[int] | None, step: int | None
-) -> list[tuple[pathlib.Path, list[int] | None]]:
+    workdirs: Sequence[Place], member_ids: Sequence[int] | None, step: int | None
+) -> list[tuple[Place, list[int] | None]]:
     """Returns the runs that have some of the asked members, each with the ids of its own."""
     if member_ids is None:
         return [(workdir, None) for workdir in workdirs]
@@ -175,12 +177,12 @@ def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
     return ids
 
 
-def require_folder(to: pathlib.Path, *, may_hold: Sequence[str] = ()) -> None:
+def require_folder(to: Place, *, may_hold: Sequence[str] = ()) -> None:
     """Raises a `UserError` unless `write_run` can write into a folder, perhaps again."""
     require_new_folder(to, [EXPERIMENT, f"{EXPERIMENT}.{UNFINISHED}", DIGESTS, *may_hold])
 
 
-def write_run(to: pathlib.Path, members: SavedMembers) -> SavedMembers:
+def write_run(to: Place, members: SavedMembers) -> SavedMembers:
     """Writes a new run with these members, and returns them with its record."""
     ids = members.member_ids
     if "experiment" in members.record:

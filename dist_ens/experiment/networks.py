@@ -38,10 +38,9 @@ from dist_ens.experiment.schema import Experiment
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError, UserError, code_of_write, counted, first_line
 from dist_ens.ground.file_reading import require_readable
-from dist_ens.ground.file_writing import replace_file
 from dist_ens.ground.paths import given_path, shortened
 from dist_ens.ground.types import ModelState, Params, PyTree
-from dist_ens.storage import Disk
+from dist_ens.storage import Disk, Folder, Place, place_of
 
 SUFFIXES = (".safetensors", ".npz")
 _ROOTS = ("params", "model_state")  # Fields of a state that belong to the network.
@@ -52,29 +51,30 @@ NetworkArray = np.ndarray | SavedArray
 
 
 def export_members(
-    workdir: pathlib.Path,
-    to: pathlib.Path,
+    folder: Folder,
+    to: Folder,
     *,
     member_ids: Sequence[int] | None = None,
     step: int | None = None,
-) -> list[pathlib.Path]:
+) -> list[str]:
     """Writes each member of a run as a safetensors file of one network, and returns the paths.
 
     The names in a file are those of the network, such as `Dense_0.kernel`. The parameters are those
     with which the member is evaluated, such as the averages of a schedule-free optimizer.
     """
+    to = place_of(to, "to")
     require_new_folder(to, [])
 
-    def exported() -> list[pathlib.Path]:
-        saved = saved_step(workdir, step)
+    def exported() -> list[str]:
+        saved = saved_step(folder, step)
         ids = [member.member_id for member in saved.members] if member_ids is None else member_ids
         digits, paths = max(2, len(str(max(ids)))), []
         for position in positions_of(ids, saved.members):  # Only one member is in memory at a time.
             member = saved.members[position]
-            path = to / f"member_{member.member_id:0{digits}}.safetensors"
+            name = f"member_{member.member_id:0{digits}}.safetensors"
             leaves = {name: leaf[0] for name, leaf in saved.leaves([member.member_id]).items()}
-            write_network(path, _for_evaluation(leaves), member, saved.step)
-            paths.append(path)
+            write_network(to, name, _for_evaluation(leaves), member, saved.step)
+            paths.append(f"{to}/{name}")
         return paths
 
     return moving_on(step, exported)
@@ -115,7 +115,7 @@ def _averaged(b1: np.ndarray, params: np.ndarray, z: np.ndarray) -> np.ndarray:
 def import_members(
     networks: Sequence[str],
     experiment: Experiment,
-    to: pathlib.Path,
+    to: Folder,
     *,
     parts: OwnParts = NOTHING,
     member_file: str | None = None,
@@ -126,6 +126,7 @@ def import_members(
     Without `experiment.member_ids` the number of members is that of the networks. The optimizer
     has a new state.
     """
+    to = place_of(to, "to")
     require_folder(to)
     paths = network_paths(networks)
     if experiment.member_ids is None:
@@ -160,7 +161,7 @@ def import_members(
 
 
 def write_network(
-    path: pathlib.Path, leaves: Mapping[str, np.ndarray], lineage: Lineage, step: int
+    to: Place, name: str, leaves: Mapping[str, np.ndarray], lineage: Lineage, step: int
 ) -> None:
     """Writes the network of one member as a safetensors file, whose metadata have its lineage."""
     of_network = [name for name in leaves if name.partition(".")[0] in _ROOTS]
@@ -177,11 +178,11 @@ def write_network(
         "lineage": json.dumps(lineage.to_dict()),
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, safetensors.numpy.save(arrays, metadata))
+        to.make()
+        to.write(name, safetensors.numpy.save(arrays, metadata))
     except Exception as error:  # The Rust part of safetensors raises classes of its own.
         raise RunError(
-            f"{quoted(path)} could not be written: {first_line(error)}",
+            f"{quoted(f'{to}/{name}')} could not be written: {first_line(error)}",
             exit_code=code_of_write(error),
         ) from error
 

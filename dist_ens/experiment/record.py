@@ -1,7 +1,6 @@
 """A run that is started from a config: its experiment, and what is known of its data."""
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -148,7 +147,7 @@ class Run:
         batch_size = self.experiment.evaluation.global_batch_size
         return Evaluator(ensemble, batch_size, self.spec, distribution, tuple(metrics))
 
-    def require_own_keys(self, folder: str | os.PathLike[str]) -> None:
+    def require_own_keys(self, folder: object) -> None:
         """Raises a `UserError` unless this version of dist_ens draws the run's random numbers."""
         if self.record is None or self.record.key_rule != KEY_RULE:
             raise UserError(f"{quoted(folder)} holds a run of another version of dist_ens. Use it.")
@@ -164,7 +163,7 @@ class Run:
                 "made it, give that file as config."
             )
 
-    def check_resumes(self, saved: Mapping[str, Json], folder: str | os.PathLike[str]) -> None:
+    def check_resumes(self, saved: Mapping[str, Json], folder: object) -> None:
         """Raises a `UserError` unless this experiment and its data may resume a saved run."""
         # `checkpoint.check_resumes` tells of a run that was made in Python.
         different = self._differences(Run.from_dict(saved)) if "experiment" in saved else []

@@ -1,7 +1,6 @@
 """Training of one member of a finished run once more, alone, and its comparison with the run."""
 
 import dataclasses
-import pathlib
 
 import jax
 import numpy as np
@@ -15,6 +14,7 @@ from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.state import State
 from dist_ens.layout import Layout
+from dist_ens.storage import Folder
 from dist_ens.training import fit
 
 
@@ -43,7 +43,7 @@ class Replay:
 
 
 def replay(
-    workdir: str | pathlib.Path,
+    workdir: Folder,
     member: int,
     *,
     until: int | None = None,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
 
 from rich.console import Console
 
@@ -20,15 +19,14 @@ from dist_ens.experiment.record import Run
 from dist_ens.experiment.schema import Experiment
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError, code_of_write, counted
-from dist_ens.ground.file_writing import require_regular_files
 from dist_ens.ground.json_text import JsonDict
-from dist_ens.ground.paths import given_path
 from dist_ens.ground.state import State
 from dist_ens.ground.terminal import PlainConsole, print_table
 from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
 from dist_ens.processes import cluster
 from dist_ens.report.files import METRICS, REPORT_FILES
+from dist_ens.storage import Folder, Place, place_of
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult
 from dist_ens.training.fitting import run_fit
@@ -57,7 +55,7 @@ class Trained:
 @words_of_a_config()
 def train(
     experiment: Experiment,
-    workdir: str | pathlib.Path,
+    folder: Folder,
     *,
     parts: OwnParts = NOTHING,
     member_file: str | None = None,
@@ -65,9 +63,11 @@ def train(
     resume: str = "same",
 ) -> Trained:
     """Trains an ensemble, or resumes the run in the folder."""
-    workdir = given_path(workdir, "workdir")
+    workdir = place_of(folder, "workdir")
     console = PlainConsole(quiet=not cluster.is_main())
-    require_regular_files(workdir, (*REPORT_FILES, METRICS, EXPERIMENT, CHOICES))
+    if cluster.is_main():
+        names = (*REPORT_FILES, METRICS, EXPERIMENT, CHOICES)
+        workdir.require_writable(names, is_new=True)
     built = build(experiment, parts=parts, member_file=member_file, source=source)
     run = built.run
     arguments = FitArguments(
@@ -76,11 +76,11 @@ def train(
         callbacks=[
             _Beginning(built, console, workdir),
             ProgressBar(console),
-            JsonLines(workdir / METRICS),
+            JsonLines(f"{workdir}/{METRICS}"),
             *parts.callbacks,
         ],
         checkpoints=Checkpoints(
-            workdir, **dataclasses.asdict(experiment.checkpoint), resume=resume
+            str(workdir), **dataclasses.asdict(experiment.checkpoint), resume=resume
         ),
         progress=False,
     )
@@ -116,7 +116,7 @@ def train(
 class _Beginning:
     """A callback that describes the run on the terminal, and stores its experiment."""
 
-    def __init__(self, built: Built, console: Console, workdir: pathlib.Path) -> None:
+    def __init__(self, built: Built, console: Console, workdir: Place) -> None:
         self._built, self._console, self._workdir = built, console, workdir
 
     def begin(self, run: RunInfo) -> None:
@@ -138,18 +138,16 @@ class _Beginning:
         try:
             store_experiment(self._workdir, experiment)
         except OSError as error:
-            path = quoted(self._workdir / EXPERIMENT)
+            path = quoted(f"{self._workdir}/{EXPERIMENT}")
             told = f"{path} could not be written: {error.strerror}."
             raise RunError(told, exit_code=code_of_write(error)) from error
 
 
-def _say_where_it_stopped(
-    console: Console, result: FitResult, run: Run, workdir: pathlib.Path
-) -> None:
+def _say_where_it_stopped(console: Console, result: FitResult, run: Run, workdir: Place) -> None:
     """Prints the step at which a signal stopped the run, and how to resume it."""
     console.print(
         f"Stopped at step {result.step:,} of {run.num_steps:,}; it is saved in "
-        f"{quoted(workdir / FOLDER)}. Run the same command again to resume."
+        f"{quoted(f'{workdir}/{FOLDER}')}. Run the same command again to resume."
         if result.step
         else f"Stopped before the first of {counted(run.num_steps, 'step')}; nothing is saved. Run "
         "the same command again to start.",
@@ -157,7 +155,7 @@ def _say_where_it_stopped(
     )
 
 
-def _summary(run: Run, result: FitResult, scores: Scores, workdir: pathlib.Path) -> JsonDict:
+def _summary(run: Run, result: FitResult, scores: Scores, workdir: Place) -> JsonDict:
     """Returns the content of `summary.json`."""
     ensemble, experiment = result.ensemble, run.experiment
     layout, batch_size = ensemble.layout, experiment.data.global_batch_size

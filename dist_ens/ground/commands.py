@@ -1,10 +1,9 @@
 """Commands that are printed for a person to paste into a shell."""
 
-import os
 import shlex
 
 
-def command_line(*words: str, **flags: str | os.PathLike[str] | bool | None) -> str:
+def command_line(*words: str, **flags: object) -> str:
     """Returns a command line that a shell splits into exactly these arguments.
 
     True writes a flag without a value. None and False omit it.
@@ -21,18 +20,18 @@ def command_line(*words: str, **flags: str | os.PathLike[str] | bool | None) -> 
     return " ".join(given)
 
 
-def option(name: str, value: str | os.PathLike[str]) -> str:
+def option(name: str, value: object) -> str:
     """Returns a flag with its value, quoted for a shell."""
     return f"--{name}={quoted(value)}"
 
 
-def quoted(value: str | os.PathLike[str]) -> str:
-    r"""Returns a word quoted for a shell, on one line and in printable characters.
+def quoted(value: object) -> str:
+    r"""Returns a word or a path quoted for a shell, on one line and in printable characters.
 
     >>> quoted("a;b"), quoted("two\nlines")
     ("'a;b'", "$'two\\012lines'")
     """
-    text = os.fspath(value)
+    text = str(value)
     if text.isprintable():
         return shlex.quote(text)
     return "$'" + "".join(map(_escaped, text)) + "'"

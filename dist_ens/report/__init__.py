@@ -15,7 +15,6 @@ from dist_ens.report.files import (
     read_run,
     redraw,
     write_report,
-    write_scores,
     write_summary,
 )
 
@@ -30,6 +29,5 @@ __all__ = [
     "read_run",
     "redraw",
     "write_report",
-    "write_scores",
     "write_summary",
 ]

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,7 +17,6 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from dist_ens.ground.file_writing import replace_file
 from dist_ens.report.style import FAINT, INK, MUTED, Numbers, Options, finite, new_figure, styled
 
 MOST_MEMBER_LINES = 100
@@ -215,10 +213,8 @@ def heat_map(matrix: Numbers, member_ids: Sequence[int], *, label: str, colour: 
     return figure
 
 
-def plot_rates(
-    path: pathlib.Path, num_members: Sequence[int], rates: Mapping[str, Sequence[float]]
-) -> None:
-    """Plots curves of member-examples per second over the number of members, as a PNG file."""
+def plot_rates(num_members: Sequence[int], rates: Mapping[str, Sequence[float]]) -> bytes:
+    """Returns curves of member-examples per second over the number of members, as a PNG file."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     for name, values in rates.items():
@@ -232,7 +228,7 @@ def plot_rates(
     axes.legend()
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150)
-    replace_file(path, file.getvalue())
+    return file.getvalue()
 
 
 def _line(curve: Curve) -> Options:

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import math
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -14,12 +13,11 @@ import numpy as np
 from dist_ens.checkpoint.run_digests import fault_of, write_run_file
 from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import UserError, first_line
-from dist_ens.ground.file_reading import bytes_in
-from dist_ens.ground.file_writing import replace_file
 from dist_ens.ground.json_text import Json, JsonDict, from_json, is_number, is_whole
-from dist_ens.ground.paths import given_path
+from dist_ens.storage import ABSENT, Folder, Place, place_of
 
 METRICS = "metrics.jsonl"  # A record of metrics on each line.
+PARTS = ".parts"  # End of the name of the folder of a log's newest lines.
 SUMMARY = "summary.json"
 CURVES = "curves.json"
 PICTURES = "pictures.npy"
@@ -42,25 +40,20 @@ def to_json(value: Json, *, indent: int | None = None) -> str:
     return json.dumps(finite(value), allow_nan=False, indent=indent)
 
 
-def write_summary(workdir: pathlib.Path, summary: Mapping[str, Json]) -> None:
+def write_summary(workdir: Place, summary: Mapping[str, Json]) -> None:
     """Writes `summary.json` atomically."""
-    write_run_file(workdir / SUMMARY, to_json(summary, indent=2) + "\n")
+    write_run_file(workdir, SUMMARY, to_json(summary, indent=2) + "\n")
 
 
-def pace_before(workdir: pathlib.Path, step: int) -> dict[str, float]:
+def pace_before(workdir: Place, step: int) -> dict[str, float]:
     """Returns the pace in the summary that was written at a step; empty without one."""
     try:
-        before = from_json(bytes_in(workdir / SUMMARY))
+        before = from_json(workdir.read(SUMMARY))
     except (OSError, ValueError):
         return {}
     names = ("seconds", "member_examples_per_second")
     is_of_step = isinstance(before, dict) and before.get("steps") == step
     return {name: before[name] for name in names if name in before} if is_of_step else {}
-
-
-def write_scores(path: pathlib.Path, scores: Mapping[str, Json]) -> None:
-    """Writes scores as JSON atomically."""
-    replace_file(path, to_json(scores, indent=2) + "\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,37 +97,37 @@ class RunReport:
 
 
 def write_report(
-    workdir: pathlib.Path,
+    workdir: Place,
     scores: Mapping[str, Json],
     curves: Mapping[str, Json],
     pictures: Sequence[np.ndarray],
 ) -> None:
     """Writes the data of the report, and the page with these scores in place of the summary's."""
-    write_run_file(workdir / CURVES, to_json(curves) + "\n")
+    write_run_file(workdir, CURVES, to_json(curves) + "\n")
     file = io.BytesIO()
     np.save(file, np.array(pictures))
-    write_run_file(workdir / PICTURES, file.getvalue())
+    write_run_file(workdir, PICTURES, file.getvalue())
     redraw(workdir, scores)
 
 
-def redraw(workdir: pathlib.Path, scores: Mapping[str, Json] | None = None) -> None:
+def redraw(workdir: Place, scores: Mapping[str, Json] | None = None) -> None:
     """Writes the page again from the files of a run, with other scores if they are given."""
-    from dist_ens.report.page import write_page  # This import takes a second.
+    from dist_ens.report.page import page_of  # This import takes a second.
 
     run = read_run(workdir)
     run = dataclasses.replace(run, summary={**run.summary, **(scores or {})})
-    write_page(workdir / PAGE, [run], write_run_file)
+    write_run_file(workdir, PAGE, page_of([run]))
 
 
-def read_run(workdir: pathlib.Path) -> RunReport:
+def read_run(folder: Folder) -> RunReport:
     """Reads the content of a run's report from its folder, which must have `curves.json`."""
-    workdir = given_path(workdir, "workdir")
+    workdir = place_of(folder, "workdir")
     try:
-        curves = _read_json(workdir / CURVES)
-        summary = _read_json(workdir / SUMMARY) or {}
+        curves = _read_json(workdir, CURVES)
+        summary = _read_json(workdir, SUMMARY) or {}
         metrics = read_metrics(workdir)
-        pictures = workdir / PICTURES
-        shown = [*np.load(pictures, allow_pickle=False)] if pictures.exists() else []
+        pictures, tag = workdir.read_tagged(PICTURES)
+        shown = [] if tag == ABSENT else [*np.load(io.BytesIO(pictures), allow_pickle=False)]
     except (OSError, ValueError, EOFError) as error:
         raise UserError(
             f"The files of {quoted(workdir)} cannot be read for the report: {first_line(error)} "
@@ -145,7 +138,8 @@ def read_run(workdir: pathlib.Path) -> RunReport:
             f"There is no {CURVES} in {quoted(workdir)}, from which a report is made. Train there, "
             f"or type {_evaluate(workdir)} first."
         )
-    clauses = [fault_of(workdir / name) for name in (SUMMARY, ANSWERS, METRICS, CURVES, PICTURES)]
+    names = [SUMMARY, ANSWERS, CURVES, PICTURES, *files_of(workdir, METRICS)]
+    clauses = [fault_of(workdir, name) for name in names]
     faults = [
         f"Of {quoted(workdir)} {clause}, so what is shown of it may be wrong."
         for clause in clauses
@@ -158,7 +152,7 @@ def read_run(workdir: pathlib.Path) -> RunReport:
     if scores is not None and scores["step"] >= summary.get("steps", 0):
         summary = {**summary, **scores, "steps": scores["step"]}
     return RunReport(
-        name=workdir.resolve().name,
+        name=workdir.name,
         summary=summary,
         metrics=metrics,
         curves=curves | {name: of["curve"] for name, of in answers.items() if "curve" in of},
@@ -170,7 +164,7 @@ def read_run(workdir: pathlib.Path) -> RunReport:
 
 
 def keep_answers(
-    workdir: pathlib.Path,
+    workdir: Place,
     step: int,
     state: str | None,
     answers: Mapping[str, Json],
@@ -191,24 +185,24 @@ def keep_answers(
     others = {question: answer for question, answer in same.items() if question not in answers}
     kept[str(step)] = {"state": state, "answers": {**others, **answers}}
     steps = to_json(kept)
-    write_run_file(workdir / ANSWERS, f'{{"sha256": "{_sha256(steps)}", "steps": {steps}}}\n')
+    write_run_file(workdir, ANSWERS, f'{{"sha256": "{_sha256(steps)}", "steps": {steps}}}\n')
 
 
-def read_answers(workdir: pathlib.Path) -> JsonDict:
+def read_answers(workdir: Place) -> JsonDict:
     """Returns the `steps` of `answers.json`; empty if there is no file.
 
     A step has `state`, a digest of the members, and `answers`, a dict from a question, such as
     `conformal=aps level=0.9`. A changed number would calibrate predictions, so the file has a hash.
     """
     try:
-        kept = _read_json(workdir / ANSWERS)
+        kept = _read_json(workdir, ANSWERS)
         if kept is None:
             return {}
         if kept["sha256"] != _sha256(to_json(kept["steps"])):
             raise ValueError("its content does not match its hash")
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"{quoted(workdir / ANSWERS)} cannot be read for the report: {first_line(error)} "
+            f"{quoted(f'{workdir}/{ANSWERS}')} cannot be read for the report: {first_line(error)} "
             f"Remove it, and type {_evaluate(workdir)} to write it again."
         ) from error
     return kept["steps"]
@@ -229,20 +223,20 @@ def newest_answers(kept: Mapping[str, Json]) -> JsonDict:
     return found
 
 
-def _read_json(path: pathlib.Path) -> JsonDict | None:
+def _read_json(workdir: Place, name: str) -> JsonDict | None:
     """Returns the JSON object in a file, or None if there is no file."""
     try:
-        value = from_json(bytes_in(path))
+        value = from_json(workdir.read(name))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
-        raise ValueError(f"{path.name}: {error}") from error
+        raise ValueError(f"{name}: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name} holds no JSON object")
+        raise ValueError(f"{name} holds no JSON object")
     return value
 
 
-def _evaluate(workdir: pathlib.Path) -> str:
+def _evaluate(workdir: Place) -> str:
     return command_line("dist-ens", "evaluate", workdir=workdir)
 
 
@@ -250,17 +244,23 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_metrics(workdir: pathlib.Path) -> list[JsonDict]:
-    """Returns the records of a run's metrics, each with its `step`; empty if there is no file."""
-    return [record for _, record in records_in(workdir / METRICS)]
+def read_metrics(workdir: Place) -> list[JsonDict]:
+    """Returns the records of a run's metrics, each with its `step`; empty if there are none."""
+    return [record for _, record in records_in(workdir, METRICS)]
 
 
-def records_in(path: pathlib.Path) -> list[tuple[bytes, JsonDict]]:
-    """Returns the whole lines of a file that are records, each with its record."""
-    try:
-        *lines, _ = bytes_in(path).split(b"\n")
-    except FileNotFoundError:
-        return []
+def records_in(workdir: Place, name: str) -> list[tuple[bytes, JsonDict]]:
+    """Returns the lines of a log that are records, each with its record.
+
+    While a run lasts, its newest lines are in parts, of which each names how many lines are before
+    it. A run that ended between writing lines to another file and deleting their part has them in
+    both.
+    """
+    lines = _lines(workdir.read_tagged(name)[0])
+    for part in files_of(workdir, name)[1:]:
+        first = int(part.rpartition("/")[2])
+        # There are fewer lines if somebody has removed the file.
+        lines += _lines(workdir.read(part))[max(len(lines) - first, 0) :]
     read = [(line + b"\n", _record(line)) for line in lines]
     records = [(line, record) for line, record in read if record is not None]
     if dropped := len(read) - len(records):
@@ -268,9 +268,21 @@ def records_in(path: pathlib.Path) -> list[tuple[bytes, JsonDict]]:
             "%d of %d lines in %s are not records of metrics and are left out.",
             dropped,
             len(read),
-            quoted(path),
+            quoted(f"{workdir}/{name}"),
         )
     return records
+
+
+def files_of(workdir: Place, name: str) -> list[str]:
+    """Returns the names of a log's file and of its parts, in the order of their lines."""
+    found = [path.rpartition("/")[2] for path in workdir.names(f"{name}{PARTS}")]
+    firsts = sorted(int(first) for first in found if first.isdecimal())
+    return [name, *(f"{name}{PARTS}/{first}" for first in firsts)]
+
+
+def _lines(content: bytes) -> list[bytes]:
+    """Returns the whole lines in a file."""
+    return content.split(b"\n")[:-1]
 
 
 def _record(line: bytes) -> JsonDict | None:

@@ -4,14 +4,12 @@ The page needs no network and runs no script. It is made from the files of the r
 trained or evaluated again.
 """
 
-import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jinja2
 import numpy as np
 
 from dist_ens.ground.errors import UserError, counted
-from dist_ens.ground.file_writing import replace_file
 from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.metrics.catalogue import COMPARED, described, in_table
 from dist_ens.report.answers import answer_tables
@@ -23,12 +21,8 @@ from dist_ens.report.panels import MEAN_MEMBER, SECTIONS, Shown, named, older, u
 from dist_ens.report.style import colours, on_any_screen, svg
 
 
-def write_page(
-    path: pathlib.Path,
-    runs: Sequence[RunReport],
-    write: Callable[[pathlib.Path, str], None] = replace_file,
-) -> None:
-    """Writes the report of one run, or of several runs side by side, as an HTML file."""
+def page_of(runs: Sequence[RunReport]) -> str:
+    """Returns the report of one run, or of several runs side by side, as HTML."""
     if not runs:
         raise UserError("There is no run to report. Give at least one workdir.")
     several = len(runs) > 1
@@ -43,7 +37,7 @@ def write_page(
     )
     environment.filters["svg"] = lambda panel, name: svg(panel.figure, panel.alt, name)
     environment.filters["on_any_screen"] = on_any_screen
-    page = environment.get_template("page.html.jinja").render(
+    return environment.get_template("page.html.jinja").render(
         title=f"{len(runs)} runs side by side" if several else runs[0].name,
         shown=shown,
         result=_result,
@@ -61,7 +55,6 @@ def write_page(
         hardest=example_lists(shown, "hardest"),
         most_uncertain=example_lists(shown, "most_uncertain"),
     )
-    write(path, page)
 
 
 def _result(summary: Mapping[str, Json]) -> str:

@@ -10,12 +10,14 @@ from dist_ens.storage.bucket import Bucket
 from dist_ens.storage.disk import Disk
 from dist_ens.storage.place import Place
 
+# What names a folder: a path, an address, or a place that was found before.
+Folder = str | os.PathLike[str] | Place
 # One letter before the colon is a drive of Windows.
 _SCHEME = re.compile("([A-Za-z][A-Za-z0-9+.-]+):/")
 _ADDRESS = re.compile("(?:gs|s3)://([a-z0-9][a-z0-9._-]{2,62})/(.+)")
 
 
-def place_of(text: str | os.PathLike[str], name: str) -> Place:
+def place_of(text: Folder, name: str) -> Place:
     """Returns the folder that a path, `gs://BUCKET/PATH` or `s3://BUCKET/PATH` names.
 
     Nothing is made or asked yet. `AWS_ENDPOINT_URL` names another server that speaks as S3 does,
@@ -24,6 +26,8 @@ def place_of(text: str | os.PathLike[str], name: str) -> Place:
     >>> str(place_of("s3://my-bucket/runs/a/", "--workdir"))
     's3://my-bucket/runs/a'
     """
+    if not isinstance(text, str | os.PathLike):
+        return text
     if not is_address(text):
         return Disk(given_path(text, name))
     address = os.fspath(text).rstrip("/")
@@ -40,7 +44,19 @@ def place_of(text: str | os.PathLike[str], name: str) -> Place:
     if endpoint := os.environ.get("AWS_ENDPOINT_URL"):
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         spec |= {"endpoint": endpoint.rstrip("/"), "aws_region": region or "us-east-1"}
+    # Without it the library of AWS would complain of files that are not there.
+    if "AWS_ACCESS_KEY_ID" in os.environ:
+        spec["aws_credentials"] = {"type": "environment"}
     return Bucket(address, {"driver": "s3", **spec})
+
+
+def file_at(text: str | os.PathLike[str], name: str) -> tuple[Place, str]:
+    """Returns the folder and the name of the file that a path or an address names."""
+    if is_address(text):
+        place = place_of(text, name)
+        return place.parent, place.name
+    path = given_path(text, name)
+    return Disk(path.parent), path.name
 
 
 def is_address(text: str | os.PathLike[str]) -> bool:

@@ -5,11 +5,13 @@ import errno
 import os
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Self, TypeVar
 
 import tensorstore as ts
 
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.storage.place import ABSENT
 
@@ -27,6 +29,7 @@ _CODES = {
     "ABORTED": errno.ETIMEDOUT,
     "NOT_FOUND": errno.ENOENT,
 }
+_PROBE = ".writable"
 _DETAILS = re.compile(r" \[.*", re.DOTALL)
 
 
@@ -98,6 +101,16 @@ class Bucket:
 
     def size(self, name: str) -> None:
         return None
+
+    def require_writable(self, names: Iterable[str] = (), *, is_new: bool = False) -> None:
+        try:
+            self.write(_PROBE, b"")
+            self.remove(_PROBE)
+        except OSError as error:
+            raise UserError(
+                f"Nothing can be written in {quoted(self)}: {error.strerror}. Correct the address, "
+                "or the rights of these credentials."
+            ) from error
 
     def write(self, name: str, content: bytes) -> None:
         self._reported(lambda keys: keys.write(self._prefix + name, content).result(), name)

@@ -7,14 +7,15 @@ import os
 import pathlib
 import shutil
 import stat
+import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Self
 
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.file_reading import bytes_in, opened_to_read, require_readable
-from dist_ens.ground.file_writing import replace_file
+from dist_ens.ground.file_writing import replace_file, require_regular_files
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.paths import utf8_path
 from dist_ens.storage.place import ABSENT
@@ -88,6 +89,19 @@ class Disk:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", name)
         return status.st_size
+
+    def require_writable(self, names: Iterable[str] = (), *, is_new: bool = False) -> None:
+        require_regular_files(self.path, names)
+        if is_new and not self.path.exists():
+            return
+        try:
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise UserError(
+                f"Nothing can be written in {quoted(self)}: {error.strerror}. Choose another "
+                "folder, or make this one writable."
+            ) from error
 
     def write(self, name: str, content: bytes) -> None:
         path = self.path / name

@@ -1,5 +1,6 @@
 """`Place`: a folder of files, wherever it is."""
 
+from collections.abc import Iterable
 from typing import Protocol, Self
 
 from dist_ens.ground.json_text import JsonDict
@@ -58,6 +59,12 @@ class Place(Protocol):
         """Returns the number of bytes of a file; None if only reading would tell.
 
         A link, a pipe or a device is an `OSError`.
+        """
+
+    def require_writable(self, names: Iterable[str] = (), *, is_new: bool = False) -> None:
+        """Raises a `UserError` unless files, and those of these names, can be written.
+
+        A folder that `is_new` need not exist on a disk.
         """
 
     def write(self, name: str, content: bytes) -> None:

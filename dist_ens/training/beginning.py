@@ -28,7 +28,7 @@ from dist_ens.ground.state import State, differing, leaf_types
 from dist_ens.ground.types import Shapes
 from dist_ens.layout import MEMBERS, Layout, connect_hosts, copied_like, to_host
 from dist_ens.processes import cluster
-from dist_ens.storage import Disk, place_of
+from dist_ens.storage import place_of
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.preparing import Job
@@ -72,8 +72,7 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
     batches = train.batches(ensemble.layout, info, steps_per_call, say)
     if first_step < info.last_step and ensemble.execution == AUTO:
         first = next(batches)
-        run = None if checkpoints is None else place_of(checkpoints.folder, "folder")
-        folder = run.path if isinstance(run, Disk) else None
+        folder = None if checkpoints is None else place_of(checkpoints.folder, "folder")
         may_move = not isinstance(train, BatchIterable) and not ensemble.layout.is_fixed
         chosen, choice = choose(
             ensemble, state, first, info.last_step, workdir=folder, may_move=may_move
