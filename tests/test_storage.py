@@ -98,6 +98,7 @@ def test_an_address_that_cannot_be_used_is_told_with_those_that_can(text):
 
 def test_addresses_name_folders_of_buckets(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1/")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "me")
     place = place_of("s3://my-bucket/runs/a/", "folder") / "checkpoints"
     assert str(place) == "s3://my-bucket/runs/a/checkpoints"
     assert place.spec() == {
@@ -106,6 +107,7 @@ def test_addresses_name_folders_of_buckets(monkeypatch):
         "path": "runs/a/checkpoints/",
         "endpoint": "http://127.0.0.1:1",
         "aws_region": "us-east-1",
+        "aws_credentials": {"type": "environment"},
     }
     assert place_of("gs://my-bucket/a", "folder").spec() == {
         "driver": "gcs",

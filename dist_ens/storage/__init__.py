@@ -8,7 +8,8 @@ written whole, and `write_new` and `write_if` decide between writers.
 from dist_ens.storage.address import Folder, file_at, place_of
 from dist_ens.storage.bucket import RETRIES, Bucket
 from dist_ens.storage.disk import Disk
-from dist_ens.storage.lease import Lease, token_in
+from dist_ens.storage.disk_lock import DiskLock
+from dist_ens.storage.lease import Lease
 from dist_ens.storage.place import ABSENT, Place
 
 __all__ = [
@@ -17,9 +18,18 @@ __all__ = [
     "Bucket",
     "Disk",
     "Folder",
-    "Lease",
     "Place",
     "file_at",
+    "lock_of",
     "place_of",
-    "token_in",
 ]
+
+
+def lock_of(place: Place, owner: str, token: str) -> DiskLock | Lease:
+    """Returns the lock of a folder, which nobody has acquired yet.
+
+    `owner` is told to others. By `token`, which is the same on all hosts, they see who has it.
+    """
+    if isinstance(place, Disk):
+        return DiskLock(place, owner, token)
+    return Lease(place, owner, token)

@@ -104,7 +104,7 @@ class Bucket:
 
     def require_writable(self, names: Iterable[str] = (), *, is_new: bool = False) -> None:
         try:
-            self.write(_PROBE, b"")
+            self.write(_PROBE, b"1")
             self.remove(_PROBE)
         except OSError as error:
             raise UserError(

@@ -9,9 +9,9 @@ import time
 
 from dist_ens.storage.place import ABSENT, Place
 
-NAME = ".lease"
 # A lease that has not been renewed for so long is taken over.
 SECS = 30.0
+_LOST = "another run has taken it over, which writes there now"
 _RENEWALS = 4  # Number of renewals in that time.
 
 
@@ -21,6 +21,8 @@ class Lease:
     Nobody compares clocks of two machines. Whoever wants a lease looks at it for `SECS` seconds on
     a clock of its own, and takes it over if it stays the same.
     """
+
+    NAME = ".lease"
 
     def __init__(self, place: Place, owner: str, token: str) -> None:
         self._place, self._owner, self._token = place, owner, token
@@ -32,7 +34,7 @@ class Lease:
         """Takes the lease, and returns None; or returns the living owner, as a clause."""
         seen, since = None, time.monotonic()
         while True:
-            content, tag = self._place.read_tagged(NAME)
+            content, tag = self._place.read_tagged(self.NAME)
             if seen is None:
                 seen = tag
             is_old = tag == ABSENT or time.monotonic() - since > SECS
@@ -49,20 +51,32 @@ class Lease:
         with self._using:
             if self._is_lost or not self._write():
                 self._is_lost = True
-                raise OSError(errno.EBUSY, "another run has taken it over, which writes there now")
+                raise OSError(errno.EBUSY, _LOST)
+
+    def is_seen(self) -> bool:
+        """Returns whether the token of the owner can be read."""
+        try:
+            return json.loads(self._place.read(self.NAME))["token"] == self._token
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def check(self) -> None:
+        """Raises an `OSError` on any host if another process has the lease."""
+        if not self.is_seen():
+            raise OSError(errno.EBUSY, _LOST)
 
     def release(self) -> None:
         """Gives the lease back, unless another process has it."""
         self._has_ended.set()
         with self._using, contextlib.suppress(OSError):
-            if not self._is_lost and token_in(self._place) == self._token:
-                self._place.remove(NAME)
+            if not self._is_lost and self.is_seen():
+                self._place.remove(self.NAME)
 
     def _write(self) -> bool:
         self._count += 1
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         values = {"owner": self._owner, "time": now, "token": self._token, "count": self._count}
-        tag = self._place.write_if(NAME, json.dumps(values).encode(), self._tag)
+        tag = self._place.write_if(self.NAME, json.dumps(values).encode(), self._tag)
         self._tag = tag or self._tag
         return tag is not None
 
@@ -70,14 +84,6 @@ class Lease:
         while not self._has_ended.wait(SECS / _RENEWALS):
             with contextlib.suppress(OSError):  # The next save tells of it.
                 self.renew()
-
-
-def token_in(place: Place) -> str | None:
-    """Returns the token of the lease of a folder; None if it cannot be read."""
-    try:
-        return json.loads(place.read(NAME))["token"]
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def _owner_in(content: bytes) -> str:
