@@ -2,12 +2,15 @@
 
 import contextlib
 import dataclasses
+import http.client
+import http.server
 import os
 import pathlib
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 
@@ -17,6 +20,7 @@ from test_cluster import free_port
 BUCKET = "bucket"
 # Python that has moto; another one than that of the tests if theirs has not.
 PYTHON = os.environ.get("DIST_ENS_SERVERS", sys.executable)
+FAULTS = {503: "SlowDown", 403: "ExpiredToken", 404: "NoSuchBucket"}
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 
 
@@ -70,6 +74,58 @@ def s3_server():
     with _running(command, server.port):
         server.make_bucket()
         yield server
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+    """A server in front of another one, which can be made to fail, and counts the requests.
+
+    Attributes:
+        fault: None, or the status that is answered instead; 0 for no answer until it is None.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, server, port=0):
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.server, self.fault, self.requests = server, None, []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def environment(self):
+        return CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server_port}"}
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def handle_one(self):
+        proxy = self.server
+        proxy.requests.append((self.command, self.path))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        while proxy.fault == 0:
+            time.sleep(0.05)
+        if proxy.fault is not None:
+            answer = f"<Error><Code>{FAULTS[proxy.fault]}</Code><Message>no</Message></Error>".encode()
+            status, headers = proxy.fault, {}
+        else:
+            there = http.client.HTTPConnection("127.0.0.1", proxy.server.port)
+            there.request(self.command, self.path, body, dict(self.headers))
+            got = there.getresponse()
+            status, headers, answer = got.status, dict(got.getheaders()), got.read()
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                self.send_header(name, value)
+        of_head = headers.get("Content-Length", "0") if self.command == "HEAD" else len(answer)
+        self.send_header("Content-Length", of_head)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_one
+
+    def log_message(self, *_):
+        pass
 
 
 @contextlib.contextmanager

@@ -1,8 +1,11 @@
 """Runs in a bucket, on a server that speaks as S3 does: nothing is lost, and one run writes."""
 
+import contextlib
 import random
+import re
 import sys
 import threading
+import time
 
 import jax
 import numpy as np
@@ -15,7 +18,7 @@ from dist_ens.checkpoint.verify import faults_of
 from dist_ens.ground.errors import SaveError, UserError
 from dist_ens.layout import Layout
 from dist_ens.storage import lease, place_of
-from object_servers import gcs_server, s3_server
+from object_servers import Proxy, gcs_server, s3_server
 from saving import assert_same, begun, reader, save, shapes_of, snapshot, state_of, steps_in
 from test_cluster import finish, free_port, start
 
@@ -192,6 +195,78 @@ def test_fit_in_a_bucket_resumes_with_the_bits_of_a_run_on_a_disk_that_was_not_s
     assert_same(resumed.state, whole.state)
     assert_same(predicted, expected)
     assert not list(tmp_path.glob("s3*"))
+
+
+@pytest.fixture
+def proxy(server, run, monkeypatch):
+    """A server between the run and its bucket, which can be made to fail."""
+    with Proxy(server) as started:
+        for name, value in started.environment.items():
+            monkeypatch.setenv(name, value)
+        yield started
+        started.fault = None
+        started.shutdown()
+
+
+def passing(proxy, fault, secs):
+    """Lets the server fail, and then work again."""
+    proxy.fault = fault
+    threading.Timer(secs, setattr, (proxy, "fault", None)).start()
+
+
+@pytest.mark.parametrize(("fault", "secs"), [(503, 5), (0, 20)])
+def test_a_save_waits_for_a_server_that_is_busy_or_silent(run, proxy, fault, secs):
+    with begun(run) as opened:
+        opened.save(snapshot(1, state_of(1.0)))
+        opened.wait()
+        passing(proxy, fault, secs)
+        opened.save(snapshot(2, state_of(2.0)))
+        opened.wait()
+    assert (steps_in(run), value_at(run, 2)) == ([1, 2], 2.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (403, "(ExpiredToken|ermission denied).*Renew the credentials, or give them the right"),
+        (404, "NoSuchBucket.*Make the bucket again, or correct its name"),
+    ],
+)
+def test_a_save_that_failed_is_told_once_and_the_next_one_is_complete(run, proxy, fault, told):
+    said = []
+    with begun(run, said.append) as opened:
+        for step in range(1, 5):
+            proxy.fault = fault if step in (2, 3) else None
+            opened.save(snapshot(step, state_of(float(step))))
+            with contextlib.suppress(SaveError):
+                opened.wait()
+    assert re.search(f"^Could not write the checkpoint of step 2 in {run}: .*{told}", said[0])
+    assert "The last saved step is 1." in said[0]
+    assert said[1].endswith("works again. The last saved step is 4.")
+    assert len(said) == 2
+    assert (steps_in(run), value_at(run, 4)) == ([1, 4], 4.0)
+
+    def save_last():
+        with begun(run) as opened:
+            proxy.fault = fault
+            opened.save(snapshot(5, state_of(5.0)), is_last=True)
+
+    with pytest.raises(SaveError, match=f"{told}.*run the same command again") as raised:
+        save_last()
+    assert raised.value.exit_code
+
+
+def test_a_save_waits_for_a_server_that_is_stopped_and_started(server, run, proxy):
+    with begun(run) as opened:
+        opened.save(snapshot(1, state_of(1.0)))
+        opened.wait()
+        proxy.shutdown()
+        proxy.server_close()
+        opened.save(snapshot(2, state_of(2.0)))
+        time.sleep(5)
+        with Proxy(server, proxy.server_port):
+            opened.wait()
+            assert (steps_in(run), value_at(run, 2)) == ([1, 2], 2.0)
 
 
 def test_two_hosts_save_and_resume_in_a_bucket(server, run, tmp_path):

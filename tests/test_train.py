@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dist_ens.callbacks import STOP, JsonLines, RunInfo
+from dist_ens.callbacks import STOP, JsonLines, RunInfo, json_lines
 from dist_ens.checkpoint import Checkpoints, read_members
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.experiment import DataConfig, Experiment, OwnParts, open_source
@@ -250,14 +250,16 @@ def steps_of(folder):
     return [record["step"] for record in read_metrics(Disk(folder))]
 
 
-def test_metrics_that_cannot_be_written_stay_in_memory_and_are_told_once(tmp_path, caplog, sleep):
+def test_metrics_that_cannot_be_written_stay_in_memory_and_are_told_once(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(json_lines, "_EVERY_SECS", 0.0)
     writer = JsonLines(tmp_path / "metrics.jsonl")
     writer.begin(RunInfo(None, [0], 0, 8, 8))
     full = OSError(errno.ENOSPC, "No space left on device")
     with mock.patch.object(Disk, "write", side_effect=full):
         for step in (1, 2):
             writer.write(step, {"train/loss": 0.5})
-            sleep(60)
         with pytest.raises(SaveError, match=r"^The metrics could not be written .*: no space left"):
             writer.sync()
     [told] = [record.getMessage() for record in caplog.records]
@@ -265,7 +267,6 @@ def test_metrics_that_cannot_be_written_stay_in_memory_and_are_told_once(tmp_pat
         "metrics.jsonl: no space left on device. They stay in memory, and the next record tries "
         "again. Free some space there."
     )
-    sleep(60)
     writer.write(3, {"train/loss": 0.5})
     assert steps_of(tmp_path) == [1, 2, 3]
     with mock.patch.object(Disk, "write", side_effect=full), pytest.raises(SaveError) as raised:
@@ -273,7 +274,8 @@ def test_metrics_that_cannot_be_written_stay_in_memory_and_are_told_once(tmp_pat
     assert raised.value.exit_code == ExitCode.DISK_FULL
 
 
-def test_metrics_are_in_parts_while_a_run_lasts_and_in_one_file_at_its_end(tmp_path, sleep):
+def test_metrics_are_in_parts_while_a_run_lasts_and_in_one_file_at_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_lines, "_EVERY_SECS", 0.0)
     path, parts = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.parts"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 9}\n')
     for first in (2, 4):  # The first one is killed.
@@ -284,7 +286,6 @@ def test_metrics_are_in_parts_while_a_run_lasts_and_in_one_file_at_its_end(tmp_p
             writer.write(step, {})
             if step == 4:
                 writer.sync()
-            sleep(60)
         assert steps_of(tmp_path) == [1, 2, 3, 4, 5, 6]
     assert parts.is_dir()
     writer.sync()

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -63,7 +64,7 @@ class JsonLines:
         self._first = self._num_lines = 0
         self._num_parts = 0
         self._is_written = True  # Whether the newest part is stored as it is here.
-        self._wrote = -math.inf  # When a part was written, on `cluster.clock`.
+        self._wrote = -math.inf  # When a part was written.
         self._warned: str | None = None  # Cause of the last warning.
         self._using = threading.Lock()
 
@@ -95,7 +96,7 @@ class JsonLines:
             self._part += (to_json({"step": step, **record}) + "\n").encode()
             self._num_lines += 1
             self._is_written = False
-            if cluster.clock() - self._wrote < _EVERY_SECS:
+            if time.monotonic() - self._wrote < _EVERY_SECS:
                 return
             try:
                 self._write_part()
@@ -117,7 +118,7 @@ class JsonLines:
 
     def _write_part(self) -> None:
         """Writes the newest part as a whole."""
-        self._wrote = cluster.clock()
+        self._wrote = time.monotonic()
         if not self._is_written:
             write_run_file(self._place, f"{self._name}{PARTS}/{self._first}", self._part)
             self._is_written = True

@@ -23,6 +23,11 @@ _REMEDIES = {
     **dict.fromkeys((errno.EIO, errno.EINTR, errno.ETIMEDOUT), "Check that disk"),
     **dict.fromkeys((errno.ENOTCONN, errno.EHOSTDOWN), "Check the connection to that disk"),
 }
+_REMEDIES_OF_BUCKETS = {
+    errno.EACCES: "Renew the credentials, or give them the right to read and write there",
+    errno.ENOENT: "Make the bucket again, or correct its name",
+    **dict.fromkeys((errno.EHOSTDOWN, errno.ETIMEDOUT), "Check the connection to the server"),
+}
 # Errors of reading that say nothing about the content of the files.
 NO_DAMAGE = frozenset(
     {
@@ -60,7 +65,11 @@ def explained(error: BaseException | None) -> Cause:
     if code is None:
         return Cause(first_line(error).rstrip("."), "Remove the cause", None)
     what = text or os.strerror(code)
-    return Cause(what[:1].lower() + what[1:], _REMEDIES.get(code, "Remove the cause"), code)
+    is_of_bucket = "://" in str(getattr(error, "filename", ""))
+    remedies = _REMEDIES_OF_BUCKETS if is_of_bucket else _REMEDIES
+    if what.split()[0][1:].islower():  # A name such as NoSuchBucket stays.
+        what = what[0].lower() + what[1:]
+    return Cause(what, remedies.get(code, "Remove the cause"), code)
 
 
 def is_of_disk(error: BaseException) -> bool:

@@ -239,10 +239,10 @@ class OpenCheckpoints:
 
     def _last_saved(self) -> str:
         """Returns a sentence that says which step is the last that is saved."""
-        steps: list[int] = []
+        step = self._newest_step or self.saved_step
         with contextlib.suppress(OSError):  # The disk may be gone.
-            steps = steps_in(self._folder)
-        return f"The last saved step is {steps[-1]}." if steps else "No step is saved yet."
+            step = max(steps_in(self._folder), default=0)
+        return f"The last saved step is {step}." if step else "No step is saved yet."
 
     # Restoring
 

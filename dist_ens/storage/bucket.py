@@ -42,6 +42,8 @@ def storage_error(error: Exception, where: str) -> OSError:
     status, _, words = str(error).partition(": ")
     code = _CODES.get(status)
     words = _DETAILS.sub("", words if code else str(error))
+    if code and words == "Unknown":  # The answer to some requests has no text.
+        words = os.strerror(code)
     return OSError(code or errno.EIO, words, where)
 
 
