@@ -8,18 +8,20 @@ from typing import Any
 
 from dist_ens.ground.errors import RESTARTED, UserError
 from dist_ens.ground.paths import shortened
+from dist_ens.storage import is_address
 from launch.rendered import filled
 from launch.started_command import value_of
 
 
 def render(command: Sequence[str], **options: Any) -> str:
     """Returns the file of a JobSet: a Job for each slice or for all nodes, a pod for each node."""
-    workdir, folder = value_of(command, "workdir"), posixpath.normpath(options["mount_path"])
-    is_inside = posixpath.normpath(workdir or "").startswith(f"{folder}/")
-    if workdir is not None and not (options["volume_claim"] and is_inside):
+    workdir, folder = value_of(command, "workdir") or "", posixpath.normpath(options["mount_path"])
+    is_inside = posixpath.normpath(workdir).startswith(f"{folder}/")
+    if workdir and not is_address(workdir) and not (options["volume_claim"] and is_inside):
         raise UserError(
-            f"--workdir={shortened(workdir)} would be lost with the pod. Add --volume_claim=CLAIM, "
-            f"and use a --workdir inside {folder}, where the pods see the volume (--mount_path)."
+            f"--workdir={shortened(workdir)} would be lost with the pod. Give a bucket, "
+            "gs://BUCKET/PATH or s3://BUCKET/PATH. Or add --volume_claim=CLAIM, and use a "
+            f"--workdir inside {folder}, where the pods see the volume (--mount_path)."
         )
     selector = {
         key: value for key, value in _parts("node_selector", "KEY=VALUE", options["node_selector"])

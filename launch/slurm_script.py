@@ -1,6 +1,7 @@
 """The script by which Slurm runs a command, and starts it again after a preemption."""
 
 import pathlib
+import posixpath
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -58,13 +59,13 @@ def _tasks(command: Sequence[str], configs: Sequence[str]) -> list[list[str]]:
     for config, name in zip(configs, names, strict=True):
         own: dict[str, object] = {
             "config": config,
-            "workdir": pathlib.PurePath(workdir or "") / name,
+            "workdir": posixpath.join(workdir or "", name),
         }
         own |= {flag: _of_task(file, name) for flag, file in outputs.items()}
         tasks.append([f"--{flag}={value}" for flag, value in own.items()])
     return tasks
 
 
-def _of_task(file: str, name: str) -> pathlib.PurePath:
-    path = pathlib.PurePath(file)
-    return path.with_name(f"{path.stem}_{name}{path.suffix}")
+def _of_task(file: str, name: str) -> str:
+    root, suffix = posixpath.splitext(file)
+    return f"{root}_{name}{suffix}"

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from dist_ens.ground.commands import command_line
 from dist_ens.ground.errors import UserError, did_you_mean
-from dist_ens.ground.paths import require_local, shortened
+from dist_ens.ground.paths import shortened
+from dist_ens.storage import place_of
 
 # Verbs that the processes of a cluster can run together.
 STARTED = ("train", "evaluate", "predict")
@@ -32,7 +33,7 @@ class StartedCommand:
             raise UserError("The command to start is missing. Add it: -- train --config=FILE …")
         _one_of(after[0], STARTED, "cannot be started after --.")
         if workdir := value_of(after, "workdir"):
-            require_local(workdir, "--workdir")
+            place_of(workdir, "--workdir")  # Only a check.
         self.arguments = tuple(after)
         return before
 

@@ -15,9 +15,11 @@ import subprocess
 from absl import flags
 
 from dist_ens.ground.commands import command_line
-from launch import cli, signals
+from dist_ens.ground.paths import shortened
+from dist_ens.storage import is_address
+from launch import cli, signals, stdio
 from launch.rendered import filled
-from launch.started_command import StartedCommand
+from launch.started_command import StartedCommand, value_of
 
 _NAME = flags.DEFINE_string("name", None, "Name of the TPU.")
 _ZONE = flags.DEFINE_string("zone", None, "Zone of the TPU, such as us-west4-a.")
@@ -34,6 +36,11 @@ _COMMAND = StartedCommand("run", "follow", alone="follow")
 
 def main() -> int:
     """Runs the script that calls gcloud, and returns its exit code."""
+    if (workdir := value_of(_COMMAND.arguments, "workdir")) and not is_address(workdir):
+        stdio.say(
+            f"Note: --workdir={shortened(workdir)} is lost with the TPU, unless it is on a shared "
+            "disk. gs://BUCKET/PATH stays."
+        )
     name, slices = cli.required(_NAME, "digits"), _NUM_SLICES.value
     script = filled(
         "tpu.sh",

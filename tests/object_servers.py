@@ -105,7 +105,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         while proxy.fault == 0:
             time.sleep(0.05)
         if proxy.fault is not None:
-            answer = f"<Error><Code>{FAULTS[proxy.fault]}</Code><Message>no</Message></Error>".encode()
+            answer = (
+                f"<Error><Code>{FAULTS[proxy.fault]}</Code><Message>no</Message></Error>".encode()
+            )
             status, headers = proxy.fault, {}
         else:
             there = http.client.HTTPConnection("127.0.0.1", proxy.server.port)

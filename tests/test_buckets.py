@@ -1,8 +1,11 @@
 """Runs in a bucket, on a server that speaks as S3 does: nothing is lost, and one run writes."""
 
+import collections
 import contextlib
+import json
 import random
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -13,14 +16,29 @@ import optax
 import pytest
 
 import dist_ens as de
+from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.checkpoint import saved_step
 from dist_ens.checkpoint.verify import faults_of
-from dist_ens.ground.errors import SaveError, UserError
+from dist_ens.experiment import Experiment
+from dist_ens.experiment.train import train
+from dist_ens.ground.errors import ExitCode, SaveError, UserError
 from dist_ens.layout import Layout
 from dist_ens.storage import lease, place_of
 from object_servers import Proxy, gcs_server, s3_server
-from saving import assert_same, begun, reader, save, shapes_of, snapshot, state_of, steps_in
+from saving import (
+    assert_same,
+    begun,
+    reader,
+    save,
+    shapes_of,
+    snapshot,
+    state_of,
+    steps_in,
+    verified,
+)
 from test_cluster import finish, free_port, start
+
+pytestmark = pytest.mark.servers
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +92,18 @@ def test_a_run_in_a_bucket_is_saved_resumed_and_swept_as_on_a_disk(
 
 
 @pytest.mark.parametrize("num_members", [8, 1000])
-def test_a_save_makes_few_objects_however_many_members_there_are(run, num_members):
+def test_a_save_makes_few_objects_however_many_members_there_are(run, proxy, num_members):
     layout = Layout.make(num_members, ensemble_axis=1)
     values = np.random.default_rng(0).normal(size=(num_members, 500)).astype(np.float32)
-    save(run, layout.put({"w": values, "b": values[:, :3]}, "members"))
-    assert len(names_in(run)) <= 6 + 1
+    state = layout.put({"w": values, "b": values[:, :3]}, "members")
+    with begun(run) as opened:
+        before = len(proxy.requests)
+        opened.save(snapshot(1, state, host_files={"position": b"here"}))
+        opened.wait()
+        requests = collections.Counter(method for method, _ in proxy.requests[before:])
+    assert len(names_in(run)) <= 6
+    assert requests["PUT"] <= 12, requests
+    assert requests.total() <= 45, requests
 
 
 def test_damage_in_a_bucket_is_told_and_the_step_before_it_is_used(run):
@@ -101,17 +126,61 @@ def test_damage_in_a_bucket_is_told_and_the_step_before_it_is_used(run):
 
 
 def test_every_flipped_bit_of_a_run_in_a_bucket_is_told(run):
-    save(run, state_of(1.0, 200), host_files={"position": b"here"})
-    place, draw = place_of(run, "run") / "checkpoints" / "1", random.Random(0)
+    values = {"num_members": 2, "steps": 4, "model": {"name": "mlp", "hidden_sizes": (4,)}}
+    train(Experiment.from_dict({**values, "data": {"global_batch_size": 8}}), run)
+    assert verified(run) == (0, ["Step 4: sound."])
+    place, draw = place_of(run, "run"), random.Random(0)
+    names = sorted(place.names())
     for _ in range(50):
-        name = draw.choice(sorted(place.names()))
+        name = draw.choice(names)
         sound = place.read(name)
         content = bytearray(sound)
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
         place.write(name, bytes(content))
-        assert faults_of(place), name
+        assert verified(run)[0] == ExitCode.DAMAGED, name
         place.write(name, sound)
-    assert faults_of(place) == []
+    assert verified(run)[0] == 0
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_the_first_command_of_the_readme_and_its_verbs_work_in_a_bucket(
+    request, server, run, tmp_path, monkeypatch, scheme
+):
+    """The scores are those of a run on a disk, and every verb finds the run."""
+    variables = dict(server.environment)
+    if scheme == "gs":
+        variables |= request.getfixturevalue("gcs")
+        run = run.replace("s3:", "gs:")
+    config = [f"--config={ROOT}/configs/digits.py", "--config.steps=100"]
+    np.save(tmp_path / "x.npy", np.zeros((5, 8, 8), np.uint8))
+    verbs = [
+        ["train", *config, f"--workdir={run}"],
+        ["train", *config, f"--workdir={tmp_path / 'disk'}"],
+        ["evaluate", f"--workdir={run}", f"--json={run}/scores.json"],
+        ["predict", f"--workdir={run}", f"--input={tmp_path / 'x.npy'}", f"--output={run}/p.npz"],
+        ["report", run, str(tmp_path / "disk"), f"--output={run}/both.html"],
+        ["members", run, "list"],
+        ["members", run, "verify"],
+        ["replay", run, "--member=1"],
+        ["members", run, "copy", "--ids=1,2", f"--to={run}/two"],
+        ["members", run, "export", f"--to={run}/nets"],
+    ]
+    for verb in verbs:
+        ended = subprocess.run(
+            [sys.executable, "-m", f"launch.{verb[0]}", *verb[1:]],
+            env=COMMAND_ENVIRONMENT | variables | {"JAX_PLATFORMS": "cpu"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    place = place_of(run, "run")
+    scores = json.loads(place.read("summary.json"))["test"]
+    assert scores == json.loads((tmp_path / "disk" / "summary.json").read_text())["test"]
+    assert {"scores.json", "p.npz", "both.html", "two/experiment.json"} <= {*place.names()}
+    assert [path.name for path in tmp_path.iterdir() if ":" in path.name] == []
 
 
 def test_a_second_run_is_refused_with_the_first_one_and_its_time(run, monkeypatch):

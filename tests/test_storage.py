@@ -2,14 +2,17 @@
 
 import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
+from conftest import ROOT
 from dist_ens.ground.errors import UserError
 from dist_ens.storage import ABSENT, Bucket, Disk, place_of
 from object_servers import s3_server
 
-WAYS = ["disk", "memory", "s3"]
+WAYS = ["disk", "memory", pytest.param("s3", marks=pytest.mark.servers)]
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +99,13 @@ def test_an_address_that_cannot_be_used_is_told_with_those_that_can(text):
         place_of(text, "--workdir")
 
 
+def test_only_the_room_of_storage_opens_files_of_a_run(tmp_path):
+    command = [sys.executable, "tests/opened_by.py", str(tmp_path / "run")]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1:] == ["storage"], ended.stdout
+    assert len([line for line in ended.stdout.splitlines() if str(tmp_path) in line]) == 0
+
+
 def test_addresses_name_folders_of_buckets(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1/")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "me")
@@ -117,6 +127,7 @@ def test_addresses_name_folders_of_buckets(monkeypatch):
     assert isinstance(place_of("runs/a", "folder"), Disk)
 
 
+@pytest.mark.servers
 def test_a_bucket_that_does_not_exist_is_told_in_words(server):
     place = server.bucket("no-such-bucket") / "a"
     for use in (lambda: place.write("x", b""), place.names):

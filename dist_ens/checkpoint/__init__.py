@@ -13,7 +13,8 @@ A checkpoint is the folder `WORKDIR/checkpoints/STEP`. It holds
   to, the ids of the members, a digest of each member's part of each leaf, and the size and the
   digest of each file. See `manifest`.
 - `host_files`: bytes that belong to one host each, such as the position of its data iterator. The
-  file of process P is `host_files/NAME.P`. The folder is absent if there are none.
+  file `host_files/NAME` has those of process P as a base64 text under the key P. The folder is
+  absent if there are none.
 
 Orbax reads the files of `state`: `StandardCheckpointer().restore` returns NumPy arrays on any
 number of devices. This package uses TensorStore directly, as Orbax itself does. Orbax's own code

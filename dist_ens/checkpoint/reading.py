@@ -1,6 +1,8 @@
 """Reading of a checkpoint. Every host reads the parts that its own devices hold."""
 
+import base64
 import errno
+import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -71,10 +73,14 @@ class SavedStep:
 
         If they are shared, and another number of hosts wrote them, those of process 0 are returned.
         """
-        files, host = self._manifest.files, jax.process_index()
-        num_hosts, prefix = self._manifest.num_hosts, f"{HOST_FILES}/{name}"
-        is_saved = any(path.rpartition(".")[0] == prefix for path in files)
-        if is_saved and num_hosts != jax.process_count():
+        host, num_hosts, path = (
+            jax.process_index(),
+            self._manifest.num_hosts,
+            f"{HOST_FILES}/{name}",
+        )
+        if path not in self._manifest.files:
+            return None
+        if num_hosts != jax.process_count():
             if not is_shared:
                 raise RunError(
                     f"{quoted(str(self._place))} was saved by {counted(num_hosts, 'host')}, each "
@@ -82,15 +88,15 @@ class SavedStep:
                     f"{counted(jax.process_count(), 'host')}. Resume on as many hosts as before."
                 )
             host = 0
-        path = f"{prefix}.{host}"
 
-        def read() -> bytes:
+        def read() -> bytes | None:
             content = self._data.read(path)
-            if zlib.crc32(content) != files[path].crc32:
+            if zlib.crc32(content) != self._manifest.files[path].crc32:
                 raise ValueError(f"the file {path} has changed")
-            return content
+            text = json.loads(content).get(str(host))
+            return None if text is None else base64.b64decode(text)
 
-        return self._reported(read) if path in files else None
+        return self._reported(read)
 
     def _positions(self, member_ids: Sequence[int] | None) -> list[int] | None:
         """Returns the positions of members; None for all of them in order."""

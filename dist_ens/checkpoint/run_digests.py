@@ -5,6 +5,7 @@ number of bytes and its CRC-32. The digest of a new content is added before the 
 so that the file has a digest whenever a run is interrupted.
 """
 
+import contextlib
 import zlib
 
 from dist_ens.ground.file_writing import UNFINISHED
@@ -17,8 +18,9 @@ def write_run_file(run: Place, name: str, content: str | bytes) -> None:
     """Replaces the content of a file of a run as a whole, and writes its digest."""
     if isinstance(content, str):
         content = content.encode(errors="backslashreplace")
-    now, _ = run.read_tagged(name)
-    kept = [digest for digest in _digests_of(run, name) if digest == _digest(now)]
+    now, kept = _digest(run.read_tagged(name)[0]), []
+    with contextlib.suppress(OSError, ValueError):
+        kept = [digest for digest in _digests_of(run, name) if digest == now]
     lines = [f"{n} {crc32:08x}\n" for n, crc32 in (_digest(content), *kept)]
     run.write(f"{DIGESTS}/{name}", "".join(lines).encode())
     run.write(name, content)
@@ -33,15 +35,16 @@ def changed_files(run: Place) -> list[str]:
 
 def fault_of(run: Place, name: str) -> str | None:
     """Returns a clause if a file of a run is missing or has changed; None if not, or not known."""
-    digests = _digests_of(run, name)
-    if not digests:
-        return None
     try:
+        if not (digests := _digests_of(run, name)):
+            return None
         content = run.read(name)
     except FileNotFoundError:
         return f"the file {name} is missing"
     except OSError as error:
         return f"the file {name} cannot be read: {error.strerror}"
+    except ValueError:
+        return f"the digest of the file {name} has changed"
     if _digest(content) in digests:
         return None
     return f"the file {name} has changed since it was written"
@@ -53,8 +56,5 @@ def _digest(content: bytes) -> tuple[int, int]:
 
 def _digests_of(run: Place, name: str) -> list[tuple[int, int]]:
     """Returns the digests of a file, each with its number of bytes; empty if it has none."""
-    try:
-        lines = run.read(f"{DIGESTS}/{name}").splitlines()
-        return [(int(count), int(crc32, 16)) for count, crc32 in map(bytes.split, lines)]
-    except (OSError, ValueError):
-        return []
+    lines = run.read_tagged(f"{DIGESTS}/{name}")[0].splitlines()
+    return [(int(count), int(crc32, 16)) for count, crc32 in map(bytes.split, lines)]

@@ -14,6 +14,7 @@ another one has taken over its run. So each save there has a folder of its own, 
 of a step only the first is written.
 """
 
+import base64
 import contextlib
 import dataclasses
 import errno
@@ -95,9 +96,9 @@ def write_checkpoint(
                 if cluster.is_main():
                     _make_place(run / FOLDER, checkpoint)
             host_files = {**snapshot.host_files, **files_before}
-            digests, files = _write_part(data, snapshot.leaves, host_files)
+            digests = _write_part(data, snapshot.leaves, host_files)
         if cluster.is_main():
-            files |= _take_up_others(data, digests)
+            files = _take_up_others(data, digests, host_files)
             manifest = _manifest_of(run, snapshot, digests, files)
             if data is not checkpoint:
                 manifest = dataclasses.replace(manifest, prefix=token)
@@ -151,33 +152,42 @@ def _make_place(checkpoints: Place, checkpoint: Place) -> None:
 
 def _write_part(
     data: Place, leaves: Mapping[str, Leaf], host_files: Mapping[str, bytes]
-) -> tuple[_ByMember, dict[str, FileEntry]]:
-    """Writes this host's part, and returns its digests and the entries of its files.
+) -> _ByMember:
+    """Writes this host's arrays, and returns their digests.
 
-    Another host than process 0 writes both into a file for it.
+    Another host than process 0 writes into a file for it the digests, the entries of its files and
+    its own bytes.
     """
     here = jax.process_index()
-    written = {f"{HOST_FILES}/{name}.{here}": host_files[name] for name in host_files}
-    for name, content in written.items():
-        data.write(name, content)
     digests = _digests_of(leaves)
     if cluster.is_main():
         write_arrays(data / STATE, leaves)
         data.write(f"{STATE}/_METADATA", json.dumps(orbax_description(leaves)).encode())
-        return digests, entries_of(data, written)
+        return digests
     own = f"{STATE}/{_OF_HOST}{here}"
     write_arrays(data / own, leaves)
     # A host that holds the same members as an earlier one writes no arrays.
-    entries = entries_of(data, (*written, *data.names(own)))
+    entries = entries_of(data, data.names(own))
     files = {name: entry._asdict() for name, entry in entries.items()}
-    mark = json.dumps({"digests": digests, "files": files})
-    data.write(f"{_WRITTEN_BY}{here}", mark.encode())
-    return digests, entries
+    mark = {"digests": digests, "files": files, "host_files": _encoded(host_files)}
+    data.write(f"{_WRITTEN_BY}{here}", json.dumps(mark).encode())
+    return digests
 
 
-def _take_up_others(data: Place, digests: _ByMember) -> dict[str, FileEntry]:
-    """Adds the other hosts' arrays and digests to those of process 0, and returns all entries."""
+def _encoded(host_files: Mapping[str, bytes]) -> dict[str, str]:
+    """Returns bytes by name as texts of JSON."""
+    return {name: base64.b64encode(content).decode() for name, content in host_files.items()}
+
+
+def _take_up_others(
+    data: Place, digests: _ByMember, host_files: Mapping[str, bytes]
+) -> dict[str, FileEntry]:
+    """Adds the parts of the other hosts to that of process 0, and returns the entries of all files.
+
+    Bytes of the hosts under one name are in one file.
+    """
     files: dict[str, FileEntry] = {}
+    by_host = {name: {"0": text} for name, text in _encoded(host_files).items()}
     for host in range(1, jax.process_count()):
         try:
             part = json.loads(data.read(f"{_WRITTEN_BY}{host}"))
@@ -189,7 +199,11 @@ def _take_up_others(data: Place, digests: _ByMember) -> dict[str, FileEntry]:
         for name, numbers in part["digests"].items():
             digests.setdefault(name, {}).update({int(place): n for place, n in numbers.items()})
         files |= {path: FileEntry(**entry) for path, entry in part["files"].items()}
+        for name, text in part["host_files"].items():
+            by_host.setdefault(name, {})[str(host)] = text
         data.remove(f"{_WRITTEN_BY}{host}")
+    for name, texts in by_host.items():
+        data.write(f"{HOST_FILES}/{name}", json.dumps(texts).encode())
     there = data.names(STATE)
     databases = sorted({name.split("/")[1] for name in there if f"/{_OF_HOST}" in name})
     if databases:
@@ -199,7 +213,7 @@ def _take_up_others(data: Place, digests: _ByMember) -> dict[str, FileEntry]:
             data.remove(roots)
             del files[roots]
         there = data.names(STATE)
-    return files | entries_of(data, {*there} - files.keys())
+    return files | entries_of(data, {*there, *data.names(HOST_FILES)} - files.keys())
 
 
 def _digests_of(leaves: Mapping[str, Leaf]) -> _ByMember:

@@ -15,6 +15,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 import dist_ens
+from dist_ens.checkpoint.run_digests import write_run_file
 from dist_ens.ensemble.batches import CallBatches, specs_of, steps_in
 from dist_ens.ensemble.ensemble import Ensemble
 from dist_ens.ensemble.update_steps import batches_of_wave
@@ -195,7 +196,7 @@ def keep_execution(program: str, execution: str, workdir: Place | None = None) -
     text = json.dumps(_kept(workdir) | {program: execution}, indent=1)
     try:
         if workdir is not None:
-            workdir.write(CHOICES, text.encode())
+            write_run_file(workdir, CHOICES, text)
         elif cache is not None:
             cache.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Several runs may write at the same time, so each writes a file of its process.

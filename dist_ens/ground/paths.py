@@ -39,8 +39,8 @@ def require_local(path: str | os.PathLike[str], name: str) -> None:
     """Raises a `UserError` if a path is an address such as `gs://bucket/run`."""
     if isinstance(text := os.fspath(path), str) and _SCHEME.match(text):
         raise UserError(
-            f"{name} is {shortened(text)}, an address and not a local path. Only local paths are "
-            "taken for now. Give the path of a file or folder that this machine sees."
+            f"{name} is {shortened(text)}, an address and not a local path. Give the path of a "
+            "file or folder that this machine sees."
         )
 
 

@@ -5,7 +5,7 @@ listed and deleted. A bucket has no rename, no append and no lock, so nothing ne
 written whole, and `write_new` and `write_if` decide between writers.
 """
 
-from dist_ens.storage.address import Folder, file_at, place_of
+from dist_ens.storage.address import Folder, file_at, is_address, place_of
 from dist_ens.storage.bucket import RETRIES, Bucket
 from dist_ens.storage.disk import Disk
 from dist_ens.storage.disk_lock import DiskLock
@@ -20,6 +20,7 @@ __all__ = [
     "Folder",
     "Place",
     "file_at",
+    "is_address",
     "lock_of",
     "place_of",
 ]
