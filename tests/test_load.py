@@ -28,11 +28,7 @@ from dist_ens.data import source_of_arrays
 
 def get_config():
     return ConfigDict(dict(
-        num_members=3,
-        steps=8,
-        steps_per_call=8,
-        execution="vmap",
-        data=dict(global_batch_size=8),
+        num_members=3, steps=8, steps_per_call=8, execution="vmap", data=dict(global_batch_size=8),
         model=dict(name="mlp", hidden_sizes=(4,)),
         optimizer=dict(learning_rate=0.1),
         evaluation=dict(pooling="vote", global_batch_size=16),
@@ -117,9 +113,8 @@ def test_every_group_scores_arrays_in_their_own_units():
     inputs, targets = np.array([[1.0, 2.0], [3.0, 5.0], [8.0, 1.0]]), np.array([7.0, 3.0, 5.0])
     data = {"inputs": inputs, "labels": targets}
     scores = LoadedRun(run, ensemble, state, 0).evaluate(data, intervals=False)
-    for group, (member, scored) in enumerate(
-        zip(de.unstack_members(state.params), scores.groups, strict=True)
-    ):
+    members = de.unstack_members(state.params)
+    for group, (member, scored) in enumerate(zip(members, scores.groups, strict=True)):
         standard = (inputs - given.input_mean[group]) / given.input_std[group]
         output = ensemble.member.apply(member, (), standard.astype("f"), None, False)[0][:, 0]
         mean = output * given.target_std[group] + given.target_mean[group]
@@ -255,7 +250,10 @@ def trained_by_command(folder, text):
     return flags, file
 
 
-@pytest.mark.parametrize(("text", "metric"), [(WITH_LOSS, "loss"), (WITH_STEP, "nll")])
+@pytest.mark.parametrize(
+    ("text", "metric"),
+    [(WITH_LOSS, "loss"), pytest.param(WITH_STEP, "nll", marks=pytest.mark.long)],
+)
 def test_a_run_with_a_part_of_its_own_is_planned_and_scored_by_its_commands(tmp_path, text, metric):
     flags, file = trained_by_command(tmp_path, text)
     assert "The best mesh for 3 members" in printed_by("plan", flags[0])
