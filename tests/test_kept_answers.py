@@ -9,10 +9,11 @@ from scipy.special import softmax
 from sklearn.datasets import load_digits
 
 import dist_ens as de
+import test_trust
 from commands import dist_ens
 from conformal_coverage import coverage_of_intervals, coverage_of_sets
 from dist_ens.evaluation.conformal import jackknife_plus
-from dist_ens.experiment import Experiment, open_source
+from dist_ens.experiment import open_source
 from dist_ens.experiment.assessment import EvaluationRequest, assess, out_of_bag_of
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.loaded_run import keep
@@ -26,20 +27,12 @@ STEPS = 30
 
 
 def experiment(data, **changes):
-    values = {
-        "num_members": 3,
-        "steps": STEPS,
-        "steps_per_call": STEPS,
-        "execution": "vmap",
-        "data": data,
-        "model": {"name": "mlp", "hidden_sizes": (16,)},
-        "optimizer": {"learning_rate": 0.01},
-        "checkpoint": {"every_steps": STEPS, "keep": 5},
-    }
-    return Experiment.from_dict(values | changes)
+    fixed = {"num_members": 3, "steps": STEPS, "steps_per_call": STEPS}
+    fixed["checkpoint"] = {"every_steps": STEPS, "keep": 5}
+    return test_trust.experiment(data, **fixed | changes)
 
 
-DIGITS = {"source": "digits", "std": (16.0,), "validation": 0.2, "global_batch_size": 64}
+DIGITS = test_trust.DIGITS | {"validation": 0.2}
 
 
 def ask(workdir, step=None, **questions):
