@@ -168,7 +168,7 @@ def test_a_classwise_error_worked_by_hand():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_classes", [2, 4])
+@pytest.mark.parametrize("num_classes", [4, pytest.param(2, marks=pytest.mark.long)])
 def test_classwise_errors_are_drawn_as_resamples_of_the_rows_would_have_them(num_classes):
     random = np.random.default_rng(7)
     probs = random.dirichlet(np.full(num_classes, 0.5), 600).astype(np.float32)

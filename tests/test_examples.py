@@ -30,6 +30,7 @@ def assert_good_ensemble(scores, *, accuracy):
     assert 0 < scores.ensemble["nll"] < scores.mean_member["nll"]
 
 
+@pytest.mark.long
 def test_a_list_of_mlps_is_stacked_trained_and_averaged():
     shown = load("list_of_mlps")["main"]()
     assert shown["vmap_error"].startswith("vmap got inconsistent sizes for array axes to be mapped")
@@ -96,6 +97,7 @@ def test_a_registered_class_is_trained_and_its_gradient_is_an_instance():
     assert_good_ensemble(shown["scores"], accuracy=0.94)
 
 
+@pytest.mark.long
 def test_members_that_fail_are_restarted_by_a_callback_and_the_others_do_not_notice():
     example = load("restart_members")
     result = example["main"](progress=False)

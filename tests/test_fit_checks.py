@@ -236,7 +236,8 @@ def test_a_state_that_has_all_steps_already_is_returned(steps):
     [
         # An epoch of 16 examples in batches of 6 is 2.67 steps, two are 5.33.
         ({"eval_data": DATA}, [3, 6]),
-        ({"validation": 0.25}, [2, 4]),  # 12 examples are trained on.
+        # Of these 12 are trained on.
+        pytest.param({"validation": 0.25}, [2, 4], marks=pytest.mark.long),
     ],
 )
 def test_epochs_of_arrays_end_at_the_step_that_sees_their_last_example(scored, ends, tmp_path):

@@ -180,7 +180,7 @@ def loss_of(network):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [(2, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [(1, 2), pytest.param((2, 1), marks=pytest.mark.long)], ids=str)
 def test_a_loss_that_takes_train_is_evaluated_in_the_mode_of_evaluation(mesh):
     network, data = Network(), examples()
     ensemble = ensemble_of(loss_of(network), mesh, member=network)

@@ -80,8 +80,8 @@ def test_the_gaussian_loss_is_the_density_of_a_normal_distribution():
     [
         losses.categorical(3),
         losses.gaussian(standardize=True),
-        losses.beta_gaussian(0.5),
-        losses.quantiles((0.1, 0.5, 0.9)),
+        pytest.param(losses.beta_gaussian(0.5), marks=pytest.mark.long),
+        pytest.param(losses.quantiles((0.1, 0.5, 0.9)), marks=pytest.mark.long),
     ],
     ids=lambda objective: objective.name,
 )

@@ -45,7 +45,7 @@ def experiment(source, loss):
     ("loss", "shape"),
     [
         ("gaussian", (EXAMPLES,)),
-        ("squared_error", (EXAMPLES, 1)),
+        pytest.param("squared_error", (EXAMPLES, 1), marks=pytest.mark.long),
         pytest.param("beta_gaussian", (EXAMPLES, 1), marks=pytest.mark.long),
         pytest.param("quantiles", (EXAMPLES,), marks=pytest.mark.long),
     ],
