@@ -10,6 +10,7 @@ from dist_ens.ensemble.programs import step_of_one
 from dist_ens.execution import heuristics as room
 from dist_ens.execution.spec import Execution
 from dist_ens.layout import Layout, copied
+from marked import long
 from test_executions import narrow, pooling
 
 
@@ -60,7 +61,7 @@ def test_the_rule_goes_by_the_networks_operations(network, num_members, first):
     assert [str(Execution.parse(name)) for name in names] == names
 
 
-@pytest.mark.parametrize("network", [pooling, narrow])
+@pytest.mark.parametrize("network", [narrow, *long(pooling)])
 def test_every_program_outside_of_fit_takes_the_rules_choice_for_auto(network):
     ensemble, state, batches = program(network)
     inputs = batches["inputs"][0]

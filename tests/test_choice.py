@@ -161,7 +161,7 @@ def test_cores_are_devices_for_members_and_never_for_data(cores):
 
 @pytest.mark.parametrize(
     ("num_members", "fastest", "on_one"),
-    [(4, "vmap", "vmap"), (4, "vmap+single", "vmap"), *long((8, "map", "map"))],
+    [(4, "vmap", "vmap"), *long((4, "vmap+single", "vmap"), (8, "map", "map"))],
     ids=["the rule's", "no candidate on one device", "another"],
 )
 def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch, num_members, fastest, on_one):
@@ -237,6 +237,7 @@ def test_a_candidate_that_raises_is_left_out_and_said(monkeypatch):
     chosen.update_steps(state, batches)  # the state was not used up
 
 
+@pytest.mark.long
 def test_where_all_candidates_raise_the_reference_is_taken(monkeypatch):
     raises(monkeypatch, "canonical")
     raises(monkeypatch, "patches")

@@ -48,7 +48,7 @@ def assert_as_by_hand(case, state, history=None):
                 np.testing.assert_allclose(mine, value, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["dqn", "graph", *long("gan")])
+@pytest.mark.parametrize("name", ["dqn", *long("gan", "graph")])
 def test_a_step_of_ones_own_is_that_of_a_loop_by_hand_on_every_mesh(tmp_path, name):
     case, history = CASES[name], []
     # The run stops after each step, and is resumed on another mesh.

@@ -190,11 +190,10 @@ def of_scores_of_a_loss(mesh):
     ("found", "rtol"),
     [
         (functools.partial(of_predictions, SAMPLING), 1e-6),
-        (of_scores, 1e-5),
         (of_scores_of_a_loss, 1e-6),
-        *long((functools.partial(of_predictions, ASKING), 1e-6)),
+        *long((of_scores, 1e-5), (functools.partial(of_predictions, ASKING), 1e-6)),
     ],
-    ids=["variational", "scores", "scores of a loss", "dropout"],
+    ids=["variational", "scores of a loss", "scores", "dropout"],
 )
 def test_what_is_sampled_is_the_same_on_every_mesh(found, rtol):
     one, *others = ([*found(mesh)] for mesh in [(1, 1), (2, 2), (1, 4), (1, 8)])

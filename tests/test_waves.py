@@ -118,6 +118,7 @@ def test_a_run_in_waves_is_the_run_without(tmp_path, caplog):
     same_state(finished)
 
 
+@pytest.mark.long
 def test_a_given_state_is_trained_on_in_waves_as_at_once():
     random = np.random.default_rng(0)
     data = {"inputs": random.normal(size=(8, 3)), "labels": np.arange(8) % 2}
