@@ -96,7 +96,9 @@ def network_by_hand(library):
 
 
 @pytest.mark.parametrize("mesh", [(2, 2), *long(((1, 4),))], ids=str)
-@pytest.mark.parametrize("library", [*LIBRARIES, pytest.param("haiku", marks=needs_haiku)])
+@pytest.mark.parametrize(
+    "library", [*LIBRARIES, pytest.param("haiku", marks=[needs_haiku, pytest.mark.long])]
+)
 def test_a_network_of_every_library_has_the_statistics_of_the_whole_batch(library, mesh):
     losses, params, outputs = network_by_hand(library)
     parts = network_of(library), optax.sgd(RATE), layout_on(mesh, 2)

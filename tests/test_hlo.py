@@ -94,7 +94,7 @@ def cases():
     for config, (rows, columns, place) in itertools.product(CONFIGS, [*MESHES, *MORE_MESHES]):
         is_slow, name = config.stem in SLOW, f"{config.stem}-{rows}-{columns}-{place.name}"
         marks = [pytest.mark.slow] if is_slow else []
-        if is_slow and (rows, columns, place) != MESHES[1]:
+        if is_slow and ((rows, columns, place) != MESHES[1] or config.stem == "cifar_resnet"):
             marks.append(pytest.mark.long)
         if not is_slow or (rows, columns, place) in MESHES:
             yield pytest.param(config, rows, columns, place, marks=marks, id=name)

@@ -115,6 +115,7 @@ def test_operations_are_counted_for_every_member_whatever_the_execution(executio
         assert states < size["total"] < states + size["batches"] + size["activations"] + 500
 
 
+@pytest.mark.long
 def test_the_gradients_of_kernels_are_counted_for_every_example():
     lenet = {"model": {"name": "lenet5"}, "data": {"global_batch_size": 16}}
     # With one member on each device there are no other loops.
