@@ -168,8 +168,7 @@ def test_a_signal_to_one_host_before_the_first_step_ends_all_with_its_code(tmp_p
 
 # The data is slow on process 1: longer than Gloo waits for a new connection.
 SLOW_DATA = """
-import dataclasses, pathlib, runpy, time
-import jax
+import dataclasses
 from dist_ens.data import ArraySplit
 from dist_ens.experiment import open_source
 
@@ -183,19 +182,16 @@ class SlowSplit(ArraySplit):
         return super().take(indices)
 
 def make_source(data):
-    digits = open_source(dataclasses.replace(data, source="digits"))
+    digits = open_source(data)
     train = SlowSplit(digits.train.inputs, digits.train.labels)
     return dataclasses.replace(digits, train=train)
-
-get_config = runpy.run_path(pathlib.Path("configs") / "digits.py")["get_config"]
 """
 
 
 @pytest.mark.faults
 def test_a_host_may_be_forty_seconds_late_for_the_first_step(tmp_path):
-    (tmp_path / "config.py").write_text(SLOW_DATA)
-    words = "num_members=4 steps=4 steps_per_call=1 execution=loop logging.every_steps=1"
-    flags = [f"--config.{word}" for word in words.split()]
+    config = write_config(tmp_path, "waiting", 9, steps=4)
+    config.write_text(config.read_text() + SLOW_DATA)
     # The hosts have other connections for their first agreements if each has several devices.
-    run = started(tmp_path, together(2), *flags, devices=2)
+    run = started(tmp_path, together(2), devices=2)
     assert run.codes() == [0, 0], log(tmp_path, 0) + log(tmp_path, 1)
