@@ -6,18 +6,18 @@ are killed at once, as when the power fails, or one of them and soon after it th
 """
 
 import collections
+import functools
 import itertools
 import random
 import time
 
 import pytest
 
-from commands import start
+from commands import start, together
 from dist_ens.checkpoint.arrays import open_arrays
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.checkpoint.writing import STATE
 from saving import steps_in
-from test_cluster import free_port
 from test_local import scores_of
 from test_signals import untimed
 
@@ -35,12 +35,8 @@ MOST_KILLS = 5  # of one run, which then goes on to its end
 def begun(folder, name, num_processes, attempt=0):
     """The processes of a run, each with one device, on the mesh `num_processes` x 1."""
     words = [*TRAIN, f"--workdir={folder / name}"]
-    each = [words]
-    if num_processes > 1:
-        words += [f"--coordinator_address=127.0.0.1:{free_port()}"]
-        words += [f"--num_processes={num_processes}"]
-        each = [[*words, f"--process_id={i}"] for i in range(num_processes)]
-    return start(*each, folder=folder, name=f"{name}_{attempt}")
+    flags = together(num_processes) if num_processes > 1 else [[]]
+    return start(*([*words, *own] for own in flags), folder=folder, name=f"{name}_{attempt}")
 
 
 def output(folder, name, attempt):
@@ -101,12 +97,8 @@ class KilledRun:
             newest = self.check_killed(*kill)
 
     def kill(self, processes):
-        """Kills the processes at a moment that is drawn.
-
-        Returns:
-            The steps that were saved before, and whether one process was killed before the others;
-            None if the run had ended.
-        """
+        """Kills the processes at a moment that is drawn; returns the steps that were saved before,
+        and whether one process was killed before the others; None if the run had ended."""
         in_a_save = self.draw.random() < 0.5
         first = self.draw.choice([*range(self.num_processes), None])
         later_secs, delay_secs = self.draw.uniform(0, 0.1), self.draw.uniform(0, 0.01)
@@ -118,12 +110,11 @@ class KilledRun:
             time.sleep(0.001)
         if in_a_save:
             time.sleep(delay_secs)
-        seen, is_of_one = steps_in(self.workdir), False
-        if first is not None and self.num_processes > 1:
+        seen, is_of_one = steps_in(self.workdir), first is not None and self.num_processes > 1
+        if is_of_one:
             processes.kill([first])
             time.sleep(later_secs)
-            is_of_one = True
-        processes.kill(range(self.num_processes))
+        processes.kill()
         return seen, is_of_one
 
     def check_killed(self, seen, is_of_one):
@@ -143,21 +134,18 @@ class KilledRun:
 def whole_run(tmp_path_factory):
     """Function that returns the folder of a run of some processes that is never stopped, and the
     seconds it took."""
-    runs = {}
 
+    @functools.cache
     def trained(num_processes):
-        if num_processes not in runs:
-            folder = tmp_path_factory.mktemp("whole")
-            since = time.monotonic()
-            codes = begun(folder, "whole", num_processes).codes()
-            assert codes == [0] * num_processes, output(folder, "whole", 0)
-            runs[num_processes] = folder, time.monotonic() - since
-        return runs[num_processes]
+        folder, since = tmp_path_factory.mktemp("whole"), time.monotonic()
+        codes = begun(folder, "whole", num_processes).codes()
+        assert codes == [0] * num_processes, output(folder, "whole", 0)
+        return folder, time.monotonic() - since
 
     return trained
 
 
-FEW = [(1, 7), (2, 3)]
+FEW = [(1, 3), pytest.param(2, 3, marks=pytest.mark.long)]
 MANY = [pytest.param(*each, marks=pytest.mark.faults) for each in ((1, 80), (2, 70), (4, 50))]
 
 
