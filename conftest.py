@@ -4,7 +4,8 @@ With `DIST_ENS_TEST_PLATFORM=cuda` (or `tpu`) the tests run on the accelerators 
 however few they are. Tests that ask for more devices fail then.
 
 The blocks of a page run in order, in a new folder that holds `configs` and `examples`. A block that
-cannot run here is skipped by a comment above it, with its reason.
+cannot run here is skipped by a comment above it, with its reason. Pages that start commands take
+long and have the marker `long`, except README.md and the quickstart.
 """
 
 import gc
@@ -70,6 +71,17 @@ def pytest_xdist_auto_num_workers() -> int:
     """Returns the number of processes that run tests."""
     # One more than the cores: there is always a file whose test waits, for a process or a disk.
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the pages of the documentation whose blocks start commands as `long`."""
+    pages = {item.path for item in items if item.path.suffix == ".md"}
+    pages -= {ROOT / "README.md", ROOT / "docs/quickstart.md"}
+    # A whole page is marked: its blocks share a folder.
+    takes_long = {page for page in pages if "\n```sh" in page.read_text()}
+    for item in items:
+        if item.path in takes_long:
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

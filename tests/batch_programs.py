@@ -46,13 +46,15 @@ def batches():
 # Losses of the outputs of a small network: `net` is the network with its parameters.
 
 
+def normals(key, scale, **shapes):
+    """Returns arrays drawn from one key, by name."""
+    keys = zip(shapes, jax.random.split(key, len(shapes)), strict=True)
+    return {name: scale * jax.random.normal(of_name, shapes[name]) for name, of_name in keys}
+
+
 def mlp_init(key, x):
-    of_hidden, of_out = jax.random.split(key)
-    return {
-        "hidden": 0.5 * jax.random.normal(of_hidden, (FEATURES, 8)),
-        "bias": jnp.zeros(8),
-        "out": 0.5 * jax.random.normal(of_out, (8, OUTPUTS)),
-    }, ()
+    params = normals(key, 0.5, hidden=(FEATURES, 8), out=(8, OUTPUTS))
+    return params | {"bias": jnp.zeros(8)}, ()
 
 
 def mlp(params, x):
@@ -158,27 +160,21 @@ def mean_error(outputs, batch):
     return jnp.square(outputs[:, 0] - batch["target"]).mean()
 
 
-class BatchNormed(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.BatchNorm(use_running_average=False)(nn.Dense(8, use_bias=False)(x))
-        return nn.Dense(1)(jnp.tanh(x))
+NORMALIZED = [nn.Dense(8, use_bias=False), nn.BatchNorm(use_running_average=False)]
 
 
-class SpectralNormed(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(1)(jnp.tanh(nn.SpectralNorm(nn.Dense(8))(x, update_stats=True)))
+def of_linen(*layers, **options):
+    module = nn.Sequential([*layers, jnp.tanh, nn.Dense(1)])
 
-
-def of_linen(module):
     def init(key, x):
-        variables = module.init(key, x)
+        variables = module.init(key, x, **options)
         return variables["params"], {"batch_stats": variables["batch_stats"]}
 
     def loss(params, model_state, batch, key):
         variables = {"params": params, **model_state}
-        outputs, new_state = module.apply(variables, batch["inputs"], mutable=["batch_stats"])
+        outputs, new_state = module.apply(
+            variables, batch["inputs"], mutable=["batch_stats"], **options
+        )
         return mean_error(outputs, batch), dict(new_state), None
 
     return Program(init, loss)
@@ -204,11 +200,7 @@ def dropout_loss(params, model_state, batch, key):
 
 
 def vae_init(key, x):
-    encoder, decoder = jax.random.split(key)
-    return {
-        "encoder": 0.3 * jax.random.normal(encoder, (FEATURES, 4)),
-        "decoder": 0.3 * jax.random.normal(decoder, (2, FEATURES)),
-    }, ()
+    return normals(key, 0.3, encoder=(FEATURES, 4), decoder=(2, FEATURES)), ()
 
 
 def vae(params, model_state, batch, key):
@@ -221,11 +213,7 @@ def vae(params, model_state, batch, key):
 
 
 def diffusion_init(key, x):
-    first, last = jax.random.split(key)
-    return {
-        "first": 0.3 * jax.random.normal(first, (FEATURES + 1, 8)),
-        "last": 0.3 * jax.random.normal(last, (8, FEATURES)),
-    }, ()
+    return normals(key, 0.3, first=(FEATURES + 1, 8), last=(8, FEATURES)), ()
 
 
 def diffusion(params, model_state, batch, key):
@@ -263,8 +251,8 @@ PROGRAMS = {
     "Gaussian process": of_outputs(gaussian_process),
     "recurrence over the batch": of_outputs(recurrence_over_the_batch),
     "prototypes": of_outputs(prototypes),
-    "BatchNorm of linen": of_linen(BatchNormed()),
-    "SpectralNorm": of_linen(SpectralNormed()),
+    "BatchNorm of linen": of_linen(*NORMALIZED),
+    "SpectralNorm": of_linen(nn.SpectralNorm(nn.Dense(8)), update_stats=True),
     "dropout": Program(dropout_init, dropout_loss),
     "VAE": Program(vae_init, vae),
     "diffusion": Program(diffusion_init, diffusion),

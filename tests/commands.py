@@ -19,7 +19,7 @@ import fast_xla
 from conftest import COMMAND_ENVIRONMENT, ROOT
 from forked import CLOSED, LIMIT_SECS, NOBODY
 
-__all__ = ["CLOSED", "NOBODY", "dist_ens", "python", "start"]
+__all__ = ["CLOSED", "NOBODY", "dist_ens", "process", "python", "start"]
 
 
 class Ended(NamedTuple):
@@ -135,16 +135,10 @@ def _command(words, streams, folder, devices, xla_flags, environ, cwd=ROOT, igno
 
 
 def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err", environ=()):
-    """A finished `dist-ens` command, forked from a process that has imported what it needs.
+    """A finished `dist-ens` command, with the options of `start`, and its output.
 
-    Args:
-        words: After `dist-ens`.
-        devices: CPUs to simulate.
-        xla_flags: Its `XLA_FLAGS`; without any it compiles as a user's does, by default fast.
-        out: Where its standard output goes: a path in place of the file that is read, `CLOSED`, or
-            `NOBODY` for a pipe whose reader is gone. What went elsewhere is returned as "".
-        err: Where its standard error goes, as `out`.
-        environ: Other variables that are changed.
+    With `xla_flags=""` it compiles as a user's does. Output that goes to another path, to `CLOSED`
+    or to `NOBODY`, a pipe whose reader is gone, is returned as "".
     """
     with tempfile.TemporaryDirectory() as folder:
         command = _command(words, [out, err], folder, devices, xla_flags, environ)
@@ -154,17 +148,23 @@ def dist_ens(*words, devices=1, xla_flags=None, out="out", err="err", environ=()
     return Ended(code, *printed)
 
 
-def python(*words, cwd=ROOT, **variables):
-    """A finished process of Python in a folder, and its output."""
-    variables = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | variables
+def process(*command, cwd=ROOT, umask=-1, **variables):
+    """A finished process in a folder, and its output. Variables that are None are left out."""
+    variables = COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)} | variables
     return subprocess.run(
-        [sys.executable, *map(str, words)],
+        [*map(str, command)],
         cwd=cwd,
-        env=COMMAND_ENVIRONMENT | variables,
+        umask=umask,
+        env={name: value for name, value in variables.items() if value is not None},
         capture_output=True,
-        text=True,
+        errors="backslashreplace",
         timeout=LIMIT_SECS,
     )
+
+
+def python(*words, **options):
+    """A finished process of Python, and its output."""
+    return process(sys.executable, *words, **options)
 
 
 @functools.cache

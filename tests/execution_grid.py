@@ -22,7 +22,8 @@ from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.ground.state import select_members
-from dist_ens.layout import BATCHES, MEMBERS, Layout
+from dist_ens.layout import BATCHES, MEMBERS
+from networks import layout_on
 from test_hlo import SPECS
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -76,11 +77,8 @@ class Grid:
         experiment = Experiment.from_dict(get_config().to_dict())
         self.run = Run(experiment, SPECS[config], 1000)
         self.batches = random_batches(SPECS[config])
-        self.devices = jax.devices()
-        layout = Layout.make(most, ensemble_axis=1, devices=self.devices[:1])
-        self.born = (
-            build_ensemble(self.run, layout).replace(execution="loop").init(self.run.batch(BATCH))
-        )
+        ensemble = build_ensemble(self.run, layout_on((1, 1), most)).replace(execution="loop")
+        self.born = ensemble.init(self.run.batch(BATCH))
 
     def trained(self, execution, num_members, num_devices):
         """The bytes of each array of the member and its losses, and its loss in each call."""
@@ -110,9 +108,7 @@ class Grid:
 
     def _put(self, execution, num_members, num_devices):
         """The ensemble, its state and its batches on devices, and the member's position."""
-        layout = Layout.make(
-            num_members, ensemble_axis=num_devices, devices=self.devices[:num_devices]
-        )
+        layout = layout_on((num_devices, 1), num_members)
         ensemble = build_ensemble(self.run, layout).replace(execution=execution)
         ids, position = range(num_members), MEMBER
         if num_members == 1:

@@ -10,6 +10,7 @@ import optax
 import dist_ens as de
 from dist_ens.losses import batch_mean
 from dist_ens.training import Door, FitArguments, run_fit
+from networks import layout_on
 
 MEMBERS, CLASSES, BATCH = 8, 3, 4
 OPTIMIZERS = {
@@ -85,8 +86,7 @@ def ensemble(
     width=5,
 ):
     """Returns the ensemble, whose member 3 can be made to fail by its batches."""
-    devices = jax.devices()[: rows * columns]
-    layout = de.Layout.make(MEMBERS, devices=devices, ensemble_axis=rows)
+    layout = layout_on((rows, columns), MEMBERS)
     parts = (init_of(width), apply), OPTIMIZERS[optimizer]
     loss = own_loss if own else de.losses.categorical(CLASSES)
     how = {"layout": layout, "execution": execution, "waves": waves, "seed": seed}

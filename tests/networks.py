@@ -158,7 +158,7 @@ def numbers(tree):
     """A tree on the host, with the words of keys in the place of keys."""
 
     def of_leaf(leaf):
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        is_key = jnp.issubdtype(getattr(leaf, "dtype", float), jax.dtypes.prng_key)
         return jax.random.key_data(leaf) if is_key else leaf
 
     return jax.device_get(jax.tree.map(of_leaf, tree))

@@ -11,14 +11,14 @@ import optax
 
 import dist_ens as de
 from dist_ens.ground.randomness import INIT, UPDATE, member_key
+from networks import layout_on
 
 MEMBERS, STEPS, SEED = 4, 3, 7
-MESHES = {"1x1": (1, 1), "4x1": (4, 4), "2x2": (2, 4)}
+MESHES = {"1x1": (1, 1), "4x1": (4, 1), "2x2": (2, 2)}
 
 
 def layout_of(mesh, num_members=MEMBERS):
-    rows, devices = MESHES[mesh]
-    return de.Layout.make(num_members, ensemble_axis=rows, devices=jax.devices()[:devices])
+    return layout_on(MESHES[mesh], num_members)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,10 +31,6 @@ class Case:
     batches: list
     inputs: np.ndarray
     settings: dict = dataclasses.field(default_factory=dict)
-
-    @property
-    def data(self):
-        return None if self.batches[0] is None else self.batches
 
     @functools.cached_property
     def jitted(self):
@@ -213,17 +209,4 @@ GRAPH = Case(
 )
 
 
-# No batch at all.
-
-
-def drawn_step(weights, batch, key):
-    x = jax.random.normal(key, (16, 1))
-    loss, grads = jax.value_and_grad(lambda w: ((mlp(w, x) - jnp.sin(x)) ** 2).mean())(weights)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), {"loss": loss}
-
-
-DRAWN = Case(
-    lambda key, batch: layers(key, 1, 8, 1), drawn_step, mlp, [None] * STEPS, normals(5, 1)
-)
-
-CASES = {"dqn": DQN, "gan": GAN, "graph": GRAPH, "no_data": DRAWN}
+CASES = {"dqn": DQN, "gan": GAN, "graph": GRAPH}

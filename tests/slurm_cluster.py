@@ -116,11 +116,9 @@ class SlurmCluster:
         }
 
     def __enter__(self) -> "SlurmCluster":
-        try:
+        with self._processes as processes:
             self._begin()
-        except BaseException:
-            self._processes.close()
-            raise
+            self._processes = processes.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -142,12 +140,12 @@ class SlurmCluster:
         munge = [f"--{name}-file={self._folder}/munge/{name}" for name in ("key", "pid", "seed")]
         munge += [f"--log-file={self._folder}/munge/log", f"--socket={self._folder}/munge/socket"]
         self._start("munged", "--foreground", "--force", *munge)
-        self._wait(lambda: (self._folder / "munge" / "socket").exists())
+        wait_for((self._folder / "munge" / "socket").exists, self._folder)
         self._start("slurmctld-wlm", "-D", "-c")
         for node in ("n1", "n2"):
             self._start("slurmd-wlm", "-D", "-N", node, "-d", str(self._stepd), with_hosts=True)
         nodes = ("sinfo", "--noheader", "--Node", "--format=%T", "--partition=low")
-        self._wait(lambda: self.run(*nodes, check=False).split() == ["idle", "idle"])
+        wait_for(lambda: self.run(*nodes, check=False).split() == ["idle", "idle"], self._folder)
 
     def _start(self, *command: str, with_hosts: bool = False) -> None:
         """Starts a daemon, which ends with the context."""
@@ -155,18 +153,10 @@ class SlurmCluster:
             hosts = str(self._folder / "hosts")
             command = ("unshare", "--mount", "bash", "-c", _WITH_HOSTS, "bash", hosts, *command)
         log = self._processes.enter_context((self._folder / f"{command[0]}.out").open("a"))
-        process = subprocess.Popen(
-            command,
-            env=self.environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        options = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+        process = subprocess.Popen(command, env=self.environment, **options)
         self._processes.callback(process.wait)
         self._processes.callback(process.terminate)
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        wait_for(condition, self._folder)
 
     def run(self, *command: str, check: bool = True, **options) -> str:
         """Returns what a command of Slurm prints."""
@@ -180,7 +170,7 @@ class SlurmCluster:
 
     def wait_for(self, job: str, *states: str) -> None:
         """Waits until a job is in one of some states."""
-        self._wait(lambda: self.described(job)["JobState"] in states)
+        wait_for(lambda: self.described(job)["JobState"] in states, job)
 
     def wait_for_end(self, job: str, restarts: int = 0) -> dict[str, str]:
         """Returns what Slurm knows about a job that has ended, or has one restart more."""
@@ -190,7 +180,7 @@ class SlurmCluster:
             is_requeued = shown["JobState"] == "PENDING" and int(shown["Restarts"]) > restarts
             return is_requeued or shown["JobState"] in _ENDED
 
-        self._wait(has_ended)
+        wait_for(has_ended, job)
         return self.described(job)
 
     def start_again(self, job: str) -> None:

@@ -1,12 +1,11 @@
 """Commands ask the C library for huge pages and to keep memory, unless somebody says otherwise."""
 
 import pathlib
-import subprocess
 import sys
 
 import pytest
 
-from conftest import COMMAND_ENVIRONMENT, ROOT
+from commands import process
 
 SCRIPT = [pathlib.Path(sys.executable).parent / "dist-ens", "train"]
 MODULE = [sys.executable, "-m", "launch.train"]
@@ -24,16 +23,10 @@ def printed_by(config, tmp_path, *command, **variables):
     """What a config prints, after which the command ends."""
     path = tmp_path / "a config.py"
     path.write_text(config + "1 / 0\n")
-    ended = subprocess.run(
-        [*command, f"--config={path}", "--workdir=a folder"],
-        cwd=ROOT,
-        env=COMMAND_ENVIRONMENT | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    arguments = [f"--config={path}", "--workdir=a folder"]
+    ended = process(*command, *arguments, **variables)
     assert ended.returncode == 2
-    return ended.stdout, [f"--config={path}", "--workdir=a folder"]
+    return ended.stdout, arguments
 
 
 @pytest.mark.parametrize(

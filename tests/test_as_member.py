@@ -226,21 +226,21 @@ def haiku_network():
 
 
 @pytest.mark.slow
-@needs_haiku
-def test_a_haiku_network_draws_by_its_key_and_evaluates_without_one():
-    member = as_member(haiku_network())
-    params, state = member.init(KEY, X)
-
-    def outputs(key, train):
-        return member.apply(params, state, X, key, train)
-
-    (one, new), (same, _), (other, _) = (outputs(jax.random.key(i), True) for i in (1, 1, 2))
+@pytest.mark.parametrize(
+    "network", [Linen(), Nnx, Stateful, pytest.param("haiku", marks=needs_haiku)]
+)
+def test_dropout_follows_the_key_and_nothing_is_random_or_changes_without_training(network):
+    member = as_member(haiku_network() if network == "haiku" else network)
+    params, model_state = jax.jit(member.init)(KEY, X)
+    apply = jax.jit(member.apply, static_argnums=4)
+    one, same, other = (
+        apply(params, model_state, X, jax.random.key(number), True)[0] for number in (1, 1, 2)
+    )
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
-    assert new["batch_norm/~/mean_ema"]["counter"] == 1
-    (evaluated, kept), (again, _) = outputs(None, False), outputs(None, False)
-    np.testing.assert_array_equal(evaluated, again)
-    jax.tree.map(np.testing.assert_array_equal, kept, state)
+    (first, state), (second, _) = (apply(params, model_state, X, None, False) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    jax.tree.map(np.testing.assert_array_equal, state, model_state)
 
 
 @pytest.mark.parametrize(

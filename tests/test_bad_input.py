@@ -108,10 +108,7 @@ BAD_BATCHES = [
     (TOO_LARGE, "Leaf ['inputs'] of batch 7: the value 1e+300 at index (0, 0) does "),
     (TOO_LONG, "Leaf ['labels'] of batch 7: the value 1099511627776 at index 0 does no"),
     (SCALAR, "The arrays of batch 7 have different lengths: ['inputs'] float32[16, 4], "),
-    (
-        NO_LABELS,
-        "Leaf ['labels'] of the batch of step 7 is absent, and that of the first batch int",
-    ),
+    (NO_LABELS, "Leaf ['labels'] of the batch of step 7 is absent, and that of the first batch"),
 ]
 
 

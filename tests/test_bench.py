@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from commands import dist_ens
+from commands import python
 from dist_ens.data import Spec
 from dist_ens.experiment import DataConfig, Experiment, open_source
 from dist_ens.experiment.bench import (
@@ -41,7 +41,9 @@ def test_a_config_is_timed_and_drawn(tmp_path):
     fields = "model.hidden_sizes=() num_members=1 steps_per_call=1 execution=vmap"
     flags = [f"--config.{field}" for field in fields.split()]
     files = [f"--plot={tmp_path / 'rates.png'}", f"--json={tmp_path / 'rates.json'}"]
-    ended = dist_ens("bench", "--config=configs/digits.py", *flags, "--turns=2", *files)
+    words = ["bench", "--config=configs/digits.py", *flags, "--turns=2", *files]
+    short_turns = "from dist_ens.execution import timing; timing.TURN_SECS = 0.05; "
+    ended = python("-c", f"{short_turns}import launch; launch.main()", *words)
     assert ended.returncode == 0, ended.stderr
     [point] = json.loads((tmp_path / "rates.json").read_text())["sizes"]
     assert (point["num_members"], point["execution"]) == (1, "vmap")
@@ -52,7 +54,7 @@ def test_a_config_is_timed_and_drawn(tmp_path):
         assert picture.size == (900, 600)
 
 
-@pytest.mark.parametrize("examples", ["shared", "permuted"])
+@pytest.mark.parametrize("examples", [pytest.param("shared", marks=pytest.mark.long), "permuted"])
 def test_what_is_written_by_hand_trains_the_members_that_dist_ens_trains(examples):
     run, source = run_of(
         num_members=2,

@@ -56,7 +56,12 @@ def best():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "patience"), [({}, 3), ({}, 99), ({"columns": 2}, 3), ({"waves": 2}, 3)]
+    ("mesh", "patience"),
+    [
+        *(({}, 3), ({"columns": 2}, 3)),
+        pytest.param({}, 99, marks=pytest.mark.long),
+        pytest.param({"waves": 2}, 3, marks=pytest.mark.long),
+    ],
 )
 def test_the_state_of_the_best_evaluation_is_returned_with_its_scores(best, mesh, patience):
     said = []

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import flax.linen as nn
 import jax
@@ -12,12 +10,12 @@ import optax
 import pytest
 
 import dist_ens as de
-from conftest import COMMAND_ENVIRONMENT, ROOT
+from commands import python
+from conftest import COMMAND_ENVIRONMENT
 from dist_ens.ensemble.select_execution import keep_execution, kept_execution
 from dist_ens.processes import compile_cache
 from dist_ens.processes.compile_cache import access_of_others
 
-ENVIRONMENT = {k: v for k, v in COMMAND_ENVIRONMENT.items() if not k.startswith("JAX_")}
 CODE = """
 import logging, jax
 from dist_ens.processes.compile_cache import use_compile_cache
@@ -30,12 +28,13 @@ with jax.log_compiles():
 """
 
 
-def run(cache_home, *command, **variables):
+def run(cache_home, code=CODE, *words, **variables):
     """What a process reports that may compile."""
-    variables |= {"XDG_CACHE_HOME": str(cache_home), "JAX_PLATFORMS": "cpu"}
-    command, environ = [sys.executable, *(command or ("-c", CODE))], ENVIRONMENT | variables
-    options = {"cwd": ROOT, "env": environ, "capture_output": True, "text": True, "check": True}
-    return subprocess.run(command, **options).stderr
+    no_cache = {name: None for name in COMMAND_ENVIRONMENT if name.startswith("JAX_")}
+    own = no_cache | {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(cache_home)} | variables
+    ended = python("-c", code, *words, **own)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
 
 
 def test_a_second_start_compiles_nothing_anew(tmp_path):
@@ -96,14 +95,16 @@ def test_a_cache_that_cannot_be_used_is_off(tmp_path, monkeypatch, caplog):
     assert jax.config.values["jax_compilation_cache_dir"] == before
 
 
+@pytest.mark.long
 def test_a_second_training_compiles_nothing_anew(tmp_path):
     def programs_after_training(workdir):
         words = ["train", "--config=configs/digits.py", f"--workdir={tmp_path / workdir}"]
         # Calls of 10, 10 and 5.
         words += ["--config.steps=25", "--config.checkpoint.every_steps=10"]
         words += ["--config.execution=vmap", "--config.num_members=2"]
-        command = ["-c", "import launch; launch.main()", *words]
-        run(tmp_path, *command, GLIBC_TUNABLES="glibc.malloc.hugetlb=0")
+        words += ["--config.model.hidden_sizes=(8,)"]
+        own = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+        run(tmp_path, "import launch; launch.main()", *words, **own)
         folder = tmp_path / "dist_ens" / "compiled"
         return {path.name for path in folder.iterdir() if path.name.endswith("-cache")}
 
@@ -125,10 +126,9 @@ def test_what_the_cache_has_spared_is_never_less_than_nothing():
 @pytest.mark.parametrize(
     ("members", "devices", "options"),
     [
-        (4, 1, {}),
-        (4, 1, {"execution": "loop"}),
         (4, 1, {"waves": 2}),
         (2, 4, {"failure_policy": "skip"}),
+        pytest.param(4, 1, {"execution": "loop"}, marks=pytest.mark.long),
     ],
 )
 def test_a_second_fit_of_an_ensemble_compiles_nothing(members, devices, options):

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import re
 
-import jax
-import numpy as np
 import pytest
 
 import networks
@@ -17,6 +15,7 @@ from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
 from dist_ens.layout import Layout
 from dist_ens.processes import cluster
+from marked import long
 from test_candidates import candidates, program
 
 SAME_LENGTH = "taken from the cache of an earlier run with the same number of steps"
@@ -100,19 +99,9 @@ def test_what_does_not_fit_in_memory_is_not_run(monkeypatch):
     assert not why.step_secs
 
 
-def assert_same(run, other):
-    params = (jax.device_get(each.state.params) for each in (run, other))
-    jax.tree.map(np.testing.assert_array_equal, *params)
-
-
 def experiment(**changes):
-    values = {
-        "num_members": 4,
-        "steps": 8,
-        "execution": "auto",
-        "data": {"global_batch_size": 32, "std": (16.0,)},
-        "model": {"name": "mlp", "hidden_sizes": (16,)},
-    }
+    values = {"num_members": 4, "steps": 8, "model": {"name": "mlp", "hidden_sizes": (16,)}}
+    values |= {"execution": "auto", "data": {"global_batch_size": 32, "std": (16.0,)}}
     return Experiment.from_dict(values | changes)
 
 
@@ -125,11 +114,13 @@ def test_a_run_says_what_it_chose_and_keeps_it_when_it_goes_on(tmp_path, capsys)
     went_on = train(experiment(steps=16), tmp_path / "map")
     assert went_on.ensemble.execution == "map"
     assert "Execution" not in capsys.readouterr().out
-    assert_same(train(experiment(steps=16, execution="map"), tmp_path / "whole"), went_on)
+    whole = train(experiment(steps=16, execution="map"), tmp_path / "whole")
+    networks.assert_equal(went_on.state.params, whole.state.params)
     again = train(experiment(steps=16), tmp_path / "map")  # finished: scored as it was trained
     assert again.ensemble.execution == "map"
 
 
+@pytest.mark.long
 def test_a_run_that_begins_again_before_it_is_saved_has_what_was_chosen(
     tmp_path, monkeypatch, capsys
 ):
@@ -170,8 +161,8 @@ def test_cores_are_devices_for_members_and_never_for_data(cores):
 
 @pytest.mark.parametrize(
     ("num_members", "fastest", "on_one"),
-    [(4, "vmap", "vmap"), (8, "map", "map"), (4, "vmap+single", "vmap")],
-    ids=["the rule's", "another", "no candidate on one device"],
+    [(4, "vmap", "vmap"), *long((4, "vmap+single", "vmap"), (8, "map", "map"))],
+    ids=["the rule's", "no candidate on one device", "another"],
 )
 def test_the_fastest_is_tried_on_one_core_too(cores, monkeypatch, num_members, fastest, on_one):
     time = autotune._Contest._time
@@ -204,8 +195,6 @@ def test_one_core_has_candidates_of_its_own(cores, monkeypatch):
 
 def test_a_layout_that_somebody_says_is_kept(cores, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(autotune, "PART_OF_THE_RUN", 1e9)
-    train(experiment(steps_per_call=2), tmp_path / "open")
-    assert "on one device" in capsys.readouterr().out
     said = train(experiment(steps_per_call=2, layout={"ensemble_axis": 4}), tmp_path / "said")
     tried = capsys.readouterr().out
     assert "the fastest of those tried" in tried
@@ -219,7 +208,7 @@ def test_a_run_goes_on_on_the_cores_it_began_with(cores, tmp_path):
     parts = train(experiment(steps=16), tmp_path / "parts")
     whole = train(experiment(steps=16, **on_one), tmp_path / "whole")
     assert parts.ensemble.layout.mesh.size == whole.ensemble.layout.mesh.size == 1
-    assert_same(whole, parts)
+    networks.assert_equal(parts.state.params, whole.state.params)
     anew = train(experiment(), tmp_path / "anew")
     assert anew.ensemble.layout.mesh.size == 4
 
@@ -248,6 +237,7 @@ def test_a_candidate_that_raises_is_left_out_and_said(monkeypatch):
     chosen.update_steps(state, batches)  # the state was not used up
 
 
+@pytest.mark.long
 def test_where_all_candidates_raise_the_reference_is_taken(monkeypatch):
     raises(monkeypatch, "canonical")
     raises(monkeypatch, "patches")

@@ -75,7 +75,6 @@ def test_the_name_of_a_field_in_another_library_is_understood(name, meant):
         ({"steps": True}, "steps must be int or None: got True, a bool."),
         ({"data": {"mean": ["a"]}}, "data.mean[0] must be float: got 'a'"),
         ({"data": 3}, "data is 3, but it is a section with fields."),
-        ({"steps": 1, "epochs": 1.0}, "steps=1 and epochs=1.0: exactly one must be set."),
         ({"steps": 1, "optimizer": {"schedule": "cosine"}}, "that decays needs schedule_steps"),
         ({"steps": 1, "data": {"num_folds": 5}}, "Give data.num_folds with data.examples"),
         ({"steps": 1, "num_members": None, "members_per_group": 0}, "members_per_group is 0. "),

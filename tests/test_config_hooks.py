@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 
+import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,12 +12,9 @@ from absl import flags
 
 from dist_ens.data import OrderRule, Spec, source_of_arrays
 from dist_ens.experiment import DataConfig, Experiment, OwnParts
-from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.config_file import EXPERIMENT, ConfigFile
-from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
-from dist_ens.layout import Layout
 from dist_ens.losses import gaussian
 from launch.config_flags import ConfigFlags
 
@@ -155,19 +153,6 @@ def test_flags_set_fields_and_arguments_of_what_is_named(tmp_path):
     assert (changed.steps, changed.epochs) == (None, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("argument", "sentence"),
-    [
-        ("--config.optimizer.b3=1", "no field 'optimizer.b3'."),
-        ("--config.optimizer.name=adm", "'adm' is not an optimizer of Optax. Did you mean 'adam'"),
-        ("--config.optimizer.learnig_rate=1", "Did you mean 'optimizer.learning_rate'?"),
-    ],
-)
-def test_a_flag_that_the_optimizer_lacks_is_told(tmp_path, argument, sentence):
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        flags_with(tmp_path, "", argument)
-
-
 def test_the_function_of_the_file_wins_over_the_name_of_the_optimizer(tmp_path):
     text = PARTS + "\nget_config_ = get_config\ndef get_config():\n    config = get_config_()\n"
     text += "    config.optimizer.name = 'mine'\n    return config\n"
@@ -201,21 +186,6 @@ def test_an_experiment_in_json_is_the_run_that_it_was_stored_by(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"data": {"mean": (1.0,)}}, "data.mean=(1.0,)"),
-        ({"evaluation": {"pooling": "vote"}}, "evaluation.pooling='vote'"),
-    ],
-)
-def test_a_field_that_a_loss_function_does_not_see_is_refused(tmp_path, fields, name):
-    parts = file_with(tmp_path, PARTS).own_parts(SPEC)
-    run = Run(Experiment.from_dict({"steps": 1} | fields), SPEC, 8)
-    message = f"^{re.escape(name)} has no effect, because make_loss calls the network itself"
-    with pytest.raises(UserError, match=message):
-        build_ensemble(run, Layout.make(8), parts)
-
-
-@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("def make_member(spec): return 3", "No network can be made from an object of type int"),
@@ -242,6 +212,7 @@ X = np.arange(32, dtype=np.float32).reshape(8, 4)
 TABLE = source_of_arrays((X, X[:, 0]), (X, X[:, 0]), standardize=True)
 CLASSES = source_of_arrays((X, np.arange(8) % 3), (X, np.arange(8) % 3))
 TWO_GROUPS = dataclasses.replace(CLASSES, spec=dataclasses.replace(SPEC, num_groups=2))
+LOSS = OwnParts(member=nn.Dense(3), loss=sum)
 STEP = OwnParts(step={"init": dict, "step": dict, "eval_loss": dict})
 STANDARDIZED = OwnParts(objective=gaussian(standardize=True))
 
@@ -249,6 +220,8 @@ STANDARDIZED = OwnParts(objective=gaussian(standardize=True))
 @pytest.mark.parametrize(
     ("source", "parts", "data", "sentence"),
     [
+        (CLASSES, LOSS, {"mean": (1.0,)}, "data.mean=(1.0,) has no effect, because make_loss"),
+        (CLASSES, LOSS, {"pooling": "vote"}, "evaluation.pooling='vote' has no effect, because"),
         (TABLE, STANDARDIZED, {}, "make_objective returned gaussian with standardize=True"),
         (TABLE, OwnParts(), {"std": (2.0,)}, "whose inputs are standardised already."),
         (CLASSES, OwnParts(), {"num_folds": 9, "examples": "kfold"}, "data.num_folds=9 does not"),
@@ -263,6 +236,7 @@ def test_a_part_that_does_not_fit_the_run_is_refused(source, parts, data, senten
     loss = {"name": "categorical" if source.spec.num_classes else "gaussian"}
     data = {"global_batch_size": 4} | data
     values = {"num_members": 2, "steps": 1, "loss": loss, "data": data}
+    values["evaluation"] = {"pooling": data.pop("pooling", "probs")}
     experiment = Experiment.from_dict(values)
     with pytest.raises(UserError, match=re.escape(sentence)):
         train(experiment, tmp_path / "run", parts=parts, source=source)

@@ -73,9 +73,8 @@ def test_the_rank_is_exact_for_every_number_of_scores(level):
     needed = math.ceil(exact / (1 - exact))
     for n in range(1, 301):
         if n < needed:
-            with pytest.raises(
-                UserError, match=rf"{n} calibration .* level {level}, which needs {needed}\."
-            ):
+            message = rf"{n} calibration .* level {level}, which needs {needed}\."
+            with pytest.raises(UserError, match=message):
                 conformal_quantile(np.arange(n), level)
         else:
             scores = np.random.default_rng(n).permutation(np.arange(1, n + 1))
@@ -182,9 +181,8 @@ def test_intervals_of_refitted_models_hold_the_target_about_as_often_as_asked(nu
             bags = random.integers(30, size=(25, 30))
             left_out = np.array([~np.isin(np.arange(30), bag) for bag in bags])
         else:
-            left_out = (
-                random.permutation(np.arange(30) % num_folds) == np.arange(num_folds)[:, None]
-            )
+            folds = random.permutation(np.arange(30) % num_folds)
+            left_out = folds == np.arange(num_folds)[:, None]
             bags = [np.flatnonzero(~out) for out in left_out]
         models = np.array([fitted(inputs[bag], targets[bag]) for bag in bags])
         residuals = np.abs(targets - out_of_bag_means(left_out, models @ inputs.T))

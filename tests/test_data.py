@@ -303,6 +303,7 @@ FIRST_LABELS = np.where(np.arange(12) == 4, 2**31 + 1, LABELS)
         ((IMAGES, LABELS * 100), GOOD, "3 different labels from 0 to 200"),
         (GOOD, (IMAGES, LABELS + 1), "the label 3 at index 2, outside [0, 3); 4 in all"),
         ((IMAGES, np.eye(3)[LABELS]), GOOD, "labels float64[12, 3]. Give one label for each"),
+        ((IMAGES, NAMES), (IMAGES, np.full(12, "3")), "class '3', which training did not see"),
         ((WITH_NAN, LABELS), (FLOATS, LABELS), "NaN, in 1 of 12 examples, the first at"),
         (GOOD, (IMAGES[:0], LABELS[:0]), "arrays, split test has no examples"),
         (GOOD, (IMAGES[:, 0], LABELS), "uint8[2, 2] and class numbers and test examples of"),

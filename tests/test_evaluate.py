@@ -15,6 +15,7 @@ from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, Layout
 from dist_ens.losses import class_mean_cross_entropy
 from dist_ens.members import from_functions
 from dist_ens.plan import collectives
+from scored import linear_members
 
 pytestmark = pytest.mark.quick
 
@@ -23,11 +24,9 @@ pytestmark = pytest.mark.quick
 def two_networks():
     """Two members that disagree, and 10 examples, which fill no batch of 8."""
     random = np.random.default_rng(0)
-    member = from_functions(lambda key: {"w": 3 * jax.random.normal(key, (4, 3))}, _apply)
-    ensemble = networks.ensemble_of(member, optax.identity(), Layout.make(2, ensemble_axis=2))
-    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 4), np.float32))
-    labels = random.integers(0, 3, 10).astype(np.int32)
-    return ensemble, state, ArraySplit(random.normal(size=(10, 4)).astype(np.float32), labels)
+    ensemble, state, _ = linear_members(Layout.make(2, ensemble_axis=2), 3)
+    inputs, labels = random.normal(size=(10, 4)), random.integers(0, 3, 10)
+    return ensemble, state, ArraySplit(np.float32(inputs), np.int32(labels))
 
 
 def _apply(params, inputs):
@@ -49,9 +48,8 @@ def test_the_scores_are_those_of_the_averaged_probabilities_of_every_example(
     for scored, p in [(scores.ensemble, probs.mean(0)), *zip(scores.members, probs, strict=True)]:
         assert scored["nll"] == pytest.approx(-np.log(p[range(10), split.labels]).mean(), rel=1e-4)
         assert scored["accuracy"] == pytest.approx((p.argmax(-1) == split.labels).mean())
-        assert scored["brier"] == pytest.approx(
-            ((p - np.eye(3)[split.labels]) ** 2).sum(-1).mean(), rel=1e-4
-        )
+        brier = np.square(p - np.eye(3)[split.labels]).sum(-1).mean()
+        assert scored["brier"] == pytest.approx(brier, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -11,8 +11,10 @@ import pytest
 from optax import contrib
 
 import dist_ens as de
-from dist_ens.ground.errors import UserError
+from batch_programs import normals
 from dist_ens.ground.randomness import INIT, OPTIMIZER, key_of_optimizer, member_key
+from marked import long
+from networks import ensemble_of, layout_on
 
 MEMBERS, STEPS, BATCH, CLASSES, SEED = 4, 5, 8, 3, 7
 _RANDOM = np.random.default_rng(0)
@@ -54,13 +56,8 @@ OPTIMIZERS = {
     "sophia": contrib.sophia(1e-2, update_interval=2),  # obj_fn
 }
 
-# Those that take more than a gradient, or keep more than running means of it. The others are tested
-# in long runs.
-_OWN = """
-    adafactor adamw apply_if_finite flatten galore lbfgs mechanize momo muon noisy_sgd polyak_sgd
-    sam schedule_free sgd sophia
-"""
-OF_OWN_KIND = _OWN.split()
+# Those that take more than a gradient, and usual ones. The others are tested in long runs.
+SHORT = ["adamw", "apply_if_finite", "lbfgs", "noisy_sgd", "polyak_sgd", "sam", "sgd"]
 
 
 def is_bias(params):
@@ -90,28 +87,6 @@ class Langevin(ByHand):
         return updates, {"count": state["count"] + 1}
 
 
-class Noisy(ByHand):
-    """An optimizer that keeps a key of the old kind in its state, uint32[2]."""
-
-    def init(self, params):
-        return {"noise": jax.random.PRNGKey(5), "count": jnp.zeros((), jnp.int32)}
-
-    def update(self, grads, state, params):
-        key, used = jax.random.split(state["noise"])
-        noise = 0.01 * jax.random.normal(used, grads["b2"].shape)
-        updates = jax.tree.map(lambda g: -0.1 * g, grads)
-        return updates | {"b2": updates["b2"] + noise}, state | {"noise": key}
-
-
-class OneKeyForAll(ByHand):
-    """An optimizer whose noise is the same for all members."""
-
-    def update(self, grads, state, params):
-        key = jax.random.fold_in(jax.random.key(0), state["count"])
-        noise = jax.random.normal(key)
-        return jax.tree.map(lambda g: noise * g, grads), {"count": state["count"] + 1}
-
-
 # Optimizers made of others, and of the user's own.
 COMBINED = {
     "add_noise": optax.chain(optax.add_noise(0.1, 0.5, key=jax.random.key(5)), optax.sgd(0.1)),
@@ -134,19 +109,13 @@ COMBINED = {
     "a backtracking line search": optax.chain(  # value, grad and value_fn
         optax.sgd(1.0), optax.scale_by_backtracking_linesearch(15)
     ),
-    "schedule_free in a chain": optax.chain(
-        optax.clip_by_global_norm(0.5), contrib.schedule_free(optax.sgd(0.1), 0.1)
-    ),
     "an object": ByHand(),
     "an object with value and key": Langevin(),
-    "an object with a plain key": Noisy(),
 }
 
 
 def init(key, inputs):
-    shapes = {"w1": (inputs.shape[-1], 8), "b1": (8,), "w2": (8, CLASSES), "b2": (CLASSES,)}
-    values = map(jax.random.normal, jax.random.split(key, 4), shapes.values())
-    return {name: 0.5 * value for name, value in zip(shapes, values, strict=True)}, ()
+    return normals(key, 0.5, w1=(6, 8), b1=(8,), w2=(8, CLASSES), b2=(CLASSES,)), ()
 
 
 @functools.cache
@@ -162,24 +131,14 @@ def apply(params, model_state, inputs, key, train):
     return outputs(params, inputs), model_state
 
 
-def ensemble_of(optimizer, **options):
-    layout = de.Layout.make(MEMBERS, ensemble_axis=2, devices=jax.devices()[:4])
-    options = {"num_members": MEMBERS, "layout": layout} | options
-    parts = (init, apply), optimizer, de.losses.categorical(CLASSES)
-    return de.Ensemble(*parts, seed=SEED, execution="vmap", **options)
-
-
-def after_batches(ensemble, state):
-    for batch in BATCHES:
-        state, _ = ensemble.update(state, batch)
-    return state
-
-
 def trained(optimizer):
     """Returns the ensemble and its state after five steps."""
-    ensemble = ensemble_of(optimizer)
+    parts = (init, apply), optimizer, layout_on((2, 2), MEMBERS), de.losses.categorical(CLASSES)
+    ensemble = ensemble_of(*parts, seed=SEED)
     state = ensemble.state_of([first_params(number) for number in range(MEMBERS)])
-    return ensemble, after_batches(ensemble, state)
+    for batch in BATCHES:
+        state, _ = ensemble.update(state, batch)
+    return ensemble, state
 
 
 def loss_by_hand(params, batch):
@@ -191,8 +150,6 @@ def with_own_key(state, key):
     """Returns an optimizer's state with the member's key in place of the optimizer's."""
 
     def own(leaf):
-        if leaf.dtype == jnp.uint32 and leaf.shape == (2,):  # a plain key
-            return jax.random.key_data(key_of_optimizer(key, leaf))
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return leaf
         return key_of_optimizer(key, jax.random.bits(leaf, (2,), jnp.uint32))
@@ -256,12 +213,7 @@ def num_left_out(state, members):
     return count
 
 
-IN_LONG_RUNS = [
-    pytest.param(name, marks=pytest.mark.long) for name in OPTIMIZERS if name not in OF_OWN_KIND
-]
-
-
-@pytest.mark.parametrize("name", [*IN_LONG_RUNS, *OF_OWN_KIND, *COMBINED])
+@pytest.mark.parametrize("name", [*long(*sorted(OPTIMIZERS.keys() - SHORT)), *SHORT, *COMBINED])
 def test_four_members_are_trained_as_one_after_another(name):
     optimizer = (OPTIMIZERS | COMBINED)[name]
     members = trained_by_hand(optimizer)
@@ -273,25 +225,7 @@ def test_four_members_are_trained_as_one_after_another(name):
     assert max(moved) > 1e-6  # else nothing was compared
 
 
-def test_members_with_noise_draw_numbers_of_their_own():
-    for name in ("noisy_sgd", "add_noise", "an object with value and key"):
-        _, state = trained((OPTIMIZERS | COMBINED)[name])
-        steps = np.asarray(state.params["b2"]).tolist()
-        assert len({tuple(member) for member in steps}) == MEMBERS
-    with pytest.raises(UserError, match="The optimizer draws random numbers from a key that is"):
-        trained(OneKeyForAll())
-
-
-def test_noise_is_that_of_a_member_whatever_the_company():
-    _, state = trained(COMBINED["add_noise"])
-    alone = ensemble_of(COMBINED["add_noise"], num_members=1, layout=None, member_ids=[2])
-    own = after_batches(alone, alone.init(BATCHES[0]))
-    for name, leaf in own.params.items():
-        np.testing.assert_allclose(leaf[0], state.params[name][2], rtol=1e-4, atol=1e-5)
-
-
-def averaged(state, params):
-    return contrib.schedule_free_eval_params(state, params)
+averaged = contrib.schedule_free_eval_params
 
 
 def averaged_part(state, params, names):
@@ -307,17 +241,6 @@ def of_label(state, label):
 # Optimizers that evaluate other parameters than they train, and those parameters by hand.
 EVALUATED = {
     "schedule_free_sgd": (OPTIMIZERS["schedule_free_sgd"], averaged),
-    "in a chain": (
-        COMBINED["schedule_free in a chain"],
-        lambda state, params: averaged(state[1], params),
-    ),
-    "masked": (
-        optax.chain(
-            optax.masked(contrib.schedule_free_sgd(0.5), is_bias),
-            optax.freeze({"w1": True, "b1": False, "w2": True, "b2": False}),
-        ),
-        lambda state, params: averaged_part(state[0].inner_state, params, ["b1", "b2"]),
-    ),
     "two groups": (
         optax.partition(
             {

@@ -1,8 +1,8 @@
 """Every example runs, and shows what it says it shows."""
 
+import functools
 import pathlib
 import runpy
-import struct
 import sys
 
 import jax
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import dist_ens as de
-from dist_ens.experiment import DataConfig, open_source
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 
@@ -31,13 +30,11 @@ def assert_good_ensemble(scores, *, accuracy):
     assert 0 < scores.ensemble["nll"] < scores.mean_member["nll"]
 
 
+@pytest.mark.long
 def test_a_list_of_mlps_is_stacked_trained_and_averaged():
     shown = load("list_of_mlps")["main"]()
     assert shown["vmap_error"].startswith("vmap got inconsistent sizes for array axes to be mapped")
-    assert shown["stack_error"].startswith(
-        "Member 4 cannot be stacked with member 0: "
-        "leaf [0][0] is float32[64, 40] in member 4 and float32[64, 50] in member 0."
-    )
+    assert shown["stack_error"].startswith("Member 4 cannot be stacked with member 0: leaf [0][0]")
     np.testing.assert_allclose(shown["untrained"], shown["untrained_one_by_one"], atol=1e-5)
     assert_members_differ(shown["untrained"])
 
@@ -60,18 +57,13 @@ def test_a_function_of_one_image_serves_a_batch_and_an_ensemble():
     assert_members_differ(shown["lifted"])
 
 
-@pytest.fixture(scope="module")
-def from_plain_jax_to_linen():
-    return load("mnist_plain_jax_to_linen")["main"]()
+@pytest.mark.long
+def test_plain_jax_and_linen_members_are_trained_by_the_same_loop():
+    shown = load("mnist_plain_jax_to_linen")["main"]()
+    assert_good_ensemble(shown["plain"], accuracy=0.92)
+    assert_good_ensemble(shown["linen"], accuracy=0.955)
 
-
-def test_plain_jax_and_linen_members_are_trained_by_the_same_loop(from_plain_jax_to_linen):
-    assert_good_ensemble(from_plain_jax_to_linen["plain"], accuracy=0.92)
-    assert_good_ensemble(from_plain_jax_to_linen["linen"], accuracy=0.955)
-
-
-def test_a_member_leaves_the_ensemble_as_a_flax_train_state(from_plain_jax_to_linen):
-    shown = from_plain_jax_to_linen
+    # A member leaves the ensemble as a TrainState of Flax.
     inside = [member["accuracy"] for member in shown["linen"].members]
     np.testing.assert_allclose(shown["train_state_accuracies"], inside, atol=1e-6)
 
@@ -86,29 +78,7 @@ def test_a_member_leaves_the_ensemble_as_a_flax_train_state(from_plain_jax_to_li
     assert int(state.opt_state[0].count) == 301  # Adam's own count came with it
 
 
-def test_the_data_argument_reads_the_files_of_mnist(tmp_path):
-    source = open_source(DataConfig())
-    for prefix, split in (("train", source.train), ("t10k", source.test)):
-        images = (split.inputs * (255 / 16)).astype(np.uint8)
-        labels = split.labels.astype(np.uint8)
-        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
-            header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-            (tmp_path / f"{prefix}-{name}-ubyte").write_bytes(header + array.tobytes())
-
-    example = load("mnist_plain_jax_to_linen")
-    fit = example["fit"]
-
-    def first_fit(name, member, optimizer, source, std):
-        raise StopIteration(source.spec, fit(name, member, optimizer, source, std)[2])
-
-    fit.__globals__["fit"] = first_fit
-    with pytest.raises(StopIteration) as done:
-        example["main"]([f"--data=idx:{tmp_path}"])
-    spec, scores = done.value.args
-    assert str(spec) == "uint8[8, 8] in 10 classes"
-    assert_good_ensemble(scores, accuracy=0.92)  # scaled by 255, these are the digits again
-
-
+@pytest.mark.long
 def test_a_registered_class_is_trained_and_its_gradient_is_an_instance():
     example = load("registered_class")
     mlp_class, shown = example["Mlp"], example["main"]()
@@ -121,14 +91,13 @@ def test_a_registered_class_is_trained_and_its_gradient_is_an_instance():
     assert [w.shape for w in shown["params"].weights] == [(4, 64, 50), (4, 50, 10)]
 
     # One step of SGD by hand is the ensemble's first step.
-    for by_hand, lifted in zip(
-        *map(jax.tree.leaves, (shown["by_hand"], shown["lifted"])), strict=True
-    ):
-        np.testing.assert_allclose(by_hand, lifted, atol=1e-6)
+    assert_close = functools.partial(np.testing.assert_allclose, atol=1e-6)
+    jax.tree.map(assert_close, shown["by_hand"], shown["lifted"])
     assert shown["losses"][-1] < shown["losses"][0] / 4
     assert_good_ensemble(shown["scores"], accuracy=0.94)
 
 
+@pytest.mark.long
 def test_members_that_fail_are_restarted_by_a_callback_and_the_others_do_not_notice():
     example = load("restart_members")
     result = example["main"](progress=False)
@@ -139,10 +108,8 @@ def test_members_that_fail_are_restarted_by_a_callback_and_the_others_do_not_not
     options = {"steps": 200, "batch_size": 32, "progress": False}
     others = sorted({*range(8)} - failed)
     plain = de.fit(result.ensemble, example["DATA"], **options).state
-    for ours, theirs in zip(
-        *map(jax.tree.leaves, (result.state.params, plain.params)), strict=True
-    ):
-        np.testing.assert_array_equal(ours[np.array(others)], theirs[np.array(others)])
+    found, expected = (de.select_members(state, others).params for state in (result.state, plain))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.torch

@@ -19,6 +19,7 @@ from dist_ens.execution.spec import LOWERINGS, MEMBER_EXECUTIONS, STEPS
 from dist_ens.layout import Layout
 from dist_ens.losses import categorical
 from dist_ens.members import as_member, from_linen
+from marked import long
 
 
 class PoolingNet(nn.Module):
@@ -66,13 +67,16 @@ def reference(network):
     return trained(network, "vmap")
 
 
+CASES = [
+    *((networks.mlp, each) for each in (*EXECUTIONS, *STEPPED)),
+    *((pooling, each) for each in EXECUTIONS),
+    *((narrow, each) for each in PRODUCTS),
+]
+
+
 @pytest.mark.parametrize(
     ("network", "execution"),
-    [
-        *((networks.mlp, each) for each in (*EXECUTIONS, *STEPPED)),
-        *((pooling, each) for each in (*EXECUTIONS, *LOWERED)),
-        *((narrow, each) for each in PRODUCTS),
-    ],
+    [*CASES[1::2], *((pooling, each) for each in LOWERED), *long(*CASES[::2])],
 )
 def test_every_execution_makes_the_same_members(network, execution):
     networks.assert_close(trained(network, execution), reference(network))

@@ -41,6 +41,7 @@ from failing import (
     parts,
     trained,
 )
+from marked import long
 from saving import steps_in
 
 # Policies after which a run goes on, with checked updates.
@@ -128,7 +129,7 @@ def stop_at(step):
     return lambda info: signal.raise_signal(signal.SIGTERM) if info.step == step else None
 
 
-@pytest.mark.parametrize("policy", ["drop", "freeze", "skip"])
+@pytest.mark.parametrize("policy", ["drop", *long("freeze", "skip")])
 def test_a_run_that_ended_before_its_response_says_it_once_when_it_is_resumed(policy, tmp_path):
     made, told = ensemble(policy), []
     options = {"checkpoints": de.Checkpoints(tmp_path), "say": told.append}

@@ -21,6 +21,7 @@ from dist_ens.methods import bootstrap
 from dist_ens.plan import collectives
 from dist_ens.sampling import Order
 from dist_ens.training import fit
+from marked import long
 
 SAME = partial(jax.tree.map, np.testing.assert_array_equal)
 NEAR = partial(jax.tree.map, partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6))
@@ -138,8 +139,16 @@ def test_every_order_of_the_examples_is_as_likely_as_any_other():
         assert abs(chi_squared - freedom) < 5 * np.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("mesh", [(4, 2), (1, 4)], ids=str)
-@pytest.mark.parametrize("execution", ["vmap", "unroll", "loop", "map+single"])
+WAYS = ("vmap", "unroll", "loop", "map+single")
+
+
+@pytest.mark.parametrize(
+    ("execution", "mesh"),
+    [
+        *zip(WAYS, [(4, 2), (1, 4)] * 2, strict=True),
+        *long(*zip(WAYS, [(1, 4), (4, 2)] * 2, strict=True)),
+    ],
+)
 def test_drawn_on_the_device_and_streamed_are_the_same_examples(mesh, execution):
     # A split that is read late is kept on the device only where the run needs as much of it: 2
     # steps of 16 are less than 40.
@@ -148,9 +157,6 @@ def test_drawn_on_the_device_and_streamed_are_the_same_examples(mesh, execution)
     assert isinstance(calls[0], Drawn)
     assert isinstance(other_calls[0], Batches)
     SAME(drawn, streamed)
-
-
-def test_a_split_that_is_read_late_is_kept_where_the_run_needs_as_much_of_it():
     assert isinstance(next(calls_of(ReadLate, columns_of(1), last_step=3)), Drawn)
 
 
@@ -166,7 +172,10 @@ def test_members_with_orders_of_their_own_are_what_they_are_alone():
 
 @pytest.mark.parametrize(
     ("mesh", "execution", "waves"),
-    [((4, 2), "vmap", 1), ((2, 2), "loop", 1), ((1, 4), "map+single", 1), ((2, 2), "vmap", 2)],
+    [
+        *[((2, 2), "loop", 1), ((2, 2), "vmap", 2)],
+        *long(((4, 2), "vmap", 1), ((1, 4), "map+single", 1)),
+    ],
 )
 def test_members_are_sent_their_own_if_all_do_not_fit(monkeypatch, mesh, execution, waves):
     asked = {"per_member": True, "waves": waves}
@@ -222,7 +231,7 @@ def deals(monkeypatch):
     return dealt
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, *long(True)])
 def test_members_with_other_ids_see_their_own_examples(monkeypatch, is_streamed):
     if is_streamed:
         monkeypatch.setattr(Layout, "free_bytes", lambda layout: 0)
@@ -264,11 +273,9 @@ def test_batches_of_a_divided_split_are_those_that_are_streamed(
 @pytest.mark.parametrize(
     ("execution", "how"),
     [
-        ("vmap", {}),
         ("vmap", {"methods": [bootstrap()]}),  # It weighs examples by their places in the split.
-        ("loop", {}),
-        ("map+single", {}),
         ("vmap", {"waves": 2}),
+        *long(("vmap", {}), ("loop", {}), ("map+single", {})),
     ],
 )
 def test_members_are_the_same_where_the_split_is_divided(monkeypatch, deals, execution, how):

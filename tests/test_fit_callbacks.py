@@ -75,10 +75,7 @@ def test_a_run_that_was_stopped_early_says_so_and_is_not_trained_further(tmp_pat
         result = fit(with_loss(loss_fn), callbacks=[callback], **options)
         assert (result.step, result.stopped_by) == (4, "EarlyStopping")
         assert result.scores is not None
-    reason = (
-        r"at step 4 of 8 by EarlyStopping: loss has not improved by more than 1000 for 1 "
-        r"evaluation \(best \S+ at step 4; patience=1\)\."
-    )
+    reason = r"at step 4 of 8 by EarlyStopping: loss has not improved by more than 1000 for 1 .*\."
     assert re.fullmatch(f"Stopped {reason}", said[0])
     assert re.match(f"This run has ended: it was stopped {reason} Change this", said[1])
     assert fit(with_loss(loss_fn), callbacks=[stopping_of(2)], **options).step == 6

@@ -36,6 +36,9 @@ def regression(*, standardize=True, **options):
 
 CLASS_LABELS, EXAMPLES = DATA["labels"], len(DATA["labels"])
 ORDERED = OrderedSplit(TreeSplit(DATA), de.data.shared().order(EXAMPLES, 4), 0)
+OTHER_KEY = {"x": DATA["inputs"], "labels": CLASS_LABELS}
+SCORED, ONE_NUMBER = {"eval_data": DATA}, Metric("own", lambda p, y: jnp.float32(1))
+WAITS = "EarlyStopping waits for 'f1', and the scores during training are accuracy, nll, "
 REFUSED = [
     (DATA | {"labels": CLASS_LABELS[:, None, None]}, {}, "The labels have the shape [examples, 1,"),
     (DATA | {"weights": -np.ones(EXAMPLES)}, {}, "16 of 16 weights are negative or"),
@@ -47,21 +50,9 @@ REFUSED = [
     ([DATA], {"validation": 0.5}, "validation=0.5 needs examples"),
     ([DATA], {"eval_every": "epoch"}, "eval_every='epoch' needs examples"),
     # What cannot be scored.
-    (
-        DATA,
-        {"eval_data": {"x": DATA["inputs"], "labels": CLASS_LABELS}},
-        "The objective categorical takes data with the key 'inp",
-    ),
-    (
-        DATA,
-        {"eval_data": DATA, "metrics": [Metric("own", lambda p, y: jnp.float32(1))]},
-        "The metric 'own' returns values of shape [] for labels",
-    ),
-    (
-        DATA,
-        {"eval_data": DATA, "eval_every": 4, "callbacks": [EarlyStopping("f1")]},
-        "EarlyStopping waits for 'f1', and the scores during training are accuracy, nll, ",
-    ),
+    (DATA, {"eval_data": OTHER_KEY}, "The objective categorical takes data with the key 'inp"),
+    (DATA, SCORED | {"metrics": [ONE_NUMBER]}, "The metric 'own' returns values of shape [] for"),
+    (DATA, SCORED | {"eval_every": 4, "callbacks": [EarlyStopping("f1")]}, WAITS),
     (
         DATA,
         {"callbacks": [Report("absent")]},
@@ -245,7 +236,8 @@ def test_a_state_that_has_all_steps_already_is_returned(steps):
     [
         # An epoch of 16 examples in batches of 6 is 2.67 steps, two are 5.33.
         ({"eval_data": DATA}, [3, 6]),
-        ({"validation": 0.25}, [2, 4]),  # 12 examples are trained on.
+        # Of these 12 are trained on.
+        pytest.param({"validation": 0.25}, [2, 4], marks=pytest.mark.long),
     ],
 )
 def test_epochs_of_arrays_end_at_the_step_that_sees_their_last_example(scored, ends, tmp_path):

@@ -3,8 +3,6 @@
 import io
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 from rich.console import Console
@@ -12,7 +10,7 @@ from rich.table import Table
 
 import dist_ens
 import launch
-from conftest import COMMAND_ENVIRONMENT
+from commands import python
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.terminal import print_table
 from launch.config_flags import ConfigFlags
@@ -31,19 +29,9 @@ def test_figures_are_not_cut_however_narrow_the_console():
     assert console.width == 40
 
 
-def ended_process(code):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=COMMAND_ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 def test_help_has_a_line_for_each_verb_and_leads_to_its_flags():
     def printed(*words):
-        ended = ended_process(f"import launch, sys; sys.argv[1:] = {words}; launch.main()")
+        ended = python("-c", "import launch; launch.main()", *words)
         assert (ended.returncode, ended.stderr) == (0, "")
         return ended.stdout
 
@@ -56,7 +44,9 @@ def test_help_has_a_line_for_each_verb_and_leads_to_its_flags():
 
 def test_an_interrupted_command_ends_at_once_with_a_sentence():
     # A thread is in the middle of something.
-    ended = ended_process("""
+    ended = python(
+        "-c",
+        """
 import concurrent.futures, signal, threading, time
 from launch import cli
 def main():
@@ -69,7 +59,8 @@ def main():
     threading.Thread(target=go_on).start()
     signal.raise_signal(signal.SIGINT)
 cli.run(main)
-""")
+""",
+    )
     assert ended.returncode == 128 + signal.SIGINT
     assert ended.stdout == "begun\n"
     assert ended.stderr == "Interrupted. Checkpoints and files that were saved before are kept.\n"

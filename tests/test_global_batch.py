@@ -11,8 +11,11 @@ import pytest
 
 import batch_programs
 import dist_ens as de
+import networks
 from batch_programs import BATCH, FEATURES, FEW, NAMES, PROGRAMS, RATE, SEED, STEPS, Trained
 from dist_ens.ground.randomness import INIT, key_of_step
+from marked import long
+from networks import assert_close_to_scale, layout_on, member_of
 from test_cluster import finish, free_port, start
 
 BATCHES = batch_programs.batches()
@@ -28,20 +31,10 @@ MESHES = [
 
 def ensemble_of(rows, columns, num_members, execution, names=NAMES):
     init, loss = batch_programs.network_and_loss(names)
-    return de.Ensemble(
-        de.as_member(init=init),
-        optax.sgd(RATE),
-        loss,
-        num_members=num_members,
-        seed=SEED,
-        layout=layout_of(rows, columns, num_members),
-        execution=execution,
+    layout, options = layout_on((rows, columns), num_members), {"execution": execution}
+    return networks.ensemble_of(
+        de.as_member(init=init), optax.sgd(RATE), layout, loss, seed=SEED, **options
     )
-
-
-def layout_of(rows, columns, num_members):
-    devices = jax.devices()[: rows * columns]
-    return de.Layout.make(num_members, ensemble_axis=rows, devices=devices)
 
 
 @functools.cache
@@ -106,24 +99,13 @@ def assert_as_by_hand(found, member_id, names):
         if f"{name}: drawn" in expected.metrics:
             drawn = found.metrics[f"{name}: drawn"][:, member_id]
             np.testing.assert_array_equal(drawn, expected.metrics[f"{name}: drawn"])
-        own = jax.tree.map(lambda leaf: leaf[member_id], (found.params, found.model_state))
-        for trees in zip(own, expected[:2], strict=True):
-            assert_close(*(tree[name] for tree in trees))
+        for tree, by_hand in zip((found.params, found.model_state), expected[:2], strict=True):
+            assert_close_to_scale(member_of(tree[name], member_id), by_hand[name])
 
 
-def assert_close(found, expected):
-    for leaf, by_hand in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(leaf, by_hand, rtol=0, atol=1e-5 * np.abs(by_hand).max())
-
-
-# Compiling all programs takes long, and the other meshes find what these two do.
-LONG = (MESHES[0], MESHES[-1])
-
-
+# Compiling all programs takes long.
 @pytest.mark.parametrize(
-    "mesh",
-    [pytest.param(mesh, marks=[pytest.mark.long] if mesh in LONG else []) for mesh in MESHES],
-    ids=str,
+    "mesh", [MESHES[1], *long(*((mesh,) for mesh in MESHES if mesh != MESHES[1]))], ids=str
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loss_of_the_whole_batch_is_trained_as_by_hand_on_one_device(name, mesh):
@@ -132,28 +114,22 @@ def test_a_loss_of_the_whole_batch_is_trained_as_by_hand_on_one_device(name, mes
         assert_as_by_hand(trained(mesh), member_id, [name])
 
 
-@pytest.mark.parametrize("execution", ["unroll", "map", "chunk:2", "loop"])
+@pytest.mark.parametrize("execution", ["map", "chunk:2", *long("unroll", "loop")])
 def test_every_execution_sees_the_whole_batch(execution):
     found = trained((2, 2, 4, execution), FEW)
     for member_id in range(4):
         assert_as_by_hand(found, member_id, FEW)
 
 
-@pytest.mark.parametrize("execution", ["vmap+scanned", "map"])
+@pytest.mark.parametrize("execution", ["map", *long("vmap+scanned")])
 def test_fit_trains_steps_of_one_call_on_the_whole_batch(execution):
-    ensemble = ensemble_of(2, 2, 4, execution, FEW)
-    result = de.fit(
-        ensemble, lambda: iter(BATCHES), steps=STEPS, steps_per_call=STEPS, progress=False
-    )
-    state = jax.device_get(result.state)
+    ensemble, options = ensemble_of(2, 2, 4, execution, FEW), {"steps_per_call": STEPS}
+    fitted = de.fit(ensemble, lambda: iter(BATCHES), steps=STEPS, progress=False, **options)
     for member_id in range(4):
-        own, expected = (
-            jax.tree.map(lambda leaf, i=member_id: leaf[i], state),
-            train_by_hand(member_id),
-        )
+        own, expected = member_of(fitted.state, member_id), train_by_hand(member_id)
         for name in FEW:
-            assert_close(own.params[name], expected.params[name])
-            assert_close(own.model_state[name], expected.model_state[name])
+            assert_close_to_scale(own.params[name], expected.params[name])
+            assert_close_to_scale(own.model_state[name], expected.model_state[name])
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import dist_ens as de
 import networks
 from batch_programs import BATCH, FEATURES, RATE, SEED
 from dist_ens.ground.randomness import INIT, key_of_step
+from marked import long
 from networks import assert_close_to_scale, layout_on, member_of
 from test_as_member import haiku_network, needs_haiku
 from test_global_batch import MESHES
@@ -94,8 +95,10 @@ def network_by_hand(library):
     return jax.device_get((jnp.stack(losses), params, outputs))
 
 
-@pytest.mark.parametrize("mesh", [(2, 2), (1, 4)], ids=str)
-@pytest.mark.parametrize("library", [*LIBRARIES, pytest.param("haiku", marks=needs_haiku)])
+@pytest.mark.parametrize("mesh", [(2, 2), *long(((1, 4),))], ids=str)
+@pytest.mark.parametrize(
+    "library", [*LIBRARIES, pytest.param("haiku", marks=[needs_haiku, pytest.mark.long])]
+)
 def test_a_network_of_every_library_has_the_statistics_of_the_whole_batch(library, mesh):
     losses, params, outputs = network_by_hand(library)
     parts = network_of(library), optax.sgd(RATE), layout_on(mesh, 2)
@@ -140,9 +143,12 @@ def gan_step(gan, real):
     return {"generator": generator, "critic": critic, "key": key}, loss, (noise, mask)
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_a_lifted_gan_draws_for_the_whole_batch_from_the_key_in_its_state(mesh):
-    rows, columns, num_members, execution = mesh
+@pytest.mark.parametrize(
+    ("rows", "columns", "num_members", "execution"), [*MESHES[1:3], *long(MESHES[0], *MESHES[3:])]
+)
+def test_a_lifted_gan_draws_for_the_whole_batch_from_the_key_in_its_state(
+    rows, columns, num_members, execution
+):
     alone, by_hand = jax.jit(gan_step), []
     members = [gan_init(jax.random.key(i)) for i in range(num_members)]
     lifted = de.lift(

@@ -20,9 +20,10 @@ from dist_ens.execution.heuristics import candidates
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
-from dist_ens.layout import BATCH, BATCHES, Layout
+from dist_ens.layout import BATCH, Layout
 from dist_ens.members import from_linen
 from dist_ens.plan import Collective, collectives
+from marked import long
 
 pytestmark = pytest.mark.quick
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.py"))
@@ -42,7 +43,7 @@ def compiled_update(config, num_members, rows, columns, batch_size, place=Placem
     """The update of a shipped config, compiled without a batch; its execution; and its state."""
     experiment = Experiment.from_dict(runpy.run_path(str(config))["get_config"]().to_dict())
     spec = SPECS[config.stem]
-    layout = Layout.make(num_members, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
+    layout = networks.layout_on((rows, columns), num_members)
     run = Run(experiment, spec, 1000)
     ensemble = build_ensemble(run, layout)
     state = ensemble.abstract_state(run.batch(batch_size // columns))
@@ -87,34 +88,20 @@ def test_every_shipped_config_is_read():
 
 MESHES = [(8, 1, Placement.REPLICATED), (4, 2, Placement.REPLICATED), (4, 2, Placement.STREAMED)]
 MORE_MESHES = [(2, 2, Placement.STREAMED), (1, 4, Placement.REPLICATED)]
-CASES = [
-    *itertools.product(CONFIGS, MESHES),
-    *itertools.product([each for each in CONFIGS if each.stem not in SLOW], MORE_MESHES),
-]
 
 
-def marks_of(config, mesh):
-    if config.stem not in SLOW:
-        return []
-    is_long = mesh == (4, 2, Placement.STREAMED)
-    return [pytest.mark.slow, *([pytest.mark.long] if is_long else [])]
+def cases():
+    for config, (rows, columns, place) in itertools.product(CONFIGS, [*MESHES, *MORE_MESHES]):
+        is_slow, name = config.stem in SLOW, f"{config.stem}-{rows}-{columns}-{place.name}"
+        marks = [pytest.mark.slow] if is_slow else []
+        if is_slow and ((rows, columns, place) != MESHES[1] or config.stem == "cifar_resnet"):
+            marks.append(pytest.mark.long)
+        if not is_slow or (rows, columns, place) in MESHES:
+            yield pytest.param(config, rows, columns, place, marks=marks, id=name)
 
 
-@pytest.mark.parametrize(
-    ("config", "mesh"),
-    [
-        pytest.param(
-            config,
-            mesh,
-            marks=marks_of(config, mesh),
-            id=f"{config.stem}-{rows}-{columns}-{place.name}",
-        )
-        for config, mesh in CASES
-        for rows, columns, place in [mesh]
-    ],
-)
-def test_members_do_not_talk_and_cost_what_one_costs(config, mesh):
-    rows, columns, place = mesh
+@pytest.mark.parametrize(("config", "rows", "columns", "place"), [*cases()])
+def test_members_do_not_talk_and_cost_what_one_costs(config, rows, columns, place):
     # A device of every mesh has the same part: one program to compare. Of the smallest network as
     # many as its config says, for what 8 cost there is not much more than to draw them.
     batch_size = (100 if config.stem == "uci" else 8) * columns
@@ -159,56 +146,52 @@ def convolutional():
     return from_linen(Convolutional()), jax.ShapeDtypeStruct((16, 12, 12, 3), jnp.float32), ()
 
 
-def small_update(network, execution, rows, columns):
+def small_update(network, execution, mesh):
     """The ensemble of four small members, its state, and the batches of a call."""
-    member, inputs, label_shape = network()
-    layout = Layout.make(4, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
-    ensemble = networks.ensemble_of(
-        member, networks.SGD, layout, execution=execution, failure_policy="skip"
-    )
-    batches = layout.put(networks.batches_for(inputs, label_shape, 2), BATCHES)
-    return ensemble, ensemble.with_record(networks.born_on(layout, network)), batches
+    options = {"execution": execution, "failure_policy": "skip"}
+    layout = networks.layout_on(mesh, 4)
+    ensemble, state, batches = networks.program(network, layout, **options)
+    return ensemble, ensemble.with_record(state), batches
 
 
 @functools.cache
 def on_one_device(network):
-    ensemble, state, batches = small_update(network, "unroll", 1, 1)
+    ensemble, state, batches = small_update(network, "unroll", (1, 1))
     return jax.device_get(ensemble.update_steps(state, batches))
 
 
-CONVOLVING = [
-    *("vmap", "vmap+apart+masks", "chunk:2+masks", "unroll+flat", "map+aligned+scanned"),
-    *("vmap+patches+masks", "map+patches+unrolled", "vmap+canonical", "map+canonical+masks"),
-]
-ATTENDING = ["vmap+flat", "unroll+aligned", "map", "chunk:2", "vmap+unrolled"]
+CONVOLVING = ["vmap", "chunk:2+masks", "map+aligned+scanned", "map+patches+unrolled"]
+MORE = ["vmap+apart+masks", "unroll+flat", "vmap+patches+masks", "vmap+canonical"]
+ATTENDING = ["unroll+aligned", "map", "vmap+unrolled"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("network", "execution", "rows", "columns"),
+    ("network", "execution", "mesh"),
     [
-        *((convolutional, execution, 2, 2) for execution in CONVOLVING),
-        *((networks.transformer, execution, 2, 2) for execution in ATTENDING),
-        *((convolutional, execution, 1, 4) for execution in ("vmap", "map+canonical+masks")),
-        (networks.transformer, "vmap+flat", 1, 4),
+        *((convolutional, execution, (2, 2)) for execution in CONVOLVING),
+        *((networks.transformer, execution, (2, 2)) for execution in ("vmap+flat", "chunk:2")),
+        (convolutional, "map+canonical+masks", (1, 4)),
+        *long(*((convolutional, execution, (2, 2)) for execution in MORE)),
+        *long(*((networks.transformer, execution, (2, 2)) for execution in ATTENDING)),
+        *long((convolutional, "vmap", (1, 4)), (networks.transformer, "vmap+flat", (1, 4))),
     ],
 )
-def test_every_execution_divides_the_batch(network, execution, rows, columns):
-    ensemble, state, batches = small_update(network, execution, rows, columns)
+def test_every_execution_divides_the_batch(network, execution, mesh):
+    ensemble, state, batches = small_update(network, execution, mesh)
     program = ensemble.update_steps.lower(state, batches).compile()
-    assert set(kinds_and_axes(program.as_text(), rows, columns)) == {("all-reduce", "data")}
+    assert set(kinds_and_axes(program.as_text(), *mesh)) == {("all-reduce", "data")}
     (found, metrics), (expected, losses) = program(state, batches), on_one_device(network)
     np.testing.assert_allclose(metrics["loss"], losses["loss"], rtol=1e-6)
-    for leaf, other in zip(
-        jax.tree.leaves((found.params, found.model_state)),
-        jax.tree.leaves((expected.params, expected.model_state)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(leaf, other, rtol=0, atol=1e-6)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6),
+        (found.params, found.model_state),
+        (expected.params, expected.model_state),
+    )
 
 
 def test_the_outputs_of_a_divided_batch_are_not_gathered():
-    ensemble, state, batches = small_update(convolutional, "vmap", 2, 2)
+    ensemble, state, batches = small_update(convolutional, "vmap", (2, 2))
     inputs = jax.ShapeDtypeStruct(
         batches["inputs"].shape[1:], jnp.float32, sharding=ensemble.layout.sharding(BATCH)
     )

@@ -195,7 +195,7 @@ texts = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(texts, max_size=5))
 def test_a_container_gets_the_arguments_that_the_user_typed(arguments):
     made = parts_of(rendered(("train", *arguments), num_nodes=2))[2]["args"]

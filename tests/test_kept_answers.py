@@ -9,23 +9,12 @@ from scipy.special import softmax
 from sklearn.datasets import load_digits
 
 import dist_ens as de
+import test_trust
 from commands import dist_ens
 from conformal_coverage import coverage_of_intervals, coverage_of_sets
 from dist_ens.evaluation.conformal import jackknife_plus
-from dist_ens.experiment import (
-    CheckpointConfig,
-    DataConfig,
-    Experiment,
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-    open_source,
-)
-from dist_ens.experiment.assessment import (
-    EvaluationRequest,
-    assess,
-    out_of_bag_of,
-)
+from dist_ens.experiment import open_source
+from dist_ens.experiment.assessment import EvaluationRequest, assess, out_of_bag_of
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.loaded_run import keep
 from dist_ens.experiment.members import copy_members
@@ -33,40 +22,38 @@ from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
 from dist_ens.report import SCORES, read_answers, read_run
 from dist_ens.storage import Disk
+from test_load import write_table
 
 STEPS = 30
 
 
 def experiment(data, **changes):
-    values = {
-        "num_members": 3,
-        "steps": STEPS,
-        "steps_per_call": STEPS,
-        "execution": "vmap",
-        "data": data,
-        "model": ModelConfig(name="mlp", options={"hidden_sizes": (16,)}),
-        "optimizer": OptimizerConfig(learning_rate=0.01),
-        "checkpoint": CheckpointConfig(every_steps=STEPS, keep=5),
-    }
-    return Experiment(**values | changes)
+    fixed = {"num_members": 3, "steps": STEPS, "steps_per_call": STEPS}
+    fixed["checkpoint"] = {"every_steps": STEPS, "keep": 5}
+    return test_trust.experiment(data, **fixed | changes)
 
 
-DIGITS = DataConfig(source="digits", std=(16.0,), validation=0.2, global_batch_size=64)
+DIGITS = test_trust.DIGITS | {"validation": 0.2}
 
 
 def ask(workdir, step=None, **questions):
     """Asks a run in this process, and keeps the answers as `dist-ens evaluate` does."""
     run, ensemble, state, at, *_ = open_finished(workdir, step=step)
-    found = assess(
-        run,
-        run.evaluator(ensemble),
-        state,
-        open_source(run.experiment.data),
-        EvaluationRequest(**questions),
-    )
+    source, request = open_source(run.experiment.data), EvaluationRequest(**questions)
+    found = assess(run, run.evaluator(ensemble), state, source, request)
     answers = {SCORES: found.scores_to_dict(), **found.answers}
     keep(Disk(workdir), at, answers, is_newest=step is None)
     return found.to_dict()
+
+
+def predicted_by_command(workdir, x):
+    """Arrays that `dist-ens predict` writes, calibrated and at the level 0.8."""
+    np.save(workdir / "x.npy", x)
+    files = [f"--input={workdir / 'x.npy'}", f"--output={workdir / 'p.npz'}"]
+    words = [f"--workdir={workdir}", "--calibrated", "--conformal=0.8", *files]
+    ended = dist_ens("predict", *words)
+    assert ended.returncode == 0, ended.stderr
+    return np.load(workdir / "p.npz")
 
 
 @pytest.fixture(scope="module")
@@ -81,43 +68,26 @@ def run(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
-def test_every_question_stays_answered_on_the_page_and_predictions_use_the_answers(run, tmp_path):
-    workdir, page = f"--workdir={run}", run / "report.html"
+def test_every_question_stays_answered_on_the_page_and_predictions_use_the_answers(run):
     ask(run, calibration="temperature")
     ask(run, conformal="aps")
     ask(run, shift=True)
-    ended = dist_ens("evaluate", workdir, "--conformal=lac", "--level=0.7")
+    ended = dist_ens("evaluate", f"--workdir={run}", "--conformal=lac", "--level=0.7")
     assert ended.returncode == 0, ended.stderr
     assert "Wrote report.html" in ended.stdout
-    text = page.read_text()
+    text = (run / "report.html").read_text()
     for section in ("calibration", "conformal", "shift", "reliability"):
         assert f'<section id="{section}">' in text, section
     assert "after temperature" in text
     assert "Older" not in text
     kept = read_run(run).answers
-    assert {*kept} == {
-        "calibration=temperature",
-        "conformal=lac level=0.7",
-        "conformal=aps level=0.9",
-        "shift",
-    }
+    conformal = {"conformal=lac level=0.7", "conformal=aps level=0.9"}
+    assert {*kept} == {"calibration=temperature", "shift"} | conformal
     assert {answer["step"] for answer in kept.values()} == {STEPS}
 
     x, labels = load_digits().images, load_digits().target
-    np.save(tmp_path / "x.npy", x)
-    output = tmp_path / "p.npz"
-    ended = dist_ens(
-        "predict",
-        workdir,
-        "--calibrated",
-        "--conformal=0.8",
-        f"--input={tmp_path / 'x.npy'}",
-        f"--output={output}",
-    )
-    assert ended.returncode == 0, ended.stderr
-    loaded = de.load(run)
+    written, loaded = predicted_by_command(run, x), de.load(run)
     p, plain = loaded.predict(x, calibrated=True, conformal=0.8), loaded.predict(x)
-    written = np.load(output)
     temperature = kept["calibration=temperature"]["scores"]["parameters"]["temperature"]
     expected = softmax(np.log(np.float64(plain.mean)) / temperature, -1)
     np.testing.assert_allclose(p.mean, expected, atol=1e-6)
@@ -130,9 +100,8 @@ def test_every_question_stays_answered_on_the_page_and_predictions_use_the_answe
 
 def test_answers_of_an_earlier_step_are_marked_and_calibrate_no_later_one(run):
     ask(run, calibration="temperature", shift=True, ood="digits")
-    with pytest.raises(
-        UserError, match=r"has no conformal rule of step 30.*evaluate .*--conformal=lac"
-    ):
+    message = r"has no conformal rule of step 30.*evaluate .*--conformal=lac"
+    with pytest.raises(UserError, match=message):
         de.load(run).predict(load_digits().images, conformal=0.9)
     train(experiment(DIGITS, steps=2 * STEPS), run)
     ended = dist_ens("evaluate", f"--workdir={run}", "--conformal=lac", "--level=0.8")
@@ -166,7 +135,7 @@ def test_a_calibration_belongs_to_its_members_and_not_to_others_of_the_same_step
         de.load(run, members=[0, 2]).predict(x, calibrated=True)
     # Another run in the same folder has other members at the same step.
     shutil.rmtree(run / "checkpoints")
-    train(experiment(DIGITS, optimizer=OptimizerConfig(learning_rate=0.001)), run)
+    train(experiment(DIGITS, optimizer={"learning_rate": 0.001}), run)
     with pytest.raises(UserError, match="has no calibration of step 30"):
         de.load(run).predict(x, calibrated=True)
     ask(run, shift=True)
@@ -188,52 +157,21 @@ def test_a_number_that_was_changed_in_the_answers_calibrates_nothing(run):
     assert message in ended.stderr
 
 
-def table(path, offset):
-    """A table of 400 rows, 300 of them for training, whose targets lie far from 0."""
-    random = np.random.default_rng(1)
-    x = random.normal(size=(400, 2))
-    target = offset + 3 * x[:, 0] - x[:, 1] + random.normal(size=400)
-    np.savez(
-        path,
-        data=np.column_stack([x, target]),
-        index_features=np.arange(2),
-        index_target=2,
-        train_idx=np.arange(300)[None],
-        test_idx=np.arange(300, 400)[None],
-    )
-    return x[300:], target[300:]
-
-
 def test_intervals_of_a_table_are_in_its_own_unit_on_the_command_line_and_in_python(tmp_path):
     # float32 has steps of 0.06 at a million, and of 8 at 1e8: the noise of these targets is 1.
-    offset = 1e8
-    x, targets = table(tmp_path / "table.npz", offset)
-    data = DataConfig(
-        source=f"uci:{tmp_path / 'table.npz'}",
-        global_batch_size=32,
-        validation=0.25,
-        examples="kfold",
-        num_folds=2,
-    )
+    offset, random = 1e8, np.random.default_rng(1)
+    x = random.normal(size=(400, 2))
+    targets = offset + 3 * x[:, 0] - x[:, 1] + random.normal(size=400)
+    write_table(tmp_path / "table.npz", x, targets, *np.split(np.arange(400), [300]))
+    x, targets = x[300:], targets[300:]
+    data = {"source": f"uci:{tmp_path / 'table.npz'}", "global_batch_size": 32}
+    data |= {"validation": 0.25, "examples": "kfold", "num_folds": 2}
     workdir = tmp_path / "run"
-    gaussian = LossConfig(name="gaussian")
-    train(experiment(data, loss=gaussian, num_members=4, steps=120), workdir)
-    np.save(tmp_path / "x.npy", x)
+    train(experiment(data, loss={"name": "gaussian"}, num_members=4, steps=120), workdir)
     for method in ("cqr", "cv+"):
         told = ask(workdir, calibration="variance", conformal=method, level=0.8)
-        ended = dist_ens(
-            "predict",
-            f"--workdir={workdir}",
-            "--calibrated",
-            "--conformal=0.8",
-            f"--input={tmp_path / 'x.npy'}",
-            f"--output={tmp_path / 'p.npz'}",
-        )
-        assert ended.returncode == 0, ended.stderr
-        written, p = (
-            np.load(tmp_path / "p.npz"),
-            de.load(workdir).predict(x, calibrated=True, conformal=0.8),
-        )
+        written = predicted_by_command(workdir, x)
+        p = de.load(workdir).predict(x, calibrated=True, conformal=0.8)
         low, high = p.interval
         np.testing.assert_allclose(written["lower"] - offset, low - offset, atol=1e-4)
         np.testing.assert_allclose(written["upper"] - offset, high - offset, atol=1e-4)
@@ -246,7 +184,7 @@ def test_intervals_of_a_table_are_in_its_own_unit_on_the_command_line_and_in_pyt
         np.testing.assert_allclose(p.total, scale * de.load(workdir).predict(x).total, rtol=1e-6)
     # The last intervals by hand: members predict a training example if they left it out.
     run, ensemble, state, *_ = open_finished(workdir)
-    evaluator, source = run.evaluator(ensemble), open_source(data)
+    evaluator, source = run.evaluator(ensemble), open_source(run.experiment.data)
     mask = out_of_bag_of(run, evaluator, state)
     of_table = np.load(tmp_path / "table.npz")["data"][source.train_positions]
     left_out = evaluator.predict(state, of_table[:, :2].astype(np.float32))["member_mean"]

@@ -6,26 +6,27 @@ are killed at once, as when the power fails, or one of them and soon after it th
 """
 
 import collections
+import functools
 import itertools
+import json
 import random
 import time
 
 import pytest
 
-from commands import start
-from dist_ens.checkpoint.arrays import open_arrays
+from commands import start, together
+from dist_ens.checkpoint import saved_step
+from dist_ens.checkpoint.manifest import UNFINISHED, files_by_step
 from dist_ens.checkpoint.verify import faults_of
-from dist_ens.checkpoint.writing import STATE
-from dist_ens.storage import Disk
+from dist_ens.storage import place_of
+from object_servers import s3_server
 from saving import steps_in
-from test_cluster import free_port
-from test_local import scores_of
 from test_signals import untimed
 
 STEPS, SAVED_EVERY = 60, 4
 # A save writes 2 MB, so that it takes long enough for a kill to meet it.
 TRAIN = [
-    *("train", "--config=configs/digits.py", "--config.execution=loop"),
+    *("train", "--config.execution=loop"),
     *("--config.num_members=4", f"--config.steps={STEPS}", "--config.steps_per_call=2"),
     *("--config.model.hidden_sizes=(200,128)", "--config.logging.every_steps=2"),
     *(f"--config.checkpoint.every_steps={SAVED_EVERY}", "--config.data.global_batch_size=32"),
@@ -33,15 +34,22 @@ TRAIN = [
 MOST_KILLS = 5  # of one run, which then goes on to its end
 
 
-def begun(folder, name, num_processes, attempt=0):
+# In a bucket, nobody waits half a minute for the lease of a run that was killed.
+CONFIG = """
+import runpy
+from dist_ens.storage import lease
+lease.SECS = 2.0
+get_config = runpy.run_path("configs/digits.py")["get_config"]
+"""
+
+
+def begun(folder, workdir, num_processes, attempt=0, environ=()):
     """The processes of a run, each with one device, on the mesh `num_processes` x 1."""
-    words = [*TRAIN, f"--workdir={folder / name}"]
-    each = [words]
-    if num_processes > 1:
-        words += [f"--coordinator_address=127.0.0.1:{free_port()}"]
-        words += [f"--num_processes={num_processes}"]
-        each = [[*words, f"--process_id={i}"] for i in range(num_processes)]
-    return start(*each, folder=folder, name=f"{name}_{attempt}")
+    (folder / "config.py").write_text(CONFIG)
+    words = [*TRAIN, f"--config={folder / 'config.py'}", f"--workdir={workdir}"]
+    flags = together(num_processes) if num_processes > 1 else [[]]
+    name = f"{workdir.name}_{attempt}"
+    return start(*([*words, *own] for own in flags), folder=folder, name=name, environ=environ)
 
 
 def output(folder, name, attempt):
@@ -51,18 +59,23 @@ def output(folder, name, attempt):
 
 def saved_bits(workdir):
     """The step of the newest checkpoint, and the bits of all its arrays."""
-    step = newest_in(workdir)
-    arrays = open_arrays(Disk(workdir / "checkpoints" / str(step) / STATE))
-    return step, {name: array.read().result().tobytes() for name, array in arrays.items()}
+    saved = saved_step(workdir)
+    return saved.step, {name: leaf.tobytes() for name, leaf in saved.leaves().items()}
 
 
 def records(workdir):
     """Records of the metrics, without what depends on the clock."""
-    return untimed((workdir / "metrics.jsonl").read_text())
+    return untimed(workdir.read("metrics.jsonl").decode())
 
 
-def names_in(folder):
-    return {path.name for path in folder.iterdir()}
+def scores_of(workdir):
+    summary = json.loads(workdir.read("summary.json"))
+    return [summary[key] for key in ("test", "mean_member", "members")]
+
+
+def names_in(place):
+    """The names of what is in a folder, but for the lock, which a bucket does not have."""
+    return {name.partition("/")[0] for name in place.names()} - {".lock"}
 
 
 def newest_in(workdir):
@@ -72,8 +85,9 @@ def newest_in(workdir):
 
 def is_saving(workdir, after):
     """Whether a checkpoint of a step after another one is unfinished."""
-    found = workdir.glob("checkpoints/*-tmp")
-    return any(int(path.name.partition(".")[0]) > max(after, newest_in(workdir)) for path in found)
+    found = files_by_step(workdir / "checkpoints")
+    later = [step for step in found if step > max(after, newest_in(workdir))]
+    return any(UNFINISHED in found[step] for step in later)
 
 
 class KilledRun:
@@ -82,8 +96,9 @@ class KilledRun:
     A whole run that is never stopped takes `whole_secs`. It compiles, which later runs do not.
     """
 
-    def __init__(self, folder, name, num_processes, whole_secs, draw, counted):
-        self.folder, self.name, self.workdir = folder, name, folder / name
+    def __init__(self, folder, workdir, num_processes, whole_secs, draw, counted, environ):
+        self.folder, self.name, self.workdir = folder, workdir.name, workdir
+        self.environ = environ
         self.num_processes, self.whole_secs = num_processes, whole_secs
         self.draw, self.counted = draw, counted
 
@@ -91,7 +106,7 @@ class KilledRun:
         """Runs it until it ends, with at most a number of kills."""
         newest = 0
         for attempt in itertools.count():
-            processes = begun(self.folder, self.name, self.num_processes, attempt)
+            processes = begun(self.folder, self.workdir, self.num_processes, attempt, self.environ)
             kill = self.kill(processes) if attempt < num_kills else None
             codes, told = processes.codes(), output(self.folder, self.name, attempt)
             assert "Traceback" not in told, told
@@ -102,12 +117,8 @@ class KilledRun:
             newest = self.check_killed(*kill)
 
     def kill(self, processes):
-        """Kills the processes at a moment that is drawn.
-
-        Returns:
-            The steps that were saved before, and whether one process was killed before the others;
-            None if the run had ended.
-        """
+        """Kills the processes at a moment that is drawn; returns the steps that were saved before,
+        and whether one process was killed before the others; None if the run had ended."""
         in_a_save = self.draw.random() < 0.5
         first = self.draw.choice([*range(self.num_processes), None])
         later_secs, delay_secs = self.draw.uniform(0, 0.1), self.draw.uniform(0, 0.01)
@@ -119,12 +130,11 @@ class KilledRun:
             time.sleep(0.001)
         if in_a_save:
             time.sleep(delay_secs)
-        seen, is_of_one = steps_in(self.workdir), False
-        if first is not None and self.num_processes > 1:
+        seen, is_of_one = steps_in(self.workdir), first is not None and self.num_processes > 1
+        if is_of_one:
             processes.kill([first])
             time.sleep(later_secs)
-            is_of_one = True
-        processes.kill(range(self.num_processes))
+        processes.kill()
         return seen, is_of_one
 
     def check_killed(self, seen, is_of_one):
@@ -132,7 +142,7 @@ class KilledRun:
         steps, newest = steps_in(self.workdir), newest_in(self.workdir)
         assert newest >= max(seen, default=0)
         for step in steps:
-            assert faults_of(Disk(self.workdir / "checkpoints" / str(step))) == []
+            assert faults_of(self.workdir / "checkpoints" / str(step)) == []
         self.counted["kills"] += 1
         self.counted["in a save"] += is_saving(self.workdir, newest)  # It left an unfinished one.
         self.counted["of one"] += is_of_one  # One process was hit before the others.
@@ -142,23 +152,19 @@ class KilledRun:
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
-    """Function that returns the folder of a run of some processes that is never stopped, and the
-    seconds it took."""
-    runs = {}
+    """Function that returns a run that is never stopped, and the seconds that it took."""
 
+    @functools.cache
     def trained(num_processes):
-        if num_processes not in runs:
-            folder = tmp_path_factory.mktemp("whole")
-            since = time.monotonic()
-            codes = begun(folder, "whole", num_processes).codes()
-            assert codes == [0] * num_processes, output(folder, "whole", 0)
-            runs[num_processes] = folder, time.monotonic() - since
-        return runs[num_processes]
+        folder, since = tmp_path_factory.mktemp("whole"), time.monotonic()
+        codes = begun(folder, place_of(folder / "whole", "whole"), num_processes).codes()
+        assert codes == [0] * num_processes, output(folder, "whole", 0)
+        return place_of(folder / "whole", "whole"), time.monotonic() - since
 
     return trained
 
 
-FEW = [(1, 7), (2, 3)]
+FEW = [(1, 3), pytest.param(2, 3, marks=pytest.mark.long)]
 MANY = [pytest.param(*each, marks=pytest.mark.faults) for each in ((1, 80), (2, 70), (4, 50))]
 
 
@@ -166,21 +172,46 @@ MANY = [pytest.param(*each, marks=pytest.mark.faults) for each in ((1, 80), (2, 
 def test_a_run_that_is_killed_ends_as_one_never_stopped(
     num_processes, num_kills, whole_run, tmp_path, record_property
 ):
+    end_as_one_never_stopped(num_processes, num_kills, whole_run, tmp_path, record_property)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with s3_server() as started:
+        yield started
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_run_in_a_bucket_that_is_killed_ends_as_one_never_stopped(
+    num_processes, whole_run, server, tmp_path, monkeypatch, record_property
+):
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    root = f"s3://bucket/{num_processes}"
+    end_as_one_never_stopped(
+        num_processes, 20, whole_run, tmp_path, record_property, root, server.environment
+    )
+
+
+def end_as_one_never_stopped(
+    num_processes, num_kills, whole_run, folder, record_property, root=None, environ=()
+):
+    """Kills runs below a root, by default a folder, and compares them with one on a disk."""
     whole, whole_secs = whole_run(num_processes)
-    expected = saved_bits(whole / "whole")
+    expected = saved_bits(whole)
     assert expected[0] == STEPS
     draw, counted = random.Random(num_processes), collections.Counter()
     while counted["kills"] < num_kills:
-        name = f"run_{counted['runs']}"
+        workdir = place_of(f"{root or folder}/run_{counted['runs']}", "workdir")
         left = min(MOST_KILLS, num_kills - counted["kills"])
-        KilledRun(tmp_path, name, num_processes, whole_secs, draw, counted).go(left)
+        KilledRun(folder, workdir, num_processes, whole_secs, draw, counted, environ).go(left)
         counted["runs"] += 1
-        assert saved_bits(tmp_path / name) == expected
-        assert records(tmp_path / name) == records(whole / "whole")
-        assert scores_of(tmp_path, name) == scores_of(whole, "whole")
-        assert names_in(tmp_path / name) == names_in(whole / "whole")
-        kept = {str(STEPS), str(STEPS - SAVED_EVERY)}
-        assert names_in(tmp_path / name / "checkpoints") == kept
-    assert counted["in a save"] > 0 or num_kills < 50
+        assert saved_bits(workdir) == expected
+        assert records(workdir) == records(whole)
+        assert scores_of(workdir) == scores_of(whole)
+        assert names_in(workdir) == names_in(whole)
+        assert names_in(workdir / "checkpoints") == {str(STEPS), str(STEPS - SAVED_EVERY)}
+    assert counted["in a save"] > 0 or num_kills < 20
     for name, value in counted.items():
         record_property(name, value)

@@ -122,7 +122,6 @@ def test_a_spec_is_a_name_or_a_tree_of_names():
         ({"out_specs": "batch"}, "of a result has no members axis"),
         ({"in_specs": "members"}, "Give a tuple with one spec for each"),
         ({"execution": "vmap+scanned"}, "says how to run several steps.*Leave 'scanned' out"),
-        ({"execution": "vmpa"}, "The execution 'vmpa' is unknown. Did you mean 'vmap'"),
     ],
     ids=str,
 )

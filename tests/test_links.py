@@ -148,18 +148,13 @@ def test_nothing_is_written_to_a_link_or_a_pipe(folder, outside, write):
     assert len([*folder.iterdir()]) == 2
 
 
-def test_a_link_under_the_unfinished_name_is_not_followed(folder, outside):
-    (folder / "summary.json.unfinished").symlink_to(outside)
-    replace_file(folder / "summary.json", "{}")
-    assert outside.read_text() == "precious"
-    assert (folder / "summary.json").read_text() == "{}"
-    assert [path.name for path in folder.iterdir()] == ["summary.json"]
-
-
-def test_an_error_leaves_the_old_content_and_no_other_file(folder):
+def test_a_link_under_the_unfinished_name_is_not_followed_and_an_error_leaves_the_old_content(
+    folder, outside
+):
     path = folder / "summary.json"
-    path.write_text("old")
+    (folder / "summary.json.unfinished").symlink_to(outside)
+    replace_file(path, "old")
     with pytest.raises(TypeError), replaced_file(path) as file:
         file.writelines([b"half", None])
-    assert path.read_text() == "old"
+    assert (outside.read_text(), path.read_text()) == ("precious", "old")
     assert list(folder.iterdir()) == [path]

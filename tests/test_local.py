@@ -1,10 +1,10 @@
 """`dist-ens local` with real processes: as one process, and back after a loss or a preemption."""
 
+import functools
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 
@@ -14,12 +14,12 @@ import pytest
 
 import fast_xla
 from commands import LIMIT_SECS, is_alive, start, wait_for
-from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.checkpoint import saved_step, saved_steps
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.ground.errors import ExitCode, UserError
 from launch import local
 from launch.local import device_variables
+from test_cluster import start as start_process
 from test_hosts import write_config
 
 STEPS = 12
@@ -31,17 +31,9 @@ def begin(folder, name, num_processes, *flags, devices=1, config="config.py", re
         *(f"--processes={num_processes}", f"--devices_per_process={devices}", *flags, "--"),
         *("train", f"--config={folder / config}", f"--workdir={folder / name}", *rest),
     ]
-    with (folder / f"log_{name}").open("a") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "launch.local", *words],
-            cwd=ROOT,
-            env=COMMAND_ENVIRONMENT
-            | {"JAX_PLATFORMS": "cpu", "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
-            | {"XLA_FLAGS": fast_xla.flags(3)},  # The number of devices is replaced.
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    command, log = [sys.executable, "-m", "launch.local", *words], folder / f"log_{name}"
+    # The launcher replaces the number of devices.
+    return start_process(command, log, COLUMNS="200", XLA_FLAGS=fast_xla.flags(3))
 
 
 def finished(process, folder, name):
@@ -67,25 +59,23 @@ def children_of(process):
     return [child.pid for child in psutil.Process(process.pid).children()]
 
 
-def bits_of(folder, name):
-    """The bits of every member's final parameters."""
+def end_of(folder, name):
+    """The scores of a run, and the bits of every member's final parameters."""
     params = jax.device_get(open_finished(folder / name).state.params)
-    return [leaf.tobytes() for leaf in jax.tree.leaves(params)]
+    return scores_of(folder, name), [leaf.tobytes() for leaf in jax.tree.leaves(params)]
 
 
 @pytest.fixture(scope="module")
 def of_one(tmp_path_factory):
     """Scores and bits of a run of one process that is never stopped, by its number of steps."""
     folder = tmp_path_factory.mktemp("one")
-    found = {}
 
+    @functools.cache
     def trained(steps):
-        if steps not in found:
-            config = write_config(folder, "raising", 99, steps=steps)
-            words = ["train", f"--config={config}", f"--workdir={folder / str(steps)}"]
-            assert start(words, folder=folder, name="log", devices=4).codes() == [0]
-            found[steps] = scores_of(folder, str(steps)), bits_of(folder, str(steps))
-        return found[steps]
+        config = write_config(folder, "raising", 99, steps=steps)
+        words = ["train", f"--config={config}", f"--workdir={folder / str(steps)}"]
+        assert start(words, folder=folder, name="log", devices=4).codes() == [0]
+        return end_of(folder, str(steps))
 
     return trained
 
@@ -94,11 +84,9 @@ def of_one(tmp_path_factory):
 @pytest.mark.parametrize(
     ("num_processes", "devices"),
     [
-        (2, 2),
-        *(
-            pytest.param(*each, marks=pytest.mark.faults)
-            for each in ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1))
-        ),
+        pytest.param(2, 2, marks=pytest.mark.long),
+        *(pytest.param(1, n, marks=pytest.mark.faults) for n in (1, 2, 4)),
+        *(pytest.param(n, 1, marks=pytest.mark.faults) for n in (2, 4)),
     ],
 )
 def test_several_processes_train_the_same_members_as_one(num_processes, devices, of_one, tmp_path):
@@ -107,7 +95,7 @@ def test_several_processes_train_the_same_members_as_one(num_processes, devices,
     assert code == 0, log
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["mesh"] == {"ensemble": num_processes * devices, "data": 1}
-    assert (scores_of(tmp_path, "run"), bits_of(tmp_path, "run")) == of_one(STEPS)
+    assert end_of(tmp_path, "run") == of_one(STEPS)
 
 
 @pytest.mark.parametrize("fault", ["killed", pytest.param("preempted", marks=pytest.mark.faults)])
@@ -120,19 +108,18 @@ def test_a_process_that_ends_is_started_again_and_nothing_is_lost(fault, of_one,
     reported = 137 if fault == "killed" else ExitCode.PREEMPTED.value
     assert re.search(rf"Process \d ended first, with exit code {reported}\b", log), log
     assert "Restart 1 of at most 10." in log
-    assert (scores_of(tmp_path, "run"), bits_of(tmp_path, "run")) == of_one(steps)
+    assert end_of(tmp_path, "run") == of_one(steps)
 
 
 def test_an_error_is_not_tried_again(tmp_path):
     write_config(tmp_path, "raising", 1, steps=STEPS)
     code, log = finished(begin(tmp_path, "run", 2), tmp_path, "run")
     assert code == ExitCode.FAULT
-    assert re.search(
-        r"Process 1 ended first, with exit code 1\. It said: The callback .*LookupError", log
-    )
+    assert re.search(r"Process 1 ended first, with exit code 1\. It said: .*LookupError", log)
     assert "Restart" not in log
 
 
+@pytest.mark.long
 def test_restarts_end(tmp_path):
     write_config(tmp_path, "killed", 1, steps=STEPS)
     process = begin(tmp_path, "run", 2, "--max_restarts=0")
@@ -147,7 +134,10 @@ def test_restarts_end(tmp_path):
 
 @pytest.mark.parametrize(
     ("num_processes", "is_alone"),
-    [pytest.param(1, False, marks=pytest.mark.long), (2, False), (2, True)],
+    [
+        (2, False),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, True), (1, False))),
+    ],
 )
 def test_a_signal_counts_once_and_the_run_is_saved(num_processes, is_alone, tmp_path):
     write_config(tmp_path, "waiting", 0)
@@ -178,6 +168,7 @@ def test_a_signal_while_the_processes_start_is_not_lost(number, code, tmp_path):
     assert "Traceback" not in log
 
 
+@pytest.mark.long
 def test_processes_that_do_not_end_in_time_are_killed_which_is_no_success(tmp_path):
     write_config(tmp_path, "stuck", 1)
     process = begin(tmp_path, "run", 2, "--grace_secs=1")
@@ -206,9 +197,8 @@ def test_processes_end_with_a_launcher_that_is_killed(tmp_path):
 
 def test_gpus_are_dealt_out_in_their_order():
     def visible(listed, num_gpus):
-        return [
-            each["CUDA_VISIBLE_DEVICES"] for each in device_variables(listed, num_gpus, 2, None)
-        ]
+        variables = device_variables(listed, num_gpus, 2, None)
+        return [each["CUDA_VISIBLE_DEVICES"] for each in variables]
 
     assert visible({}, 4) == ["0,1", "2,3"]
     assert visible({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, 4) == ["4,5", "6,7"]

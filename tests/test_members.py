@@ -170,22 +170,19 @@ def test_members_are_not_joined_with_themselves_or_with_another_network(runs, tm
     assert not (tmp_path / "to").exists()
 
 
-@pytest.mark.parametrize(
-    ("ids", "others", "groups", "free"),
-    [
+def test_only_the_ids_that_are_taken_change_when_runs_are_joined():
+    for ids, others, groups, free in (
         ([0, 1, 2, 3], [3, 7], 1, [4, 7]),
         ([0, 1], [0, 2, 3], 1, [4, 2, 3]),
         # Members of two groups: 2 and 3 stay in the groups 0 and 1.
         ([0, 1, 2, 3], [2, 3], 2, [4, 5]),
         ([2, 3], [2, 3, 4, 5], 2, [6, 7, 4, 5]),
-    ],
-)
-def test_only_the_ids_that_are_taken_change_when_runs_are_joined(ids, others, groups, free):
-    record = {"num_groups": groups}
-    first, second = (
-        SavedMembers(STEPS, record, tuple(map(Lineage, each)), {}) for each in (ids, others)
-    )
-    assert _free_ids(first, second) == free
+    ):
+        first, second = (
+            SavedMembers(STEPS, {"num_groups": groups}, tuple(map(Lineage, each)), {})
+            for each in (ids, others)
+        )
+        assert _free_ids(first, second) == free
 
 
 def test_added_members_are_those_of_a_larger_ensemble_and_the_first_keep_every_bit(
@@ -242,13 +239,13 @@ def test_an_exported_network_has_names_that_a_person_knows_and_is_imported_again
         replay(tmp_path / "imported", 0, progress=False)
 
 
+OF_LEAVES = {"w": optax.contrib.schedule_free_sgd(0.5), "b": optax.set_to_zero()}
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
-        optax.multi_transform(
-            {"w": optax.contrib.schedule_free_sgd(0.5), "b": optax.set_to_zero()},
-            {"w": "w", "b": "b"},
-        ),
+        optax.multi_transform(OF_LEAVES, {"w": "w", "b": "b"}),
         # After three steps, sam is between two updates of the outer optimizer.
         optax.contrib.sam(optax.sgd(0.5), optax.contrib.normalize()),
     ],

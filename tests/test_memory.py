@@ -19,22 +19,17 @@ from dist_ens.ground.errors import RunError
 from dist_ens.layout import BATCHES, Layout
 from dist_ens.members import from_linen, rematerialized, with_compute_dtype
 from failing import fit
+from marked import long
 
 
 def updated(network, *, change=lambda member: member, microbatches=1, mesh=(2, 2)):
     """State and metrics after three steps."""
     member, inputs, label_shape = network()
-    rows, columns = mesh
-    layout = Layout.make(4, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
-    options = {"microbatches": microbatches}
+    layout, options = networks.layout_on(mesh, 4), {"microbatches": microbatches}
     ensemble = networks.ensemble_of(change(member), optax.sgd(0.1), layout, **options)
     state = networks.born_on(layout, network)
     batches = layout.put(networks.batches_for(inputs, label_shape, 3), BATCHES)
     return jax.device_get(ensemble.update_steps(state, batches))
-
-
-def assert_close(a, b):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b)
 
 
 # What microbatches change
@@ -64,8 +59,7 @@ def weighted(*, ratio):
 
 
 def with_loss(loss, mesh=(2, 1), **options):
-    rows, columns = mesh
-    layout = Layout.make(2, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
+    layout = networks.layout_on(mesh, 2)
     member = de.as_member(init=lambda key, batch: ({"w": jax.random.normal(key, (4,))}, ()))
     options = {"num_members": 2, "layout": layout, "microbatches": 4} | options
     return de.Ensemble(member, optax.sgd(0.1), loss, **options)
@@ -77,7 +71,7 @@ def said_by_fit(ensemble):
     return [line for line in said if "microbatches" in line]
 
 
-@pytest.mark.parametrize(("mesh", "waves"), [((2, 1), 1), ((1, 8), 1), ((1, 4), 2)])
+@pytest.mark.parametrize(("mesh", "waves"), [((2, 1), 1), ((1, 4), 2), *long(((1, 8), 1))])
 def test_a_loss_that_microbatches_change_is_warned_of_with_both_numbers(mesh, waves, caplog):
     ensemble = with_loss(info_nce, mesh, waves=waves)
     state = ensemble.init({"x": ROWS})
@@ -106,11 +100,13 @@ def test_a_weighted_mean_is_warned_of_unless_it_is_a_ratio_and_noise_is_not(loss
     assert len(said_by_fit(with_loss(loss))) == count
 
 
-@pytest.mark.parametrize(("network", "count"), [(networks.mlp, 4), (networks.transformer, 2)])
+@pytest.mark.parametrize(
+    ("network", "count"), [(networks.mlp, 4), *long((networks.transformer, 2))]
+)
 def test_accumulated_gradients_are_those_of_the_large_batch(network, count):
     whole, metrics = updated(network)
     parts, other = updated(network, microbatches=count)
-    assert_close((whole.params, metrics), (parts.params, other))
+    networks.assert_close((whole.params, metrics), (parts.params, other))
 
 
 def test_parts_of_a_batch_have_statistics_and_dropout_of_their_own():
@@ -119,7 +115,7 @@ def test_parts_of_a_batch_have_statistics_and_dropout_of_their_own():
     kernel = lambda state: state.params["Dense_0"]["kernel"]  # noqa: E731
     assert not np.allclose(kernel(whole), kernel(parts), atol=1e-5)
     again, _ = updated(networks.dropout, microbatches=2, mesh=(4, 2))
-    assert_close(parts.params, again.params)
+    networks.assert_close(parts.params, again.params)
 
 
 class Deep(nn.Module):
@@ -137,11 +133,11 @@ def deep():
     return from_linen(Deep()), jax.ShapeDtypeStruct((networks.BATCH, 12), jnp.float32), ()
 
 
-@pytest.mark.parametrize("network", [deep, networks.dropout])
+@pytest.mark.parametrize("network", [deep, *long(networks.dropout)])
 def test_rematerialized_members_are_the_same(network):
     whole, _ = updated(network)
     again, _ = updated(network, change=rematerialized)
-    assert_close(whole.params, again.params)
+    networks.assert_close(whole.params, again.params)
 
 
 def test_a_rematerialized_member_keeps_what_products_return():
@@ -168,7 +164,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["mlp_bn_dropout", "lenet5", "transformer", *long("mlp", "resnet8")]
+)
 def test_in_bfloat16_every_product_of_a_network_is(name):
     input_shape, options = MODELS[name]
     member = make_model(ModelConfig(name=name, options=options), input_shape, 5)
@@ -200,13 +198,9 @@ def test_in_bfloat16_state_stays_float32_and_learns_nearly_the_same():
 
 
 def test_a_config_says_precision_and_memory():
-    values = {
-        "num_members": 4,
-        "steps": 2,
-        "data": {"global_batch_size": 16},
-        "model": {"name": "mlp", "hidden_sizes": (8,)},
-        "compute": {"dtype": "bfloat16", "rematerialize": True, "microbatches": 2},
-    }
+    values = {"num_members": 4, "steps": 2, "data": {"global_batch_size": 16}}
+    values |= {"model": {"name": "mlp", "hidden_sizes": (8,)}}
+    values |= {"compute": {"dtype": "bfloat16", "rematerialize": True, "microbatches": 2}}
     spec, layout = Spec((12,), "float32", (), 5), Layout.make(4, devices=jax.devices()[:2])
     ensemble = build_ensemble(Run(Experiment.from_dict(values), spec, 100), layout)
     inputs = jax.ShapeDtypeStruct((16, 12), jnp.float32)

@@ -33,6 +33,7 @@ from dist_ens.methods import (
     poisson_weight,
 )
 from dist_ens.sampling import Order, kfold
+from marked import long
 
 pytestmark = pytest.mark.quick
 
@@ -189,7 +190,7 @@ def updated(methods, data_axis=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data_axis", [1, 2])
+@pytest.mark.parametrize("data_axis", [2, *long(1)])
 def test_a_member_learns_from_an_example_by_its_weight(data_axis):
     before, after = updated((bootstrap(),), data_axis=data_axis)
     for member_id in (0, 1):
@@ -259,9 +260,8 @@ def test_a_part_that_is_held_out_leaves_the_ranges_and_places_of_the_others():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["categorical", "one_vs_rest"])
-@pytest.mark.parametrize(("adversarial", "mixup"), [(0.0, 0.5), (0.01, 0.0), (0.01, 0.5)])
-def test_every_pair_of_losses_and_methods_trains(name, adversarial, mixup):
-    loss = {"name": name, "adversarial": adversarial, "mixup": mixup, "label_smoothing": 0.1}
+def test_every_loss_trains_with_all_methods(name):
+    loss = {"name": name, "adversarial": 0.01, "mixup": 0.5, "label_smoothing": 0.1}
     values = {"steps": 1, "num_members": 2, "loss": loss, "data": {"global_batch_size": 4}}
     run = Run(Experiment.from_dict(values), Spec((4,), "float32", (), 3), 20)
     ensemble = build_ensemble(run, Layout.make(2, ensemble_axis=1))

@@ -15,6 +15,7 @@ import dist_ens as de
 import networks
 from dist_ens.ensemble.initial_state import inputs_of
 from dist_ens.ground.errors import UserError
+from marked import long
 from test_as_member import X, hk
 from test_member import Linen, Nnx
 
@@ -69,7 +70,7 @@ if hk is not None:
     )
 
 
-@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("name", ["linen variables", "nnx modules", *long(*[*GIVEN][2:])])
 def test_networks_are_given_predicted_joined_and_trained(name):
     network, init, by_hand = GIVEN[name]
     params = [init(key) for key in KEYS]
@@ -140,7 +141,7 @@ if hk is not None:
     SAMPLING["haiku"] = hk.transform(samples_in_haiku)
 
 
-@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("name", ["linen", "nnx", *long(*[*SAMPLING][2:])])
 def test_a_network_that_samples_predicts_with_the_key_of_its_member(name):
     ensembles = [
         ensemble_of(SAMPLING[name], ids, de.losses.categorical(6)) for ids in ([0, 3, 1], [3, 4])
@@ -178,7 +179,7 @@ if hk is not None:
     OF_TWO["haiku"] = hk.transform(lambda t, y: hk.Linear(3)(y) * t[:, None])
 
 
-@pytest.mark.parametrize("name", OF_TWO)
+@pytest.mark.parametrize("name", ["nnx", *long(*sorted(OF_TWO.keys() - {"nnx"}))])
 def test_a_network_of_several_inputs_takes_a_tuple_or_a_dict(name):
     ensemble = ensemble_of(OF_TWO[name])
     ones, twos = ((np.full(8, number, np.float32), X) for number in (1, 2))

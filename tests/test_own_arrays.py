@@ -32,18 +32,10 @@ def saved(folder, **arrays):
 
 
 def experiment(source, loss):
-    return Experiment.from_dict(
-        {
-            "num_members": 2,
-            "steps": 8,
-            "steps_per_call": 8,
-            "execution": "vmap",
-            "data": {"source": source, "global_batch_size": 16},
-            "loss": {"name": loss},
-            "model": {"name": "mlp", "hidden_sizes": (4,)},
-            "optimizer": {"learning_rate": 0.1},
-        }
-    )
+    values = {"num_members": 2, "steps": 8, "steps_per_call": 8, "execution": "vmap"}
+    values["data"] = {"source": source, "global_batch_size": 16}
+    values |= {"loss": {"name": loss}, "model": {"name": "mlp", "hidden_sizes": (4,)}}
+    return Experiment.from_dict(values | {"optimizer": {"learning_rate": 0.1}})
 
 
 # Real targets
@@ -53,9 +45,9 @@ def experiment(source, loss):
     ("loss", "shape"),
     [
         ("gaussian", (EXAMPLES,)),
-        ("beta_gaussian", (EXAMPLES, 1)),
-        ("squared_error", (EXAMPLES, 1)),
-        ("quantiles", (EXAMPLES,)),
+        pytest.param("squared_error", (EXAMPLES, 1), marks=pytest.mark.long),
+        pytest.param("beta_gaussian", (EXAMPLES, 1), marks=pytest.mark.long),
+        pytest.param("quantiles", (EXAMPLES,), marks=pytest.mark.long),
     ],
 )
 def test_real_targets_of_a_file_are_trained_on_and_scored_in_their_own_unit(tmp_path, loss, shape):
@@ -100,23 +92,6 @@ def test_pictures_with_real_targets_keep_their_values(tmp_path):
     assert (np.abs(np.asarray(de.load(tmp_path / "run").predict(pictures).mean) - 1250) < 500).all()
 
 
-WITH_NAN = np.where(np.arange(EXAMPLES)[:, None] == [7, 9], np.nan, X)
-
-
-@pytest.mark.parametrize(
-    ("x", "y_train", "y_test", "told"),
-    [
-        (WITH_NAN, TARGETS, TARGETS, r"NaN, in 2 of 60 examples, the first at index \(7, 0\)"),
-        (X, NAMES, np.full(EXAMPLES, "cats"), r"test, labels .* 'cats', .* Did you mean 'cat'\?"),
-        (X, TARGETS, CLASSES, "and real targets and test examples of .* and class numbers. Give"),
-    ],
-)
-def test_arrays_of_a_file_that_cannot_be_used_are_told(tmp_path, x, y_train, y_test, told):
-    config = saved(tmp_path, x_train=x, y_train=y_train, x_test=X, y_test=y_test)
-    with pytest.raises(UserError, match=told):
-        open_source(config)
-
-
 # Names of classes
 
 
@@ -148,10 +123,8 @@ def test_names_of_classes_in_a_file_are_kept_and_shown(tmp_path):
 
 @functools.cache  # Its programs are compiled once.
 def classifier():
-    network = nn.Sequential([nn.Dense(8), nn.relu, nn.Dense(3)])
-    return de.Ensemble(
-        network, optax.adam(0.1), de.losses.categorical(3), num_members=2, execution="vmap"
-    )
+    network, loss = nn.Sequential([nn.Dense(8), nn.relu, nn.Dense(3)]), de.losses.categorical(3)
+    return de.Ensemble(network, optax.adam(0.1), loss, num_members=2, execution="vmap")
 
 
 def fit(labels, x=X, **options):
@@ -196,7 +169,6 @@ def test_names_are_classes_in_the_order_of_the_sorted_names(named):
     [
         (np.where(NAMES == "ant", "cat", NAMES), "2 names of classes, 'cat', 'dog', and"),
         (np.where(np.arange(EXAMPLES) == 3, "eel", NAMES), "'ant', 'cat', 'dog', 'eel'"),
-        (np.full(EXAMPLES, "ant"), "one class: all labels are 'ant'. Check that"),
     ],
 )
 def test_as_many_names_as_the_objective_has_classes_are_taken(names, told):

@@ -5,11 +5,9 @@ import math
 
 import jax
 import numpy as np
-import optax
 import pytest
 from scipy.stats import norm
 
-import networks
 from commands import dist_ens
 from dist_ens.data import ArraySplit, Spec, Standardization
 from dist_ens.evaluation import Evaluator, curves_of
@@ -26,7 +24,8 @@ from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
 from dist_ens.layout import Layout
 from dist_ens.losses import Categorical
-from dist_ens.members import from_functions
+from scored import linear_members
+from test_load import write_table
 
 OFFSET = 1e8
 UNIT = 2.0
@@ -35,15 +34,10 @@ UNIT = 2.0
 @functools.cache
 def linear(num_outputs):
     """Three random linear members, their outputs for 40 examples in float64, and the examples."""
-    random = np.random.default_rng(0)
-    init = lambda key: {"w": jax.random.normal(key, (4, num_outputs))}  # noqa: E731
-    member = from_functions(init, lambda p, x: x @ p["w"])
     layout = Layout.make(3, ensemble_axis=1, devices=jax.devices()[:2])
-    ensemble = networks.ensemble_of(member, optax.identity(), layout)
-    state = networks.begin(ensemble, jax.ShapeDtypeStruct((1, 4), np.float32))
-    inputs = random.normal(size=(40, 4)).astype(np.float32)
-    outputs = np.einsum("nf,mfc->mnc", inputs, np.asarray(state.params["w"], np.float64))
-    return ensemble, state, outputs, inputs
+    ensemble, state, weights = linear_members(layout, num_outputs)
+    inputs = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    return ensemble, state, np.einsum("nf,mfc->mnc", inputs, weights), inputs
 
 
 def standardised(inputs, targets):
@@ -125,24 +119,16 @@ def test_a_probability_too_small_for_float32_is_scored_the_same_by_every_questio
         assert held_out[name] == pytest.approx(plain[name], rel=1e-5)
 
 
-def table(path, offset):
-    """A table of 64 training rows whose mean and deviation have no rounding in float64."""
-    random = np.random.default_rng(1)
-    x = random.normal(size=(96, 2))
-    target = np.round(64 * (3 * x[:, 0] - x[:, 1] + random.normal(size=96))) / 64
-    data = np.column_stack([x, target + offset])
-    rows = np.arange(96)[None]
-    splits = {"train_idx": rows[:, :64], "test_idx": rows[:, 64:]}
-    np.savez(path, data=data, index_features=np.arange(2), index_target=2, **splits)
-    return data
-
-
 def test_a_run_on_targets_far_from_zero_differs_by_the_offset_alone(tmp_path):
     answers, predictions, left_out = [], [], []
+    # The mean and the deviation of the training rows have no rounding in float64.
+    random = np.random.default_rng(1)
+    x = random.normal(size=(96, 2))
+    targets = np.round(64 * (3 * x[:, 0] - x[:, 1] + random.normal(size=96))) / 64
     for offset in (0.0, OFFSET):
-        folder = tmp_path / f"{offset:g}"
-        data = table(tmp_path / f"{offset:g}.npz", offset)
-        source = {"source": f"uci:{tmp_path / f'{offset:g}.npz'}", "global_batch_size": 16}
+        folder, path = tmp_path / f"{offset:g}", tmp_path / f"{offset:g}.npz"
+        write_table(path, x, targets + offset, *np.split(np.arange(96), [64]))
+        source = {"source": f"uci:{path}", "global_batch_size": 16}
         source |= {"validation": 0.25, "examples": "kfold", "num_folds": 2}
         values = {"num_members": 4, "steps": 40, "steps_per_call": 20, "execution": "vmap"}
         values |= {"data": source, "loss": {"name": "gaussian"}}
@@ -155,7 +141,7 @@ def test_a_run_on_targets_far_from_zero_differs_by_the_offset_alone(tmp_path):
         asked = {"calibration": "variance", "conformal": "cqr", "out_of_bag": True}
         for questions in (EvaluationRequest(**asked), EvaluationRequest(conformal="cv+")):
             answers.append(assess(run, evaluator, state, opened, questions).to_dict())
-        predictions.append(evaluator.predict(state, data[64:, :2]))
+        predictions.append(evaluator.predict(state, x[64:]))
         written = folder / "p.npz"
         ended = dist_ens("predict", f"--workdir={folder}", "--out_of_bag", f"--output={written}")
         assert ended.returncode == 0, ended.stderr
@@ -168,8 +154,8 @@ def test_a_run_on_targets_far_from_zero_differs_by_the_offset_alone(tmp_path):
             shift = OFFSET if name.endswith("mean") else 0.0
             np.testing.assert_allclose(values - shift, near_to[name], atol=1e-6, rtol=0)
     # What is predicted is what is scored.
-    (here, there), targets = predictions, data[64:, 2]
-    nll = -norm.logpdf(targets, there["mean"], np.sqrt(there["variance"])).mean()
+    (here, there), targets = predictions, targets[64:]
+    nll = -norm.logpdf(targets + OFFSET, there["mean"], np.sqrt(there["variance"])).mean()
     assert far["test"]["nll"] == pytest.approx(nll, rel=1e-5)
-    rmse = np.sqrt(np.mean((targets - OFFSET - here["mean"]) ** 2))
+    rmse = np.sqrt(np.mean((targets - here["mean"]) ** 2))
     assert near["test"]["rmse"] == pytest.approx(rmse, rel=1e-5)

@@ -138,6 +138,7 @@ def test_a_comparison_has_a_figure_for_every_way_that_can_do_the_workload(monkey
     assert compare.table_of("", result).row_count == 2
 
 
+@pytest.mark.long
 def test_the_command_writes_what_it_has_timed(tmp_path):
     flags = ["--workloads=W2", "--ways=jax_loop,flax_pmap", "--turns=1"]
     flags.append(f"--json={tmp_path / 'peers.json'}")

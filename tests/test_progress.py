@@ -33,23 +33,16 @@ OF_WIDTH = {
 }
 
 
-def test_what_does_not_fit_is_left_out_from_the_right():
+def test_the_line_says_compiling_before_the_first_call_and_leaves_out_what_does_not_fit():
     bar = ProgressBar(Console(file=io.StringIO()))
     bar.begin(RUN)
+    assert printed(bar, 80).endswith("  0%  compiling")
     bar(after(4_000, [2.0, 2.0]))
     time.sleep(0.01)
     bar(after(5_000, [0.25, 0.75]))  # 5,000 of 20,000 steps are 25 %, and the mean loss is 0.5.
     for width, shown in OF_WIDTH.items():
         assert re.fullmatch(shown, printed(bar, width))
-
-
-def test_the_line_says_compiling_only_before_the_first_call_has_ended():
-    bar = ProgressBar(Console(file=io.StringIO()))
-    bar.begin(RUN)
-    assert printed(bar, 80).endswith("  0%  compiling")
-    bar(after(10, [0.25, 0.75]))
-    bar(after(20, None))
-    assert "compiling" not in printed(bar, 80)
+    bar(after(6_000, None))
     assert "loss 0.5000" in printed(bar, 80)
 
 

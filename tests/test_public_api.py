@@ -5,15 +5,15 @@ import os
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import optax
 import pytest
 
 import dist_ens as de
-from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build
 from dist_ens.experiment.train import train
+from saving import assert_same
+from test_train import experiment
 
 pytestmark = pytest.mark.quick
 
@@ -68,61 +68,23 @@ def test_an_unknown_name_is_an_attribute_error():
 # The command line and Python
 
 
-def experiment():
-    return Experiment.from_dict(
-        {
-            "num_members": 4,
-            "steps": 20,
-            "steps_per_call": 5,
-            "execution": "vmap",
-            "layout": {"ensemble_axis": 4},
-            "data": {"source": "digits", "global_batch_size": 32, "std": (16.0,)},
-            "model": {"name": "mlp_bn_dropout", "hidden_sizes": (16,)},
-            "optimizer": {"name": "adam", "learning_rate": 1e-2},
-            "evaluation": {"global_batch_size": 100},
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A run of the command line's `train`."""
-    return train(experiment(), tmp_path_factory.mktemp("run"))
-
-
-def assert_same_bits(found, expected):
-    found, expected = (
-        jax.device_get(state._replace(key=jax.random.key_data(state.key)))
-        for state in (found, expected)
-    )
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
 @pytest.mark.slow
-def test_fit_with_the_parts_of_a_config_gives_the_bits_of_the_command_line(trained):
-    parts = build(experiment())
+def test_fit_gives_the_bits_of_the_command_line(tmp_path):
+    model, layout = {"name": "mlp_bn_dropout"}, {"ensemble_axis": 4}
+    asked = experiment(steps=20, steps_per_call=5, model=model, layout=layout)
+    trained, parts = train(asked, tmp_path), build(asked)
     result = de.fit(parts.ensemble, **parts.arguments, progress=False)
-    assert_same_bits(result.state, trained.state)
+    assert_same(result.state, trained.state)
     assert result.scores.ensemble == trained.scores.ensemble
     assert result.scores.members == trained.scores.members
-
-
-@pytest.mark.slow
-def test_fit_with_parts_made_in_python_gives_the_bits_of_the_command_line(trained):
-    parts = build(experiment())
-    ensemble = de.Ensemble(
-        parts.ensemble.member,
-        optax.adam(1e-2),
-        de.losses.categorical(10),
-        num_members=4,
-        layout=de.Layout.make(4, ensemble_axis=4),
-        execution="vmap",
-    )
+    # The same parts, made in Python.
+    network, loss = parts.ensemble.member, de.losses.categorical(10)
+    options = {"layout": de.Layout.make(4, ensemble_axis=4), "execution": "vmap"}
+    ensemble = de.Ensemble(network, optax.adam(1e-2), loss, num_members=4, **options)
     source = parts.source
     data, test = (split.take(np.arange(len(split))) for split in (source.train, source.test))
-    result = de.fit(
-        ensemble, data, steps=20, batch_size=32, steps_per_call=5, eval_data=test, progress=False
-    )
-    assert_same_bits(result.state, trained.state)
+    options = {"steps": 20, "batch_size": 32, "steps_per_call": 5, "progress": False}
+    result = de.fit(ensemble, data, eval_data=test, **options)
+    assert_same(result.state, trained.state)
     # The test split is taken in batches of 1,000, not of 100: sums are rounded otherwise.
     assert result.scores.ensemble == pytest.approx(trained.scores.ensemble, rel=1e-5)

@@ -84,9 +84,8 @@ def test_a_row_of_weight_w_is_w_rows(count, decimals):
     weights = bootstrap_weights(count, draws=20, seed=0)
     weights[0] *= 3  # a draw may be of more rows, or of fewer
     weights[1], weights[1, 0] = 0, 2
-    repeated = [
-        (np.repeat(confidence, times), np.repeat(errors, times)) for times in weights.astype(int)
-    ]
+    times = weights.astype(int)
+    repeated = [(np.repeat(confidence, each), np.repeat(errors, each)) for each in times]
     got = area_under_risk_coverage(confidence, errors, weights)
     np.testing.assert_allclose(got, [slow_area(*r) for r in repeated], atol=1e-9)
     for percent in (1, 37, 80, 100):

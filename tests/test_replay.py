@@ -14,20 +14,11 @@ from launch.replay import _sentence
 
 
 def experiment(**fields):
-    return Experiment.from_dict(
-        {
-            "num_members": 8,
-            "steps": 6,
-            "seed": 11,
-            "execution": "loop",
-            "data": {"global_batch_size": 32, "std": (16.0,), "examples": "permuted"},
-            "model": {"name": "mlp", "hidden_sizes": (8,)},
-            "loss": {"mixup": 0.2},
-            "checkpoint": {"every_steps": 3, "keep": 2},
-            "layout": {"ensemble_axis": 8},
-        }
-        | fields
-    )
+    values = {"num_members": 8, "steps": 6, "seed": 11, "execution": "loop"}
+    values |= {"data": {"global_batch_size": 32, "std": (16.0,), "examples": "permuted"}}
+    values |= {"model": {"name": "mlp", "hidden_sizes": (8,)}, "loss": {"mixup": 0.2}}
+    values |= {"checkpoint": {"every_steps": 3, "keep": 2}, "layout": {"ensemble_axis": 8}}
+    return Experiment.from_dict(values | fields)
 
 
 @pytest.fixture(scope="module")

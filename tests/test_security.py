@@ -69,6 +69,7 @@ def test_a_secret_of_the_environment_is_in_no_file_and_no_output(tmp_path):
     config = tmp_path / "config.py"
     config.write_text((ROOT / "configs" / "digits.py").read_text())
     train = ["train", f"--config={config}", f"--workdir={tmp_path / 'run'}", "--config.steps=2"]
+    train += ["--config.execution=vmap", "--config.num_members=2"]
     commands = [
         train,
         ["doctor", f"--config={config}", f"--workdir={tmp_path / 'run'}"],

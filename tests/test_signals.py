@@ -7,17 +7,13 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from typing import NamedTuple
 
 import pytest
 
-from commands import start, together, wait_for
-from conftest import ROOT
+from commands import python, start, together, wait_for
 from dist_ens.checkpoint import saved_step, saved_steps
-from dist_ens.data import Split
 from dist_ens.experiment import Experiment, open_source
 from dist_ens.experiment.train import train
 from dist_ens.processes.stop_signal import COPY_SECS
@@ -113,8 +109,8 @@ if PHASE == "compiling":
 """
 # Phases, in the order in which a command passes them.
 MEETING, FIRST_STEP = "before jax.distributed", "first step"
-PHASES = ("config", MEETING, "compiling", FIRST_STEP, "loop", "evaluating", "saving")
 BEFORE_TRAINING = ("config", MEETING, "compiling")
+PHASES = (*BEFORE_TRAINING, FIRST_STEP, "loop", "evaluating", "saving")
 CODES = {signal.SIGTERM: 42, signal.SIGINT: 130, signal.SIGHUP: 42, signal.SIGUSR1: 42}
 
 
@@ -130,21 +126,26 @@ class Case(NamedTuple):
         return f"{self.number.name}-{self.phase}-{self.processes}-{self.times}"
 
 
-ALL_CASES = [
-    Case(number, phase, processes, times)
+EVERY_CASE = [
+    pytest.param(Case(number, phase, processes, times), marks=pytest.mark.faults)
     for processes, phase, number, times in itertools.product(
         (1, 2), PHASES, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), (1, 2)
     )
     if processes == 2 or phase != MEETING  # A process that is alone meets nobody.
 ]
-ORDINARY_CASES = [
-    *(Case(signal.SIGTERM, phase) for phase in ("config", "evaluating", "saving")),
-    pytest.param(Case(signal.SIGTERM, "compiling"), marks=pytest.mark.long),
-    *(Case(signal.SIGINT, "compiling"), Case(signal.SIGUSR1, "loop")),
-    *(Case(signal.SIGTERM, "saving", times=2), Case(signal.SIGINT, "loop", times=2)),
-    *(Case(signal.SIGTERM, phase, 2) for phase in (MEETING, "compiling", "saving")),
-    *(Case(signal.SIGINT, phase, 2) for phase in (MEETING, "evaluating")),
-    Case(signal.SIGHUP, "loop", 2),
+LONG_CASES = [
+    *(Case(signal.SIGINT, "evaluating", processes) for processes in (1, 2)),
+    *(Case(signal.SIGTERM, "compiling", processes) for processes in (1, 2)),
+    *(Case(signal.SIGINT, "compiling"), Case(signal.SIGINT, MEETING, 2)),
+    *(Case(signal.SIGTERM, "saving", 2), Case(signal.SIGTERM, "saving", times=2)),
+    *(Case(signal.SIGUSR1, "loop"), Case(signal.SIGHUP, "loop", 2)),
+]
+CASES = [
+    *(Case(signal.SIGTERM, phase) for phase in ("config", "saving")),
+    *(Case(signal.SIGHUP, "loop"), Case(signal.SIGINT, "loop", times=2)),
+    Case(signal.SIGTERM, MEETING, 2),
+    *(pytest.param(case, marks=pytest.mark.long) for case in LONG_CASES),
+    *EVERY_CASE,
 ]
 
 
@@ -188,30 +189,21 @@ def logs(folder):
     return "\n".join(path.read_text() for path in sorted(folder.glob("log_*")))
 
 
-def ends_within(run, secs):
-    """Waits until all processes have ended, or the time is over; returns whether they have."""
-    deadline = time.monotonic() + secs
-    while any(map(run.is_running, range(len(run.pids)))):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def signalled(case, folder):
-    """Signals the processes of a case, and checks how they end."""
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_signal_saves_what_there_is_and_a_second_ends_at_once(case, tmp_path):
     stay_secs = 60.0 if case.times == 2 else 1.0
-    run = started(folder, case.phase, case.processes, stay_secs=stay_secs)
+    run = started(tmp_path, case.phase, case.processes, stay_secs=stay_secs)
     run.send(case.number)
     limit_secs, kept = SAVED_LIMIT_SECS, None
-    if case.times == 2 and not ends_within(run, 1.2 * COPY_SECS):
-        kept = newest_in(folder / "run")
+    time.sleep(1.2 * COPY_SECS if case.times == 2 else 0)
+    if case.times == 2 and any(map(run.is_running, range(len(run.pids)))):
+        kept = newest_in(tmp_path / "run")
         limit_secs = AT_ONCE_SECS
         run.send(case.number)
-    assert run.codes(limit_secs) == [CODES[case.number]] * len(run.pids), logs(folder)
-    told = " ".join(logs(folder).split())
+    assert run.codes(limit_secs) == [CODES[case.number]] * len(run.pids), logs(tmp_path)
+    told = " ".join(logs(tmp_path).split())
     assert "Traceback" not in told
-    step = newest_in(folder / "run")  # It can be read, so the last checkpoint is whole.
+    step = newest_in(tmp_path / "run")  # It can be read, so the last checkpoint is whole.
     if case.phase in BEFORE_TRAINING:
         assert step == 0
         assert f"Ended by {case.number.name}. " in told or "Interrupted." in told
@@ -223,17 +215,6 @@ def signalled(case, folder):
         assert "Run the same command again to resume." in told
 
 
-@pytest.mark.parametrize("case", ORDINARY_CASES, ids=str)
-def test_a_signal_saves_what_there_is_and_a_second_ends_at_once(case, tmp_path):
-    signalled(case, tmp_path)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("case", ALL_CASES, ids=str)
-def test_every_signal_in_every_phase(case, tmp_path):
-    signalled(case, tmp_path)
-
-
 def assert_saved_where_it_stopped(run, folder):
     assert run.codes(SAVED_LIMIT_SECS) == [42] * len(run.pids), logs(folder)
     stopped = re.search(r"Stopped at step ([\d,]+)", (folder / "log_0").read_text())
@@ -241,7 +222,10 @@ def assert_saved_where_it_stopped(run, folder):
     assert step == int(stopped[1].replace(",", ""))
 
 
-@pytest.mark.parametrize(("num_processes", "copy"), [(1, signal.SIGHUP), (2, signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("num_processes", "copy"),
+    [(1, signal.SIGHUP), pytest.param(2, signal.SIGTERM, marks=pytest.mark.long)],
+)
 def test_a_copy_of_a_signal_does_not_keep_a_run_from_saving(num_processes, copy, tmp_path):
     # A service manager and the launcher send the same signal, and systemd also SIGHUP.
     run = started(tmp_path, "loop", num_processes)
@@ -251,6 +235,7 @@ def test_a_copy_of_a_signal_does_not_keep_a_run_from_saving(num_processes, copy,
     assert_saved_where_it_stopped(run, tmp_path)
 
 
+@pytest.mark.long
 def test_a_host_that_is_signalled_after_another_saves_with_it(tmp_path):
     run = started(tmp_path, "last save", 2, stay_secs=2)  # Process 0 has signalled itself.
     run.send(signal.SIGTERM, [1])
@@ -279,7 +264,7 @@ cli.run(lambda: 0, joins_cluster=lambda: False)
 
 @pytest.mark.parametrize(("code", "expected"), [(LAST, (43, "last", "")), (AT_EXIT, (130, "", ""))])
 def test_a_signal_after_the_work_of_a_command_keeps_its_exit_code(code, expected):
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    ended = python("-c", code)
     assert (ended.returncode, ended.stdout, ended.stderr) == expected
 
 
@@ -292,27 +277,26 @@ def test_a_run_under_nohup_survives_the_end_of_its_terminal(tmp_path):
     assert run.codes(SAVED_LIMIT_SECS) == [42]
 
 
-@dataclasses.dataclass(frozen=True)
 class SignallingSplit:
     """A split that signals this process when its second batch is taken for the `at`-th time."""
 
-    split: Split
-    times: list[int]
-    at: int
     in_memory = False
+
+    def __init__(self, split, at):
+        self.split, self.at, self.times = split, at, 0
 
     def __len__(self):
         return len(self.split)
 
     def take(self, indices):
         if 100 in indices:
-            self.times[0] += 1
-            if self.times[0] == self.at:
+            self.times += 1
+            if self.times == self.at:
                 os.kill(os.getpid(), signal.SIGTERM)
         return self.split.take(indices)
 
 
-@pytest.mark.parametrize(("at", "step"), [(1, 6), (2, 12)])
+@pytest.mark.parametrize(("at", "step"), [(1, 6), pytest.param(2, 12, marks=pytest.mark.long)])
 def test_a_signal_stops_an_evaluation_which_the_resumed_run_makes_up_for(tmp_path, at, step):
     experiment = Experiment.from_dict(
         dict(
@@ -324,8 +308,7 @@ def test_a_signal_stops_an_evaluation_which_the_resumed_run_makes_up_for(tmp_pat
     )
     digits = open_source(experiment.data)
     silent, source = (
-        dataclasses.replace(digits, test=SignallingSplit(digits.test, [0], each))
-        for each in (0, at)
+        dataclasses.replace(digits, test=SignallingSplit(digits.test, each)) for each in (0, at)
     )
     whole = train(experiment, tmp_path / "whole", source=silent)
     stopped = train(experiment, tmp_path / "run", source=source)

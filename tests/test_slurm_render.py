@@ -135,7 +135,7 @@ NAMES = WORDS.filter(lambda name: "/" not in name and name.strip("."))
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(words=st.lists(WORDS, max_size=5), folder=WORDS, name=NAMES)
 def test_a_command_gets_its_arguments_byte_for_byte(run, words, folder, name):
     ended, arguments, *_ = run(render(("train", *words)))

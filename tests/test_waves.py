@@ -18,15 +18,14 @@ from dist_ens.evaluation import Evaluator
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
 from dist_ens.layout import BATCHES, Layout, Waves, copied_off_devices
+from marked import long
 from test_train import compilations, experiment
 
 
 def trained(network, waves, mesh=(2, 2), execution="vmap"):
     """State, metrics, scores and predictions of 8 members after three steps."""
     member, inputs, label_shape = network()
-    rows, columns = mesh
-    layout = Layout.make(8, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
-    optimizer = optax.sgd(0.1, momentum=0.9)
+    layout, optimizer = networks.layout_on(mesh, 8), optax.sgd(0.1, momentum=0.9)
     ensemble = networks.ensemble_of(member, optimizer, layout, execution=execution, waves=waves)
     state = networks.begin(ensemble, inputs)
     batches = networks.batches_for(inputs, label_shape, 3)
@@ -40,24 +39,15 @@ def trained(network, waves, mesh=(2, 2), execution="vmap"):
     return ensemble, state, (jax.device_get(metrics), scores.to_dict(), predictions)
 
 
-def assert_same(a, b):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        if jax.dtypes.issubdtype(getattr(x, "dtype", float), jax.dtypes.prng_key):
-            assert (x == y).all()
-        else:
-            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("network", "mesh", "execution"),
-    [(networks.mlp, (2, 1), "loop"), (networks.dropout, (1, 2), "chunk:2")],
+    [(networks.dropout, (1, 2), "chunk:2"), *long((networks.mlp, (2, 1), "loop"))],
 )
 def test_members_in_waves_are_what_they_are_together(network, mesh, execution):
     _, together, of_together = trained(network, 1, mesh, execution)
     ensemble, state, of_waves = trained(network, 4, mesh, execution)
     assert state.member_id.tolist() == list(range(8))
-    assert_same(state, together)
-    assert_same(of_waves, of_together)
+    networks.assert_close((state, of_waves), (together, of_together))
     waiting = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.params)}
     assert waiting == {"pinned_host"}
     abstract = ensemble.abstract_state({"inputs": network()[1]})
@@ -102,7 +92,7 @@ def small(**changes):
 
 def test_a_run_in_waves_is_the_run_without(tmp_path, caplog):
     def same_state(run):
-        assert_same(*(jax.device_get(each.state) for each in (run, together)))
+        networks.assert_close(run.state, together.state)
 
     together = train(small(), tmp_path / "together")
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
@@ -128,6 +118,7 @@ def test_a_run_in_waves_is_the_run_without(tmp_path, caplog):
     same_state(finished)
 
 
+@pytest.mark.long
 def test_a_given_state_is_trained_on_in_waves_as_at_once():
     random = np.random.default_rng(0)
     data = {"inputs": random.normal(size=(8, 3)), "labels": np.arange(8) % 2}
