@@ -206,7 +206,7 @@ def test_a_container_gets_the_arguments_that_the_user_typed(arguments):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"volume_claim": None}, "Add --volume_claim="),
+        ({"volume_claim": None}, "add --volume_claim="),
         ({"mount_path": "/data"}, "use a --workdir inside /data"),
         ({**SLICE, "tpu_topology": "1x1"}, "--chips_per_node=4 does not divide"),
         ({"node_selector": ["spot"]}, "--node_selector=KEY=VALUE"),

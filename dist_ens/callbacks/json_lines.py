@@ -127,7 +127,9 @@ class JsonLines:
         """Moves the lines of all parts up to a step into the file."""
         records = records_in(self._place, self._name)
         lines = [line for line, record in records if record["step"] <= last_step]
-        write_run_file(self._place, self._name, b"".join(lines))
+        content = b"".join(lines)
+        if content != self._place.read_tagged(self._name)[0]:
+            write_run_file(self._place, self._name, content)
         for folder in (f"{DIGESTS}/{self._name}{PARTS}", f"{self._name}{PARTS}"):
             (self._place / folder).remove_all()
         self._first = self._num_lines = len(lines)
