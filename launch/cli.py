@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import jax
 from absl import app, flags, logging
 
-from dist_ens.checkpoint.causes import explained
+from dist_ens.ground.causes import explained
 from dist_ens.ground.commands import printable, quoted
 from dist_ens.ground.errors import RunError, UserError, code_of_write, first_line
 from dist_ens.ground.file_writing import UNFINISHED

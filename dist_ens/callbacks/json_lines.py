@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from dist_ens.callbacks.protocol import RunInfo
-from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.run_digests import DIGESTS, fault_of, write_run_file
 from dist_ens.ensemble.failures import FAILED_UPDATES, IS_FROZEN
 from dist_ens.evaluation import Scores
+from dist_ens.ground.causes import explained
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import SaveError, code_of_write
 from dist_ens.processes import cluster

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import tensorstore as ts
 
-from dist_ens.checkpoint.causes import is_of_disk
 from dist_ens.checkpoint.manifest import LeafEntry
 from dist_ens.checkpoint.snapshot import Leaf
+from dist_ens.ground.causes import is_of_disk
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.types import Array
 from dist_ens.layout import Reading

@@ -12,7 +12,6 @@ from typing import Self
 import jax
 
 from dist_ens.checkpoint.cadence import Cadence
-from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.lineage import Event, Lineage, ids_text
 from dist_ens.checkpoint.manifest import Manifest, seal_of, steps_in
 from dist_ens.checkpoint.reading import SavedStep
@@ -27,6 +26,7 @@ from dist_ens.checkpoint.writing import (
     wait_for_writing,
     write_checkpoint,
 )
+from dist_ens.ground.causes import explained
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ExitCode, RunError, SaveError, code_of_write
 from dist_ens.ground.json_text import Json, JsonDict

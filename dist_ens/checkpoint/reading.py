@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from dist_ens.checkpoint.arrays import SavedArray, open_arrays
-from dist_ens.checkpoint.causes import NO_DAMAGE, explained
 from dist_ens.checkpoint.leaves import check_leaves, named_leaves, state_of
 from dist_ens.checkpoint.lineage import positions_of
 from dist_ens.checkpoint.manifest import Manifest, is_finished, steps_in
 from dist_ens.checkpoint.writing import HOST_FILES, STATE
+from dist_ens.ground.causes import NO_DAMAGE, explained
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ExitCode, ReplacedError, RunError, UserError, counted
 from dist_ens.ground.types import Tree

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-from dist_ens.checkpoint.causes import explained
+from dist_ens.ground.causes import explained
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.processes import cluster

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from dist_ens.checkpoint.causes import explained
 from dist_ens.checkpoint.manifest import MANIFEST, UNFINISHED, Manifest
 from dist_ens.checkpoint.reading import error_of_reading, open_saved
+from dist_ens.ground.causes import explained
 from dist_ens.ground.errors import ExitCode, RunError
 from dist_ens.storage import Place
 

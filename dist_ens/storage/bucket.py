@@ -10,10 +10,8 @@ from typing import Self, TypeVar
 
 import tensorstore as ts
 
-from dist_ens.ground.commands import quoted
-from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
-from dist_ens.storage.place import ABSENT
+from dist_ens.storage.place import ABSENT, not_writable
 
 _Result = TypeVar("_Result")
 # TensorStore by itself would try for more than a quarter of an hour.
@@ -109,10 +107,7 @@ class Bucket:
             self.write(_PROBE, b"1")
             self.remove(_PROBE)
         except OSError as error:
-            raise UserError(
-                f"Nothing can be written in {quoted(self)}: {error.strerror}. Correct the address, "
-                "or the rights of these credentials."
-            ) from error
+            raise not_writable(self, error) from error
 
     def write(self, name: str, content: bytes) -> None:
         self._reported(lambda keys: keys.write(self._prefix + name, content).result(), name)

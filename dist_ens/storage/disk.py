@@ -18,7 +18,7 @@ from dist_ens.ground.file_reading import bytes_in, opened_to_read, require_reada
 from dist_ens.ground.file_writing import replace_file, require_regular_files
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.paths import utf8_path
-from dist_ens.storage.place import ABSENT
+from dist_ens.storage.place import ABSENT, not_writable
 
 
 class Disk:
@@ -98,10 +98,7 @@ class Disk:
             with tempfile.TemporaryFile(dir=self.path):
                 pass
         except OSError as error:
-            raise UserError(
-                f"Nothing can be written in {quoted(self)}: {error.strerror}. Choose another "
-                "folder, or make this one writable."
-            ) from error
+            raise not_writable(self, error) from error
 
     def write(self, name: str, content: bytes) -> None:
         path = self.path / name

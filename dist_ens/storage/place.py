@@ -3,10 +3,19 @@
 from collections.abc import Iterable
 from typing import Protocol, Self
 
+from dist_ens.ground.causes import explained
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
 
 # Tag of a file that is absent, for `Place.write_if`. TensorStore gives it to each such file.
 ABSENT = b"\x02"
+
+
+def not_writable(place: "Place", error: OSError) -> UserError:
+    """Returns the error of a folder in which a file could not be written."""
+    why = explained(error)
+    return UserError(f"Nothing can be written in {quoted(place)}: {why.what}. {why.remedy}.")
 
 
 class Place(Protocol):
