@@ -228,8 +228,10 @@ def test_a_run_that_was_stopped_while_another_took_over_writes_no_manifest(run, 
         stopped.save(snapshot(1, state_of(1.0), before=before))
         assert has_begun.wait(60)
         place = place_of(run, "run")
-        content, tag = place.read_tagged(".lease")
-        assert place.write_if(".lease", content + b" ", tag)  # Another run has taken it over.
+        _, tag = place.read_tagged(".lease")
+        assert place.write_if(
+            ".lease", b'{"token": "other"}', tag
+        )  # Another run has taken it over.
         goes_on.set()
         with pytest.raises(SaveError, match="another run has taken it over"):
             stopped.wait()
@@ -237,6 +239,20 @@ def test_a_run_that_was_stopped_while_another_took_over_writes_no_manifest(run, 
         with pytest.raises(SaveError, match="another run has taken it over"):
             stopped.wait()
     assert steps_in(run) == []
+
+
+def test_a_run_whose_renewal_was_not_answered_keeps_its_lease(run):
+    place = place_of(run, "run")
+    owner, token = "host a, pid 1", "ours"
+    mine = lease.Lease(place, owner, token)
+    assert mine.acquire() is None
+    tag = mine._tag
+    mine.renew()
+    mine._tag = tag  # The answer to this renewal was lost.
+    mine.renew()
+    mine.check()
+    mine.release()
+    assert names_in(run) == []
 
 
 def test_a_bucket_that_cannot_be_used_is_told_before_anything_is_made(run):
@@ -338,15 +354,15 @@ def test_a_save_waits_for_a_server_that_is_stopped_and_started(server, run, prox
             assert (steps_in(run), value_at(run, 2)) == ([1, 2], 2.0)
 
 
-def test_two_hosts_save_and_resume_in_a_bucket(server, run, tmp_path):
-    logs = [tmp_path / f"host_{i}.log" for i in range(2)]
+@pytest.mark.parametrize("num_hosts", [2, 3])
+def test_hosts_save_and_resume_in_a_bucket_together(server, run, tmp_path, num_hosts):
+    logs = [tmp_path / f"host_{i}.log" for i in range(num_hosts)]
     variables = [f"{name}={value}" for name, value in server.environment.items()]
     python = ["env", *variables, sys.executable]
-    script = [*python, "tests/two_in_bucket.py", f"127.0.0.1:{free_port()}"]
-    codes = finish([start([*script, str(i), run], logs[i]) for i in range(2)], logs)
-    assert codes == [0, 0], "\n".join(log.read_text() for log in logs)
+    script = [*python, "tests/hosts_in_bucket.py", f"127.0.0.1:{free_port()}", str(num_hosts)]
+    codes = finish([start([*script, str(i), run], logs[i]) for i in range(num_hosts)], logs)
+    assert codes == [0] * num_hosts, "\n".join(log.read_text() for log in logs)
     assert steps_in(run) == [2, 3]
     assert faults_of(place_of(run, "run") / "checkpoints" / "3") == []
-    # Each host has a file of its own, and the arrays of host 1 a database of their own.
-    assert len(names_in(run)) / 2 <= 6 + 2
+    assert len(names_in(run)) / 2 <= 6 + num_hosts
     assert saved_step(run).leaves()["w"].shape == (8, 400)

@@ -219,6 +219,15 @@ def test_what_the_cluster_would_not_say_is_said_before(changes, sentence):
     assert "5ecret" not in str(raised.value)  # A secret that is typed is not repeated.
 
 
+def test_a_run_in_a_bucket_needs_no_volume():
+    command = ["train", "--config=configs/digits.py", "--workdir=gs://my-bucket/runs/a"]
+    text = yaml.safe_dump(rendered(command, volume_claim=None))
+    assert "--workdir=gs://my-bucket/runs/a" in text
+    assert "persistentVolumeClaim" not in text
+    with pytest.raises(UserError, match="would be lost with the pod. Give a bucket"):
+        rendered(["train", "--workdir=runs/a"], volume_claim=None)
+
+
 @pytest.mark.slow
 def test_the_command_writes_the_file_and_the_next_commands(tmp_path):
     file = tmp_path / "my jobset.yaml"

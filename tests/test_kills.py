@@ -182,15 +182,16 @@ def server():
 
 
 @pytest.mark.servers
+@pytest.mark.parametrize("num_kills", [5, pytest.param(20, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_a_run_in_a_bucket_that_is_killed_ends_as_one_never_stopped(
-    num_processes, whole_run, server, tmp_path, monkeypatch, record_property
+    num_processes, num_kills, whole_run, server, tmp_path, monkeypatch, record_property
 ):
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     root = f"s3://bucket/{num_processes}"
     end_as_one_never_stopped(
-        num_processes, 20, whole_run, tmp_path, record_property, root, server.environment
+        num_processes, num_kills, whole_run, tmp_path, record_property, root, server.environment
     )
 
 

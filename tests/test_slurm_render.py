@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import posixpath
 import signal
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def test_a_command_gets_its_arguments_byte_for_byte(run, words, folder, name):
     command = ("train", f"--workdir={folder}", "--config.seed=3")
     ended, arguments, *_ = run(render(command, configs=["a.py", f"configs/{name}"]), **TASK_1)
     assert ended.returncode == 0, ended.stderr
-    workdir = pathlib.PurePath(folder) / pathlib.PurePath(name).stem
+    workdir = posixpath.join(folder, pathlib.PurePath(name).stem)
     own = [f"--config=configs/{name}", f"--workdir={workdir}"]
     assert arguments == ["-P", "-m", "launch.train", *command[1:], *own]
 
@@ -155,6 +156,9 @@ def test_a_task_of_a_sweep_has_files_of_its_own(run, given):
     _, arguments, *_ = run(render(command, configs=["a.py", "b.py"]), **TASK_1)
     # The last value of a flag counts.
     assert arguments[-3:] == ["--config=b.py", "--workdir=runs/s/b", "--output=runs/p_b.npz"]
+    in_bucket = ("train", "--workdir=s3://my-bucket/s", "--output=gs://my-bucket/p.npz")
+    _, arguments, *_ = run(render(in_bucket, configs=["a.py", "b.py"]), **TASK_1)
+    assert arguments[-2:] == ["--workdir=s3://my-bucket/s/b", "--output=gs://my-bucket/p_b.npz"]
 
 
 def test_srun_gets_the_flags_after_a_setup_without_which_the_job_ends(run, tmp_path):

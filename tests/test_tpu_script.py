@@ -210,4 +210,11 @@ def test_the_script_is_printed_and_gcloud_is_looked_for(tmp_path):
     assert workers.received() == ["train", *HOSTILE]
     shellcheck = [pathlib.Path(sys.executable).with_name("shellcheck"), "--exclude=SC2086", "-"]
     subprocess.run(shellcheck, input=printed.stdout, text=True, check=True)
+    told = (
+        "--workdir='runs/a' is lost with the TPU, unless it is on a shared disk. gs://BUCKET/PATH"
+    )
+    for workdir, is_told in (("runs/a", True), ("gs://my-bucket/a", False)):
+        command = ["train", f"--workdir={workdir}"]
+        printed = dist_ens("tpu", "run", *flags, "--dry_run", "--", *command)
+        assert (told in printed.stderr) is is_told
     assert "Did you mean 'follow'" in dist_ens("tpu", "folow", *flags).stderr

@@ -107,7 +107,7 @@ class Manifest:
                 for name, leaf in values["leaves"].items()
             },
             files={path: FileEntry(**file) for path, file in values["files"].items()},
-            prefix=values.get("prefix", ""),
+            prefix=values["prefix"],
         )
 
     def data_in(self, checkpoint: Place) -> Place:

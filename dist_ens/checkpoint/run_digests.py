@@ -1,11 +1,9 @@
 """Digests of the files of a run that are no checkpoints, such as its summary and its metrics.
 
-The file `.digests/NAME` beside the file NAME has a line for each content that NAME may have: its
-number of bytes and its CRC-32. The digest of a new content is added before the content is written,
-so that the file has a digest whenever a run is interrupted.
+The file `.digests/NAME` has the digest of the file NAME: its number of bytes and its CRC-32. While
+NAME is replaced, it has a line for each of both contents, so that an interrupted run is sound, too.
 """
 
-import contextlib
 import zlib
 
 from dist_ens.ground.file_writing import UNFINISHED
@@ -18,12 +16,12 @@ def write_run_file(run: Place, name: str, content: str | bytes) -> None:
     """Replaces the content of a file of a run as a whole, and writes its digest."""
     if isinstance(content, str):
         content = content.encode(errors="backslashreplace")
-    now, kept = _digest(run.read_tagged(name)[0]), []
-    with contextlib.suppress(OSError, ValueError):
-        kept = [digest for digest in _digests_of(run, name) if digest == now]
-    lines = [f"{n} {crc32:08x}\n" for n, crc32 in (_digest(content), *kept)]
-    run.write(f"{DIGESTS}/{name}", "".join(lines).encode())
+    before, after = _digest(run.read_tagged(name)[0]), _digest(content)
+    is_known = before in _digests_of(run, name)
+    run.write(f"{DIGESTS}/{name}", after + before if is_known else after)
     run.write(name, content)
+    if is_known:
+        run.write(f"{DIGESTS}/{name}", after)
 
 
 def changed_files(run: Place) -> list[str]:
@@ -36,25 +34,21 @@ def changed_files(run: Place) -> list[str]:
 def fault_of(run: Place, name: str) -> str | None:
     """Returns a clause if a file of a run is missing or has changed; None if not, or not known."""
     try:
-        if not (digests := _digests_of(run, name)):
+        digests = _digests_of(run, name)
+        if not digests or _digest(run.read(name)) in digests:
             return None
-        content = run.read(name)
     except FileNotFoundError:
         return f"the file {name} is missing"
     except OSError as error:
         return f"the file {name} cannot be read: {error.strerror}"
-    except ValueError:
-        return f"the digest of the file {name} has changed"
-    if _digest(content) in digests:
-        return None
     return f"the file {name} has changed since it was written"
 
 
-def _digest(content: bytes) -> tuple[int, int]:
-    return len(content), zlib.crc32(content)
+def _digest(content: bytes) -> bytes:
+    """Returns the digest of a content, as a line."""
+    return b"%d %08x\n" % (len(content), zlib.crc32(content))
 
 
-def _digests_of(run: Place, name: str) -> list[tuple[int, int]]:
-    """Returns the digests of a file, each with its number of bytes; empty if it has none."""
-    lines = run.read_tagged(f"{DIGESTS}/{name}")[0].splitlines()
-    return [(int(count), int(crc32, 16)) for count, crc32 in map(bytes.split, lines)]
+def _digests_of(run: Place, name: str) -> list[bytes]:
+    """Returns the digests that a file may have; empty if it has none."""
+    return run.read_tagged(f"{DIGESTS}/{name}")[0].splitlines(keepends=True)

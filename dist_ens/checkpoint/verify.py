@@ -23,14 +23,9 @@ def faults_of(checkpoint: Place) -> list[str]:
         raise
     except Exception as error:  # A damaged file raises many kinds.
         return [_fault(checkpoint, error)]
-    return [
-        *_of_leaves(checkpoint, manifest),
-        *_of_files(checkpoint, manifest, there),
-        *(
-            f"the file {name} does not belong to it"
-            for name in sorted(there - manifest.files.keys())
-        ),
-    ]
+    others = sorted(there - manifest.files.keys())
+    of_others = [f"the file {name} does not belong to it" for name in others]
+    return [*_of_leaves(checkpoint, manifest), *_of_files(checkpoint, manifest, there), *of_others]
 
 
 def _of_leaves(checkpoint: Place, manifest: Manifest) -> Iterator[str]:

@@ -9,9 +9,8 @@ fail, and none waits for it. Process 0 says through the coordination service of 
 that the checkpoint is complete, since a host may see the files of a network disk later than process
 0 does.
 
-A disk has a lock of the system. In a bucket, a process that was stopped for long may go on after
-another one has taken over its run. So each save there has a folder of its own, and of two manifests
-of a step only the first is written.
+In a bucket, a process that was stopped for long may go on after another one has taken over its run.
+So each save there has a folder of its own, and of two manifests of a step only the first is written.
 """
 
 import base64
@@ -111,9 +110,8 @@ def write_checkpoint(
 def give_up_checkpoint(checkpoint: Place) -> None:
     """Marks a checkpoint for deletion. `remove_unfinished` deletes it later.
 
-    The best moment to delete it is just before the next save, whose files then reuse the memory
-    that the deletion frees. A virtual machine returns free memory to its host. Requesting it again
-    took twice as long as the rest of a save.
+    Files of the next save then reuse the memory that the deletion frees. To request it again took
+    twice as long as the rest of a save.
     """
     checkpoint.write(UNFINISHED, _UNFINISHED)
     checkpoint.remove(MANIFEST)

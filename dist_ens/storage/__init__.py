@@ -1,8 +1,7 @@
 """Folders of runs, on a disk that the machine sees or in a bucket of object storage.
 
 `place_of` turns what a person gave into a `Place`, by which everything below it is read, written,
-listed and deleted. A bucket has no rename, no append and no lock, so nothing needs one: a file is
-written whole, and `write_new` and `write_if` decide between writers.
+listed and deleted. A bucket has no rename, no append and no lock, so nothing needs one.
 """
 
 from dist_ens.storage.address import Folder, file_at, is_address, place_of

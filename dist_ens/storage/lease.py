@@ -34,16 +34,14 @@ class Lease:
         """Takes the lease, and returns None; or returns the living owner, as a clause."""
         seen, since = None, time.monotonic()
         while True:
-            content, tag = self._place.read_tagged(self.NAME)
-            if seen is None:
-                seen = tag
-            is_old = tag == ABSENT or time.monotonic() - since > SECS
-            if tag != seen and tag != ABSENT:
-                return _owner_in(content)
-            self._tag = tag
-            if is_old and self._write():
-                threading.Thread(target=self._renew_often, daemon=True).start()
-                return None
+            content, self._tag = self._place.read_tagged(self.NAME)
+            seen = seen or self._tag
+            if self._tag == ABSENT or (self._tag == seen and time.monotonic() - since > SECS):
+                if self._write():
+                    threading.Thread(target=self._renew_often, daemon=True).start()
+                    return None
+            elif self._tag != seen:
+                return _values_in(content).get("described", "another process")
             time.sleep(SECS / 4 / _RENEWALS)
 
     def renew(self) -> None:
@@ -55,10 +53,9 @@ class Lease:
 
     def is_seen(self) -> bool:
         """Returns whether the token of the owner can be read."""
-        try:
-            return json.loads(self._place.read(self.NAME))["token"] == self._token
-        except (OSError, ValueError, KeyError):
-            return False
+        with contextlib.suppress(OSError):
+            return _values_in(self._place.read(self.NAME)).get("token") == self._token
+        return False
 
     def check(self) -> None:
         """Raises an `OSError` on any host if another process has the lease."""
@@ -75,8 +72,15 @@ class Lease:
     def _write(self) -> bool:
         self._count += 1
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        values = {"owner": self._owner, "time": now, "token": self._token, "count": self._count}
-        tag = self._place.write_if(self.NAME, json.dumps(values).encode(), self._tag)
+        owner = f"{self._owner}, renewed at {now}"
+        values = {"described": owner, "token": self._token, "count": self._count}
+        content = json.dumps(values).encode()
+        tag = self._place.write_if(self.NAME, content, self._tag)
+        if tag is None:
+            # An earlier write may have arrived although its answer did not.
+            there, seen = self._place.read_tagged(self.NAME)
+            if _values_in(there).get("token") == self._token:
+                tag = self._place.write_if(self.NAME, content, seen)
         self._tag = tag or self._tag
         return tag is not None
 
@@ -86,10 +90,9 @@ class Lease:
                 self.renew()
 
 
-def _owner_in(content: bytes) -> str:
-    """Returns the owner of a lease and when it was renewed, as a clause."""
+def _values_in(content: bytes) -> dict[str, str]:
+    """Returns what a lease says: its owner, as a clause, and the token; empty if it is damaged."""
     try:
-        values = json.loads(content)
-        return f"{values['owner']}, renewed at {values['time']}"
-    except (ValueError, KeyError):
-        return "another process"
+        return json.loads(content)
+    except ValueError:
+        return {}

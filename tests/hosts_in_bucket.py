@@ -1,6 +1,6 @@
-"""One of two hosts that save a run in a bucket, and resume it.
+"""One of some hosts that save a run in a bucket, and resume it.
 
-python tests/two_in_bucket.py COORDINATOR PROCESS_ID RUN
+python tests/hosts_in_bucket.py COORDINATOR NUM_HOSTS PROCESS_ID RUN
 """
 
 import os
@@ -11,14 +11,14 @@ import numpy as np
 import fast_xla
 
 
-def main(coordinator, process_id, run):
+def main(coordinator, num_hosts, process_id, run):
     os.environ["XLA_FLAGS"] = fast_xla.flags(4)
     os.environ["JAX_PLATFORMS"] = "cpu"
     from dist_ens.layout import Layout, to_host
     from dist_ens.processes import cluster
     from saving import begun, shapes_of, snapshot
 
-    cluster.start(coordinator, 2, int(process_id))
+    cluster.start(coordinator, int(num_hosts), int(process_id))
     values = np.random.default_rng(0).normal(size=(8, 400)).astype(np.float32)
     state = Layout.make(8).put({"w": values}, "members")
     with begun(run) as opened:
