@@ -6,9 +6,8 @@ read back.
 
 A checkpoint is the folder `WORKDIR/checkpoints/STEP`. It holds
 
-- `state`: a flat dict from the name of a leaf (`params.layer_0.w`) to its array `[members, ...]`.
-  No class of the user is needed to read it. A PRNG key is saved as its key data, which are
-  integers. The mesh is not saved.
+- `state`: a flat dict from the name of a leaf (`params.layer_0.w`) to its array `[members, ...]`. A
+  PRNG key is saved as its key data, which are integers. The mesh is not saved.
 - `manifest.json`: the step, the record of the run, the ids of the members, and digests of each
   member's part of each leaf and of each file. See `manifest`.
 - `host_files`: bytes that belong to one host each, such as the position of its data iterator. The

@@ -9,8 +9,8 @@ fail, and none waits for it. Process 0 says through the coordination service of 
 that the checkpoint is complete, since a host may see the files of a network disk later than process
 0 does.
 
-In a bucket, a process that was stopped for long may go on after another one has taken over its run.
-So each save there has a folder of its own, and of two manifests of a step only the first is written.
+In a bucket, a process that was stopped for long may go on after another has taken over its run. So
+each save there has a folder of its own, and of two manifests of a step only the first is written.
 """
 
 import base64
