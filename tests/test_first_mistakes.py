@@ -208,7 +208,7 @@ ON_THE_COMMAND_LINE = {
     "a folder without a run to score": (["evaluate", "--workdir=RUN"], "no checkpoint"),
     "a folder without a run to report": (["report", "RUN"], "curves.json"),
     "absent inputs": (["predict", "--workdir=RUN", "--input=x.npy", "--output=p.npz"], "x.npy"),
-    "a file in place of the folder": (train("--workdir=README.md"), "cannot be the folder of a"),
+    "a file in place of the folder": (train("--workdir=README.md"), "Nothing can be written in"),
 }
 
 

@@ -98,7 +98,7 @@ class Disk:
             with tempfile.TemporaryFile(dir=self.path):
                 pass
         except OSError as error:
-            raise not_writable(self, error) from error
+            raise not_writable(self, error, "Choose another folder") from error
 
     def write(self, name: str, content: bytes) -> None:
         path = self.path / name

@@ -12,10 +12,10 @@ from dist_ens.ground.json_text import JsonDict
 ABSENT = b"\x02"
 
 
-def not_writable(place: "Place", error: OSError) -> UserError:
+def not_writable(place: "Place", error: OSError, remedy: str | None = None) -> UserError:
     """Returns the error of a folder in which a file could not be written."""
-    why = explained(error)
-    return UserError(f"Nothing can be written in {quoted(place)}: {why.what}. {why.remedy}.")
+    what, advice, _ = explained(error)
+    return UserError(f"Nothing can be written in {quoted(place)}: {what}. {remedy or advice}.")
 
 
 class Place(Protocol):
