@@ -65,7 +65,11 @@ SIZES = "--config.layout.ensemble_axis=1 --config.data.global_batch_size=7"
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ("--workdir=README.md/run", 2, "Nothing can be written in README.md: not a directory. Choose"),
+        (
+            "--workdir=README.md/run",
+            2,
+            "Nothing can be written in README.md: not a directory.",
+        ),
         (f"{DIGITS} {SIZES}", 45, "got data.global_batch_size=7 and a data axis of 2 (2 devices"),
     ],
 )

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from commands import wait_for
 from dist_ens.callbacks import STOP, JsonLines, RunInfo, json_lines
 from dist_ens.checkpoint import Checkpoints, read_members
 from dist_ens.checkpoint.manifest import Manifest
@@ -238,13 +239,15 @@ def steps_of(folder):
 def test_metrics_that_cannot_be_written_stay_in_memory_and_are_told_once(
     tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr(json_lines, "_EVERY_SECS", 0.0)
+    monkeypatch.setattr(json_lines, "_EVERY_SECS", 0.01)
     writer = JsonLines(tmp_path / "metrics.jsonl")
     writer.begin(RunInfo(None, [0], 0, 8, 8))
     full = OSError(errno.ENOSPC, "No space left on device")
     with mock.patch.object(Disk, "write", side_effect=full):
-        for step in (1, 2):
-            writer.write(step, {"train/loss": 0.5})
+        writer.write(1, {"train/loss": 0.5})
+        wait_for(lambda: caplog.records, lambda: "told")
+        writer.write(2, {"train/loss": 0.5})
+        time.sleep(0.1)
         with pytest.raises(SaveError, match=r"^The metrics could not be written .*: no space left"):
             writer.sync()
     [told] = [record.getMessage() for record in caplog.records]
@@ -253,14 +256,15 @@ def test_metrics_that_cannot_be_written_stay_in_memory_and_are_told_once(
         "again. Free some space there."
     )
     writer.write(3, {"train/loss": 0.5})
-    assert steps_of(tmp_path) == [1, 2, 3]
+    wait_for(lambda: steps_of(tmp_path) == [1, 2, 3], lambda: steps_of(tmp_path))
+    writer.write(4, {"train/loss": 0.5})
+    writer._has_ended.set()
     with mock.patch.object(Disk, "write", side_effect=full), pytest.raises(SaveError) as raised:
         writer.close()
     assert raised.value.exit_code == ExitCode.DISK_FULL
 
 
 def test_metrics_are_in_parts_while_a_run_lasts_and_in_one_file_at_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_lines, "_EVERY_SECS", 0.0)
     path, parts = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.parts"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 9}\n')
     for first in (2, 4):  # The first one is killed.
@@ -269,11 +273,11 @@ def test_metrics_are_in_parts_while_a_run_lasts_and_in_one_file_at_its_end(tmp_p
         assert steps_of(tmp_path) == [*range(1, first + 1)]
         for step in range(first + 1, 7):
             writer.write(step, {})
-            if step == 4:
+            if step > 3:
                 writer.sync()
         assert steps_of(tmp_path) == [1, 2, 3, 4, 5, 6]
-    assert parts.is_dir()
-    writer.sync()
+        writer._has_ended.set()
+    assert sorted(part.name for part in parts.iterdir()) == ["4", "5"]
     writer._put_together()
     parts.mkdir()
     (parts / "4").write_text('{"step": 5}\n')  # A kill came before it was deleted.
@@ -284,6 +288,24 @@ def test_metrics_are_in_parts_while_a_run_lasts_and_in_one_file_at_its_end(tmp_p
     writer.close()
     assert (steps_of(tmp_path), parts.exists()) == ([7], False)
     assert path.read_text() == '{"step": 7}\n'
+
+
+def test_a_run_does_not_wait_for_the_server_of_its_metrics(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_lines, "_EVERY_SECS", 0.01)
+    writer, goes_on, written = JsonLines(tmp_path / "metrics.jsonl"), threading.Event(), Disk.write
+    writer.begin(RunInfo(None, [0], 0, 8, 8))
+
+    def waiting(self, name, content):
+        assert goes_on.wait(60)
+        written(self, name, content)
+
+    with mock.patch.object(Disk, "write", waiting):
+        for step in range(1, 6):
+            writer.write(step, {})
+            time.sleep(0.02)
+        goes_on.set()
+        writer.close()
+    assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
 
 
 def test_the_first_call_has_ended_before_the_second_is_dispatched(monkeypatch):

@@ -5,7 +5,6 @@ import logging
 import math
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -23,6 +22,7 @@ from dist_ens.storage import file_at
 
 _EVERY_SECS = 5.0  # Time after which the newest lines are written again.
 _MOST_PARTS = 100  # Number of parts that are put together while a run lasts.
+_LARGEST_PART = 2**20  # Bytes after which a part is not written again.
 
 
 class JsonLines:
@@ -60,13 +60,12 @@ class JsonLines:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._place, self._name = file_at(path, "path")
         self._is_open = False
-        self._part = b""  # The lines of the newest part, and where it begins.
-        self._first = self._num_lines = 0
-        self._num_parts = 0
-        self._is_written = True  # Whether the newest part is stored as it is here.
-        self._wrote = -math.inf  # When a part was written.
+        # The lines of the newest part, those of them that are stored, and where it begins.
+        self._part = self._stored = b""
+        self._first = self._num_parts = 0
         self._warned: str | None = None  # Cause of the last warning.
-        self._using = threading.Lock()
+        self._using, self._writing = threading.Lock(), threading.Lock()
+        self._has_ended = threading.Event()
 
     def begin(self, run: RunInfo) -> None:
         """Reads the file, and drops the lines of later steps."""
@@ -78,50 +77,63 @@ class JsonLines:
                 if fault := fault_of(self._place, name):
                     logging.warning("%s: %s.", quoted(f"{self._place}/{name}"), fault)
             self._put_together(run.first_step)
-            self._is_open = True
+        self._is_open = True
+        # A server that does not answer must not keep the run waiting.
+        threading.Thread(target=self._write_often, daemon=True).start()
 
     def close(self) -> None:
         """Puts all lines into the file."""
         if self._is_open:
+            self._has_ended.set()
             self.sync()
-            with self._using, self._explained():
-                self._is_open = False
+            self._is_open = False
+            with self._writing, self._explained():
                 self._put_together()
 
     def write(self, step: int, record: Mapping[str, float]) -> None:
         """Adds the record of a step."""
-        if not self._is_open:
-            return
-        with self._using:
-            self._part += (to_json({"step": step, **record}) + "\n").encode()
-            self._num_lines += 1
-            self._is_written = False
-            if time.monotonic() - self._wrote < _EVERY_SECS:
-                return
-            try:
-                self._write_part()
-            except OSError as error:
-                self._warn(error)
-            else:
-                self._warned = None
+        if self._is_open:
+            with self._using:
+                self._part += (to_json({"step": step, **record}) + "\n").encode()
 
     def sync(self) -> None:
         """Waits until all lines are stored, and begins a new part. Any thread may call it."""
-        with self._using, self._explained():
-            if not self._is_open or not self._part:
-                return
-            self._write_part()
-            self._first, self._part = self._num_lines, b""
-            self._num_parts += 1
-            if self._num_parts == _MOST_PARTS:
-                self._put_together()
+        if self._is_open:
+            with self._writing, self._explained():
+                self._write_part()
+                self._begin_part()
+
+    def _write_often(self) -> None:
+        """Stores the newest lines every few seconds."""
+        while not self._has_ended.wait(_EVERY_SECS):
+            with self._writing:
+                try:
+                    self._write_part()
+                    if len(self._stored) > _LARGEST_PART:
+                        self._begin_part()
+                except OSError as error:
+                    self._warn(error)
+                else:
+                    self._warned = None
 
     def _write_part(self) -> None:
         """Writes the newest part as a whole."""
-        self._wrote = time.monotonic()
-        if not self._is_written:
-            write_run_file(self._place, f"{self._name}{PARTS}/{self._first}", self._part)
-            self._is_written = True
+        with self._using:
+            part = self._part
+        if part != self._stored:
+            write_run_file(self._place, f"{self._name}{PARTS}/{self._first}", part)
+            self._stored = part
+
+    def _begin_part(self) -> None:
+        """Begins a new part after the lines that are stored."""
+        if not self._stored:
+            return
+        with self._using:
+            self._part = self._part[len(self._stored) :]
+        self._first += self._stored.count(b"\n")
+        self._stored, self._num_parts = b"", self._num_parts + 1
+        if self._num_parts == _MOST_PARTS:
+            self._put_together()
 
     def _put_together(self, last_step: float = math.inf) -> None:
         """Moves the lines of all parts up to a step into the file."""
@@ -132,8 +144,7 @@ class JsonLines:
             write_run_file(self._place, self._name, content)
         for folder in (f"{DIGESTS}/{self._name}{PARTS}", f"{self._name}{PARTS}"):
             (self._place / folder).remove_all()
-        self._first = self._num_lines = len(lines)
-        self._num_parts = 0
+        self._first, self._num_parts = len(lines), 0
 
     def _warn(self, error: OSError) -> None:
         """Warns of an error of writing, unless the last warning had the same cause."""

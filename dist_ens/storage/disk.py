@@ -34,7 +34,6 @@ class Disk:
         self._given, self._below = root, below
         self._root = root.resolve()  # TensorStore refuses a path with `..`.
         self.path = self._root / below
-        utf8_path(self.path)  # TensorStore takes no other one.
 
     def __str__(self) -> str:
         return str(self._given / self._below)
@@ -59,6 +58,7 @@ class Disk:
                 f"{quoted(self.path)} is a symbolic link, and nothing is saved or deleted there. "
                 "Put the folder itself in its place."
             )
+        utf8_path(self.path)  # TensorStore takes no other one.
         self.path.mkdir(parents=True, exist_ok=True)
 
     def __truediv__(self, name: str) -> Self:
