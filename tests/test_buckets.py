@@ -266,17 +266,22 @@ def trained(folder, steps):
     data = {"inputs": values, "labels": np.arange(8) % 2}
     ensemble = de.Ensemble(network, optax.adam(0.1), de.losses.categorical(2), num_members=4)
     saved = de.Checkpoints(folder, every_steps=2)
-    result = de.fit(ensemble, data, steps=steps, checkpoints=saved, progress=False)
-    return result, de.load(folder, ensemble=ensemble).predict(values).mean
+    log = de.callbacks.JsonLines(f"{folder}/metrics.jsonl")
+    options = {"checkpoints": saved, "callbacks": [log], "log_every": 1, "progress": False}
+    result = de.fit(ensemble, data, steps=steps, **options)
+    loaded = de.load(folder, ensemble=ensemble)
+    return result, loaded.predict(values).mean, loaded.history
 
 
 def test_fit_in_a_bucket_resumes_with_the_bits_of_a_run_on_a_disk_that_was_not_stopped(
     run, tmp_path
 ):
-    whole, expected = trained(tmp_path / "whole", 8)
+    whole, expected, history = trained(tmp_path / "whole", 8)
     trained(run, 4)
-    resumed, predicted = trained(run, 8)
+    resumed, predicted, of_resumed = trained(run, 8)
     assert resumed.step == 8
+    assert of_resumed == history == whole.history
+    assert [record["step"] for record in history] == [*range(1, 9)]
     assert_same(resumed.state, whole.state)
     assert_same(predicted, expected)
     assert not list(tmp_path.glob("s3*"))

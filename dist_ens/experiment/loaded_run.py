@@ -19,13 +19,14 @@ from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnPar
 from dist_ens.experiment.record import Run
 from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.json_text import Json
+from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.state import State, select_members
 from dist_ens.ground.types import Data, Inputs
 from dist_ens.layout import to_host
 from dist_ens.losses import Distribution, Objective, Prediction
 from dist_ens.metrics import Metric
 from dist_ens.report import keep_answers, read_answers
+from dist_ens.report.files import read_metrics
 from dist_ens.storage import Place, place_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ class LoadedRun(NamedTuple):
     members: tuple[Lineage, ...] = ()
     config: ConfigFile = NO_FILE
     folder: str = "."
+
+    @property
+    def history(self) -> list[JsonDict]:
+        """Records of the metrics in the folder, each with its `step`; empty if there are none."""
+        return read_metrics(place_of(self.folder, "folder"))
 
     @property
     def config_run(self) -> Run:
