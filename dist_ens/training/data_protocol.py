@@ -16,7 +16,7 @@ from dist_ens.sampling import Order
 
 
 class TrainingData(Service, abc.ABC):
-    """Training data of a run, in any form. Its state is the position of this host in the data.
+    """Training data of a run, in any form.
 
     Attributes:
         split: Examples with positions; None if the data yields batches.
@@ -42,8 +42,11 @@ class TrainingData(Service, abc.ABC):
     ) -> Iterator[CallBatches]:
         """Yields the batches of each call of a run on a layout."""
 
-    def state(self) -> Json:
-        """Returns the position of this host in the data; None if the step determines it."""
+    def position(self, step: int) -> Json:
+        """Returns the position of this host in the data after the batches that a run has taken.
+
+        `step` is the step of the run. None if the step determines the position.
+        """
         return None
 
     def restore(self, position: Json, step: int, say: Callable[[str], None]) -> None:
