@@ -16,8 +16,19 @@ from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.ground.errors import RunError, UserError
 from dist_ens.metrics import Metric
 from dist_ens.sampling import Order
+from dist_ens.training import Door, FitArguments
 from dist_ens.training.data import OrderedSplit
-from test_bad_input import CLASSES, DATA, classifier, ensemble_of, fit, loss_fn, with_loss
+from dist_ens.training.preparing import prepared
+from test_bad_input import (
+    CLASSES,
+    DATA,
+    classifier,
+    ensemble_of,
+    fit,
+    layout_of,
+    loss_fn,
+    with_loss,
+)
 from test_bad_input import no_update as no_update
 
 
@@ -301,3 +312,10 @@ def test_a_member_keeps_to_its_group_in_an_order_that_is_not_shuffled():
     order = de.data.shared(shuffle=False).order(6, 4, num_groups=2)
     found = order.indices(order.cursor(0, range(2)), np.arange(4), np.int32([1]))
     assert found.tolist() == [[6, 7, 8, 9], [10, 11, 6, 7]]  # Group 1 has the examples 6 to 11.
+
+
+def test_the_default_batch_is_at_most_an_epoch_of_the_order_divided_over_the_columns():
+    for columns, size in ((1, 12), (8, 8)):  # An epoch has 12 of the 16 examples.
+        ensemble = classifier(layout=layout_of(1, columns))
+        given = FitArguments(ensemble=ensemble, data=DATA, steps=1, order=de.data.kfold(5))
+        assert prepared(given, Door()).info.batch_size == size

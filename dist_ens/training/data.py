@@ -121,13 +121,13 @@ def training_data(given: FitArguments, data: Data) -> TrainingData:
         )
     else:
         return BatchIterable(data, layout, objective, ensemble.batch_specs)
-    count, size = len(split) // num_groups, given.batch_size
+    count, size, rule = len(split) // num_groups, given.batch_size, given.order or shared()
     if size is None:
-        columns = layout.data_axis
-        size = max(columns, min(_DEFAULT_BATCH_SIZE, count) // columns * columns)
+        columns, length = layout.data_axis, rule.order(count, 0, num_groups).epoch_length
+        size = max(columns, min(_DEFAULT_BATCH_SIZE, length) // columns * columns)
     size = whole_number("batch_size", size, least=1)
     layout.check_batch_size("batch_size", size)
-    order = (given.order or shared()).order(count, size, num_groups)
+    order = rule.order(count, size, num_groups)
     if objective is not None and not split.in_memory:
         split = _CheckedSplit(split, objective)
     return OrderedSplit(split, order, ensemble.seed)
