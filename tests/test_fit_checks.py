@@ -319,3 +319,20 @@ def test_the_default_batch_is_at_most_an_epoch_of_the_order_divided_over_the_col
         ensemble = classifier(layout=layout_of(1, columns))
         given = FitArguments(ensemble=ensemble, data=DATA, steps=1, order=de.data.kfold(5))
         assert prepared(given, Door()).info.batch_size == size
+
+
+def test_a_state_that_was_donated_to_an_update_is_refused_wherever_a_state_is_taken():
+    ensemble = classifier()
+    state = ensemble.init(DATA)
+    ensemble.update(state, DATA)
+    for takes in (
+        lambda: fit(ensemble, state=state),
+        lambda: ensemble.update(state, DATA),
+        lambda: ensemble.predict(state, DATA["inputs"]),
+        lambda: de.evaluate(ensemble, state, DATA),
+        lambda: de.calibrate(ensemble, state, DATA),
+        lambda: state.select([0]),
+        lambda: de.State.concatenate([state]),
+    ):
+        with pytest.raises(UserError, match="^The state was given to an update before"):
+            takes()

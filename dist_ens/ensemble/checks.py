@@ -183,12 +183,3 @@ def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) 
         takes = f"{objective.name} takes [{size}, ..., outputs]"
         raise ValueError(f"The outputs are {described(outputs)}, and {takes}.")
     return outputs
-
-
-def check_alive(step: object) -> None:
-    """Raises a `UserError` if a state, of which this is the step, was donated to an update."""
-    if isinstance(step, jax.Array) and step.is_deleted():
-        raise UserError(
-            "The state was given to an update before, which has freed its arrays. Use the state "
-            "that it returned: state, metrics = ensemble.update(state, batch)."
-        )
