@@ -27,6 +27,7 @@ from test_bad_input import (
     fit,
     layout_of,
     loss_fn,
+    nll_of,
     with_loss,
 )
 from test_bad_input import no_update as no_update
@@ -319,6 +320,26 @@ def test_the_default_batch_is_at_most_an_epoch_of_the_order_divided_over_the_col
         ensemble = classifier(layout=layout_of(1, columns))
         given = FitArguments(ensemble=ensemble, data=DATA, steps=1, order=de.data.kfold(5))
         assert prepared(given, Door()).info.batch_size == size
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Rows:
+    inputs: jax.Array
+    labels: jax.Array
+
+
+def test_data_of_every_kind_is_scored_as_it_is_trained_on():
+    def loss(params, model_state, batch, key):
+        return nll_of(params, vars(batch)).mean(), (model_state, {})
+
+    ensemble, rows = with_loss(loss), Rows(**DATA)
+    for data in (rows, [rows], lambda: iter([rows])):
+        result = fit(ensemble, data, eval_data=data)
+        assert de.evaluate(ensemble, result.state, data).members == result.scores.members
+    for use in (lambda: fit(ensemble, 5), lambda: de.evaluate(ensemble, result.state, 5)):
+        with pytest.raises(UserError, match="^The data is an int. Give a dict of arrays"):
+            use()
 
 
 def test_a_state_that_was_donated_to_an_update_is_refused_wherever_a_state_is_taken():

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from typing_extensions import override
 
 from dist_ens.callbacks import RunInfo
-from dist_ens.data import calls
+from dist_ens.data import batches_in, calls
 from dist_ens.data.class_names import are_names
 from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches, rows_of
@@ -179,10 +179,7 @@ class BatchIterable(TrainingData):
 
     def _first_of_pass(self) -> Batch:
         """Starts the iterable, or goes on with an iterator, and returns the next batch."""
-        source = self._source
-        if callable(source) and not hasattr(source, "__iter__"):
-            source = source()
-        self._iterator: Iterator[Batch] = iter(source)
+        self._iterator = batches_in(self._source)
         if self._num_batches == 0:
             self._first_position = self._position()
         batch = self._next_of_pass()

@@ -1,16 +1,13 @@
 """The protocol between the training loop and its data."""
 
 import abc
-import collections.abc
 from collections.abc import Callable, Iterator
-
-import jax
 
 from dist_ens.callbacks.protocol import RunInfo, Service
 from dist_ens.data import Split
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ground.json_text import Json
-from dist_ens.ground.types import Data, Shapes
+from dist_ens.ground.types import Shapes
 from dist_ens.layout import Layout
 from dist_ens.sampling import Order
 
@@ -51,14 +48,3 @@ class TrainingData(Service, abc.ABC):
 
     def restore(self, position: Json, step: int, say: Callable[[str], None]) -> None:
         """Restores a position, or skips the batches before a step if there is none."""
-
-
-def is_tree_of_arrays(data: Data) -> bool:
-    """Returns whether data is a pytree of arrays, and not an iterable of batches as a list is."""
-    if isinstance(data, list | collections.abc.Iterator):
-        return False
-    leaves = jax.tree.leaves(data)
-    return bool(leaves) and all(
-        hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not hasattr(leaf, "__next__")
-        for leaf in leaves
-    )
