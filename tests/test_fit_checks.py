@@ -322,6 +322,18 @@ def test_the_default_batch_is_at_most_an_epoch_of_the_order_divided_over_the_col
         assert prepared(given, Door()).info.batch_size == size
 
 
+def test_a_key_that_only_a_loss_function_or_a_method_can_read_is_left_out_for_an_objective():
+    data = DATA | {"extra": np.zeros((EXAMPLES, 2), np.float32)}
+    smooth = classifier(methods=[de.methods.label_smoothing(0.1)])
+    for ensemble, keys in (
+        (classifier(), {*DATA}),
+        (smooth, {*data}),
+        (with_loss(loss_fn), {*data}),
+    ):
+        given = FitArguments(ensemble=ensemble, data=data, steps=1)
+        assert prepared(given, Door()).data.batch.keys() == keys
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Rows:

@@ -95,7 +95,7 @@ def parts_of_objective(objective: Objective, split: Split) -> Split:
         )
     if not isinstance(split, TreeSplit):
         return split
-    # An objective reads no other part of the data, as in training.
+    # An objective reads no other part of the data.
     names = (objective.INPUTS, objective.LABELS, objective.WEIGHTS)
     return TreeSplit({name: split.tree[name] for name in names if name in split.tree})
 

@@ -21,6 +21,7 @@ from dist_ens.data import (
 from dist_ens.data.feed import feed
 from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches
+from dist_ens.evaluation.examples import parts_of_objective
 from dist_ens.evaluation.label_checks import check_examples
 from dist_ens.ground.numbers import whole_number
 from dist_ens.ground.types import Data, Shapes
@@ -123,6 +124,10 @@ def training_data(given: FitArguments, data: Data) -> TrainingData:
         return NoData()
     else:
         return BatchIterable(data, layout, objective, ensemble.batch_specs)
+    if objective is not None:
+        read = parts_of_objective(objective, split)
+        # A method of the user's may read any key.
+        split = split if ensemble.methods else read
     count, size, rule = len(split) // num_groups, given.batch_size, given.order or shared()
     if size is None:
         columns, length = layout.data_axis, rule.order(count, 0, num_groups).epoch_length
