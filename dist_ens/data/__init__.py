@@ -15,8 +15,6 @@ from dist_ens.data.uci import open_uci
 # The other rooms of the package import these names, which users do not need.
 from dist_ens.data.checks import check_source as check_source
 from dist_ens.data.checks import convert_inputs as convert_inputs
-from dist_ens.data.kinds import batches_in as batches_in
-from dist_ens.data.kinds import is_tree_of_arrays as is_tree_of_arrays
 from dist_ens.data.pipeline import calls as calls
 from dist_ens.data.pipeline import evaluation_batches as evaluation_batches
 from dist_ens.data.pipeline import training_batches as training_batches

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 from typing_extensions import override
 
-from dist_ens.data import Source, Spec, Split, TreeSplit, batches_in, is_tree_of_arrays
+from dist_ens.data import Source, Spec, Split, TreeSplit
 from dist_ens.data.class_names import are_names, listed, with_class_numbers
+from dist_ens.data.kinds import batches_in, is_tree_of_arrays
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.ground.errors import UserError, kind_of

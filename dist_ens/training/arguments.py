@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dist_ens.callbacks.protocol import HOOKS
 from dist_ens.checkpoint import Checkpoints, StepRecord
-from dist_ens.data import OrderRule, Source, is_tree_of_arrays
+from dist_ens.data import OrderRule, Source
+from dist_ens.data.kinds import is_tree_of_arrays
 from dist_ens.ensemble import Ensemble
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.json_text import Json

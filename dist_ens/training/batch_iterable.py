@@ -14,8 +14,9 @@ from jax.experimental import multihost_utils
 from typing_extensions import override
 
 from dist_ens.callbacks import RunInfo
-from dist_ens.data import batches_in, calls
+from dist_ens.data import calls
 from dist_ens.data.class_names import are_names
+from dist_ens.data.kinds import batches_in
 from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches, rows_of
 from dist_ens.evaluation.label_checks import check_examples

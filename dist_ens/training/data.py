@@ -9,16 +9,9 @@ import numpy as np
 from typing_extensions import override
 
 from dist_ens.callbacks import RunInfo
-from dist_ens.data import (
-    Source,
-    Split,
-    TreeSplit,
-    batch_shapes_of,
-    calls,
-    is_tree_of_arrays,
-    shared,
-)
+from dist_ens.data import Source, Split, TreeSplit, batch_shapes_of, calls, shared
 from dist_ens.data.feed import feed
+from dist_ens.data.kinds import is_tree_of_arrays
 from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.evaluation.examples import parts_of_objective

@@ -40,10 +40,7 @@ class TrainingData(Service, abc.ABC):
         """Yields the batches of each call of a run on a layout."""
 
     def position(self, step: int) -> Json:
-        """Returns the position of this host in the data after the batches that a run has taken.
-
-        `step` is the step of the run. None if the step determines the position.
-        """
+        """Returns the position of this host at a step of the run; None if the step is enough."""
         return None
 
     def restore(self, position: Json, step: int, say: Callable[[str], None]) -> None:
