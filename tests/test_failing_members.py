@@ -82,6 +82,15 @@ def test_a_failed_update_is_skipped_and_the_others_have_the_bits_of_a_run_withou
         assert members_equal(before, after, [FAILING])
 
 
+@pytest.mark.parametrize("policy", ["skip", "freeze"])
+def test_a_member_whose_last_update_was_skipped_has_not_diverged(policy):
+    told = []
+    trained(ensemble(policy), [4], steps=4, say=told.append)
+    found = [sentence for sentence in told if "diverged" in sentence]
+    assert len(found) == (policy == "freeze"), told
+    assert any("not taken: 1 of member 3." in sentence for sentence in told)
+
+
 def scored():
     random = np.random.default_rng(0)
     inputs = random.normal(size=(16, 6)).astype(np.float32)
