@@ -109,7 +109,10 @@ def train(
         result.evaluation,
         parts,
         result.all_failed
-        or (scores is not None and len(diverged_members(scores)) == len(scores.members)),
+        or (
+            scores is not None
+            and len(diverged_members(scores)) + len(scores.left_out) == len(scores.members)
+        ),
     )
 
 
@@ -199,11 +202,12 @@ def _network(run: Run, ensemble: Ensemble) -> str:
 
 
 def diverged_members(scores: Scores) -> list[int]:
-    """Returns the ids of the members whose scores are not finite."""
+    """Returns the ids of the ensemble's members whose scores are not finite."""
     return [
         int(member["member_id"])
         for member in scores.members
-        if not all(math.isfinite(member[metric.name]) for metric in headlines(member))
+        if member["member_id"] not in scores.left_out
+        and not all(math.isfinite(member[metric.name]) for metric in headlines(member))
     ]
 
 
