@@ -117,6 +117,18 @@ def test_a_frozen_member_keeps_its_last_finite_state_and_is_left_out_of_the_scor
     assert frozen.scores.ensemble["nll"] == pytest.approx(alone.ensemble["nll"], rel=1e-6)
 
 
+def test_the_report_of_fit_shows_the_members_that_failed(tmp_path):
+    report = de.callbacks.Report(tmp_path)
+    frozen = trained(ensemble("freeze"), [5], eval_data=scored(), callbacks=[report])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (member,) = frozen.failed_members
+    assert summary["failures"] == {"policy": "freeze", "members": [member._asdict()]}
+    assert summary["left_out_members"] == [FAILING]
+    page = (tmp_path / "report.html").read_text()
+    assert "failed, policy freeze" in page
+    assert "member 3: 1 failed update at step 5 (the loss is not finite), frozen" in page
+
+
 def test_members_that_are_left_out_do_not_make_the_averages_nan(tmp_path, capsys):
     def broken(info):
         if info.step > 1:

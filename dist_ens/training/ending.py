@@ -74,7 +74,9 @@ def end_run(run: Run, job: Job) -> FitResult:
     run.reader.catch_up()
     best = None if run.is_interrupted else run.best.at_end(run.step, run.state)
     step, state = best or (run.step, run.state)
-    scores, evaluation = None, None
+    scores, evaluation, failed = None, None, run.failure_response.reported(run.state)
+    if failed:
+        run.call_all("members_failed", failed)
     if not run.is_interrupted:
         run.evaluating.end(step, state)
         scores, evaluation = run.evaluating.scores, run.evaluating.evaluation
@@ -93,7 +95,7 @@ def end_run(run: Run, job: Job) -> FitResult:
         seconds=run.reader.seconds,
         steps_per_second=run.reader.steps_per_second(),
         evaluation=evaluation,
-        failed_members=run.failure_response.reported(run.state),
+        failed_members=failed,
         all_failed=all_failed,
     )
 
