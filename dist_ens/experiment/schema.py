@@ -6,17 +6,20 @@ other place knows is checked here.
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from ml_collections import ConfigDict
 
+from dist_ens.ensemble.checks import COMPUTE_DTYPES
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.execution.spec import AUTO
 from dist_ens.experiment.reading import from_mapping, to_config_dict_of, words_of_a_config
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.numbers import (
+    MOST_STEPS,
     require_coefficient,
     require_fraction,
     require_one_of,
@@ -25,8 +28,11 @@ from dist_ens.ground.numbers import (
 
 EXAMPLES = ("shared", "permuted", "splits", "bootstrap", "kfold")
 POOLINGS = ("probs", "logits", "vote", "mixture")
+_INTERVALS = (  # Fields whose arguments of `fit` and `Checkpoints` have other names.
+    *("evaluation.every_steps", "logging.every_steps"),
+    *("checkpoint.every_steps", "checkpoint.keep_every_steps", "checkpoint.keep"),
+)
 SCHEDULES = ("constant", "linear", "cosine")
-COMPUTE_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -346,6 +352,9 @@ class Experiment:
             here, there = getattr(self, one), getattr(self, other)
             if (here is None) == (there is None):
                 raise UserError(f"{one}={here} and {other}={there}: exactly one must be set.")
+        for path in _INTERVALS:
+            if (value := operator.attrgetter(path)(self)) is not None:
+                whole_number(path, value, least=1, most=MOST_STEPS)
         if self.members_per_group is not None:
             whole_number("members_per_group", self.members_per_group, least=1)
         if self.loss.options.get("mixup") and not self.data.shuffle:
