@@ -6,20 +6,16 @@ read back.
 
 A checkpoint is the folder `WORKDIR/checkpoints/STEP`. It holds
 
-- `state`: a flat dict from the name of a leaf (`params.layer_0.w`) to its array `[members, ...]`.
-  No class of the user is needed to read it. A PRNG key is saved as its key data, which are
-  integers. The mesh is not saved.
-- `manifest.json`: what the step is. It has the step, the record of the run that the state belongs
-  to, the ids of the members, a digest of each member's part of each leaf, and the size and the
-  digest of each file. See `manifest`.
-- `host_files`: bytes that belong to one host each, such as the position of its data iterator. The
-  file of process P is `host_files/NAME.P`. The folder is absent if there are none.
+- `state`: a flat dict from the name of a leaf (`params.layer_0.w`) to its array `[members, ...]`. A
+  PRNG key is saved as its key data, which are integers. The mesh is not saved.
+- `manifest.json`: the step, the record of the run, the ids of the members, and digests of each
+  member's part of each leaf and of each file. See `manifest`.
+- `host_files`: bytes of process P, such as the position of its data iterator, in `NAME.P`.
 
 Orbax reads the files of `state`: `StandardCheckpointer().restore` returns NumPy arrays on any
-number of devices. This package uses TensorStore directly, as Orbax itself does. Orbax's own code
-takes 0.1 s of the cores that train, however small the state is. For a hundred small networks that
-is a hundred steps. Each member's part of an array is a separate chunk with a checksum (CRC-32C, a
-codec of Zarr), which every reader compares. So a member can be read alone.
+number of devices. This package uses TensorStore directly, because Orbax's own code takes 0.1 s of
+the cores that train. Each member's part of an array is a chunk with a checksum (CRC-32C, a codec of
+Zarr), which every reader compares. So a member can be read alone.
 """
 
 from dist_ens.checkpoint.checkpoints import Checkpoints

@@ -22,14 +22,9 @@ def faults_of(path: pathlib.Path) -> list[str]:
         raise
     except Exception as error:  # A damaged file raises many kinds.
         return [_fault(path, error)]
-    return [
-        *_of_leaves(path, manifest),
-        *_of_files(path, manifest, there),
-        *(
-            f"the file {name} does not belong to it"
-            for name in sorted(there - manifest.files.keys())
-        ),
-    ]
+    others = sorted(there - manifest.files.keys())
+    of_others = [f"the file {name} does not belong to it" for name in others]
+    return [*_of_leaves(path, manifest), *_of_files(path, manifest, there), *of_others]
 
 
 def _of_leaves(path: pathlib.Path, manifest: Manifest) -> Iterator[str]:

@@ -115,9 +115,8 @@ def write_checkpoint(
 def give_up_checkpoint(path: pathlib.Path, token: str) -> None:
     """Marks a checkpoint for deletion. `remove_unfinished` deletes it later.
 
-    The best moment to delete it is just before the next save, whose files then reuse the memory
-    that the deletion frees. A virtual machine returns free memory to its host. Requesting it again
-    took twice as long as the rest of a save. The token is that of the save which has just ended.
+    Files of the next save then reuse the memory that the deletion frees. To request it again took
+    twice as long as the rest of a save. The token is that of the save which has just ended.
     """
     path.rename(path.with_name(unfinished_name(int(path.name), token)))
     _sync(path.parent)

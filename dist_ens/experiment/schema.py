@@ -6,7 +6,6 @@ other place knows is checked here.
 
 import dataclasses
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -19,7 +18,6 @@ from dist_ens.experiment.reading import from_mapping, to_config_dict_of, words_o
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.numbers import (
-    MOST_STEPS,
     require_coefficient,
     require_fraction,
     require_one_of,
@@ -28,10 +26,6 @@ from dist_ens.ground.numbers import (
 
 EXAMPLES = ("shared", "permuted", "splits", "bootstrap", "kfold")
 POOLINGS = ("probs", "logits", "vote", "mixture")
-_INTERVALS = (  # Fields whose arguments of `fit` and `Checkpoints` have other names.
-    *("evaluation.every_steps", "logging.every_steps"),
-    *("checkpoint.every_steps", "checkpoint.keep_every_steps", "checkpoint.keep"),
-)
 SCHEDULES = ("constant", "linear", "cosine")
 
 
@@ -352,9 +346,6 @@ class Experiment:
             here, there = getattr(self, one), getattr(self, other)
             if (here is None) == (there is None):
                 raise UserError(f"{one}={here} and {other}={there}: exactly one must be set.")
-        for path in _INTERVALS:
-            if (value := operator.attrgetter(path)(self)) is not None:
-                whole_number(path, value, least=1, most=MOST_STEPS)
         if self.members_per_group is not None:
             whole_number("members_per_group", self.members_per_group, least=1)
         if self.loss.options.get("mixup") and not self.data.shuffle:

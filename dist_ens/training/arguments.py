@@ -22,11 +22,7 @@ _A_STATE = "a State, such as that of Ensemble.init or of an earlier FitResult"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitArguments:
-    """The arguments of `fit`, which describes them.
-
-    Types and ranges are checked here, those of `batch_size`, `validation` and `metrics` with the
-    data.
-    """
+    """The arguments of `fit`, which describes them. They are checked here, or with the data."""
 
     ensemble: Ensemble
     data: Data

@@ -104,7 +104,6 @@ def report_end(run: Run, job: Job, result: FitResult) -> None:
     """Prints how a run has ended, and what happened to its members."""
     say = job.say
     num_members, last_step = result.ensemble.num_members, run.info.last_step
-    # Scores show it themselves.
     if ids := _diverged_members(run, result) if result.scores is None else []:
         say(
             f"{counted(len(ids), 'member')} of {num_members} diverged, with the ids "
@@ -130,7 +129,7 @@ def report_end(run: Run, job: Job, result: FitResult) -> None:
 
 
 def _diverged_members(run: Run, result: FitResult) -> list[int]:
-    """Returns the ids of the members that ended with a loss that is not finite, and are lost."""
+    """Returns the ids of the members that are lost: they ended with a loss that is not finite."""
     member_ids, is_lost = np.asarray(run.info.member_ids), ~np.isfinite(run.reader.losses)
     if is_lost.any() and result.ensemble.failure_policy.is_checked:  # The update was not taken.
         frozen = [each.member_id for each in result.failed_members if each.is_frozen]
