@@ -38,13 +38,12 @@ _OF_FINISHED_RUN = (
     "Config file of the run. Needed only if it defines a part of the run, such as make_member."
 )
 _OPTIONS_OF_LOSSES = {option for name in LOSSES for option in loss_options(name)}
-_OF_LOSS = ("loss.name", *(f"loss.{each}" for each in _OPTIONS_OF_LOSSES - method_options().keys()))
+_OF_LOSS = ("name", *sorted(_OPTIONS_OF_LOSSES - method_options().keys()))
 # Fields that each function of a config file replaces.
 _REPLACED = {
     "make_member": ("model",),
     "make_optimizer": ("optimizer",),
-    "make_objective": _OF_LOSS,
-    "make_loss": _OF_LOSS,
+    **dict.fromkeys(("make_objective", "make_loss"), tuple(f"loss.{each}" for each in _OF_LOSS)),
     "make_step": ("model", "optimizer"),
     "make_source": ("data.source",),
 }
