@@ -349,9 +349,10 @@ def test_data_of_every_kind_is_scored_as_it_is_trained_on():
     for data in (rows, [rows], lambda: iter([rows])):
         result = fit(ensemble, data, eval_data=data)
         assert de.evaluate(ensemble, result.state, data).members == result.scores.members
-    for use in (lambda: fit(ensemble, 5), lambda: de.evaluate(ensemble, result.state, 5)):
-        with pytest.raises(UserError, match="^The data is an int. Give a dict of arrays"):
-            use()
+    for none in (5, lambda: 5):
+        for use in (fit, lambda _, data: de.evaluate(ensemble, result.state, data)):
+            with pytest.raises(UserError, match="^The data is an int. Give a dict of arrays"):
+                use(ensemble, none)
 
 
 def test_a_state_that_was_donated_to_an_update_is_refused_wherever_a_state_is_taken():

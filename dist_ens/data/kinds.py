@@ -22,10 +22,11 @@ def is_tree_of_arrays(data: Data) -> bool:
 
 def batches_in(data: Data) -> Iterator[Batch]:
     """Returns an iterator over batches: of an iterable, or of a function that returns one."""
-    is_iterable = hasattr(data, "__iter__")
-    if isinstance(data, type) or not (is_iterable or callable(data)):
+    is_function = callable(data) and not (isinstance(data, type) or hasattr(data, "__iter__"))
+    found = data() if is_function else data
+    if isinstance(found, type) or not hasattr(found, "__iter__"):
         raise UserError(
-            f"The data is {kind_of(data)}. Give a dict of arrays, an instance of a source of "
+            f"The data is {kind_of(found)}. Give a dict of arrays, an instance of a source of "
             "dist_ens.data, an iterable of batches, or a function that returns an iterator."
         )
-    return iter(data if is_iterable else data())
+    return iter(found)

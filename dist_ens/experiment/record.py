@@ -115,8 +115,7 @@ class Run:
         """Rule for which examples a member sees, the argument `order` of `fit`."""
         data = self.experiment.data
         # Examples that are not shuffled have the same order for every member of a group.
-        of_members = ("permuted", "kfold", *(("splits",) if data.shuffle else ()))
-        per_member = data.examples in of_members
+        per_member = data.examples in ("permuted", "kfold", *(("splits",) if data.shuffle else ()))
         return OrderRule(data.shuffle, per_member, data.num_folds or 0)
 
     @property
