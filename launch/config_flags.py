@@ -19,7 +19,7 @@ from dist_ens.experiment import (
     optimizer_options,
 )
 from dist_ens.experiment.config_file import ConfigFile, stored_experiment
-from dist_ens.experiment.named import Options, method_options
+from dist_ens.experiment.named import LOSSES, Options, method_options
 from dist_ens.experiment.reading import nearest_field
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.paths import shortened
@@ -37,12 +37,13 @@ _OF_EXPERIMENT = (
 _OF_FINISHED_RUN = (
     "Config file of the run. Needed only if it defines a part of the run, such as make_member."
 )
+_OPTIONS_OF_LOSSES = {option for name in LOSSES for option in loss_options(name)}
+_OF_LOSS = ("name", *sorted(_OPTIONS_OF_LOSSES - method_options().keys()))
 # Fields that each function of a config file replaces.
 _REPLACED = {
     "make_member": ("model",),
     "make_optimizer": ("optimizer",),
-    "make_objective": ("loss.name", "loss.beta", "loss.levels"),
-    "make_loss": ("loss.name", "loss.beta", "loss.levels"),
+    **dict.fromkeys(("make_objective", "make_loss"), tuple(f"loss.{each}" for each in _OF_LOSS)),
     "make_step": ("model", "optimizer"),
     "make_source": ("data.source",),
 }

@@ -77,7 +77,7 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
         experiment,
         spec,
         None if num_train_examples is None else _training_set(run, in_memory),
-        run.order_rule.per_member,
+        run.order_rule.is_per_member(spec.num_groups),
         make_ensemble,
         topology.devices(),
         are_cores=topology.kind == HERE and cluster.cores_are_devices(),

@@ -37,6 +37,7 @@ def run_of(**values):
     return Run(experiment, source.spec, source.num_train_examples), source
 
 
+@pytest.mark.long
 def test_a_config_is_timed_and_drawn(tmp_path):
     fields = "model.hidden_sizes=() num_members=1 steps_per_call=1 execution=vmap"
     flags = [f"--config.{field}" for field in fields.split()]

@@ -202,6 +202,7 @@ def test_a_layout_that_somebody_says_is_kept(cores, monkeypatch, tmp_path, capsy
     assert said.ensemble.layout.mesh.size == 4
 
 
+@pytest.mark.long
 def test_a_run_goes_on_on_the_cores_it_began_with(cores, tmp_path):
     on_one = {"layout": {"ensemble_axis": 1}}
     train(experiment(**on_one), tmp_path / "parts")

@@ -211,7 +211,7 @@ def test_a_part_that_cannot_be_used_is_told_in_a_sentence(tmp_path, text, senten
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 TABLE = source_of_arrays((X, X[:, 0]), (X, X[:, 0]), standardize=True)
 CLASSES = source_of_arrays((X, np.arange(8) % 3), (X, np.arange(8) % 3))
-TWO_GROUPS = dataclasses.replace(CLASSES, spec=dataclasses.replace(SPEC, num_groups=2))
+PERMUTED = {"examples": "permuted"}
 LOSS = OwnParts(member=nn.Dense(3), loss=sum)
 STEP = OwnParts(step={"init": dict, "step": dict, "eval_loss": dict})
 STANDARDIZED = OwnParts(objective=gaussian(standardize=True))
@@ -229,7 +229,7 @@ STANDARDIZED = OwnParts(objective=gaussian(standardize=True))
         (CLASSES, OwnParts(loss=sum), {}, "needs a network. Define make_member(spec) too."),
         (CLASSES, STEP, {"examples": "bootstrap"}, "data.examples='bootstrap' has no effect"),
         (CLASSES, dataclasses.replace(STEP, methods=[sum]), {}, "make_methods has no effect"),
-        (TWO_GROUPS, OwnParts(), {"shuffle": False}, "OrderRule(data.shuffle=False, per_member"),
+        (CLASSES, OwnParts(), PERMUTED | {"shuffle": False}, "OrderRule(data.shuffle=False, per_"),
     ],
 )
 def test_a_part_that_does_not_fit_the_run_is_refused(source, parts, data, sentence, tmp_path):

@@ -27,6 +27,8 @@ from dist_ens.ensemble.failures import (
     _cause_of,
     no_failures,
 )
+from dist_ens.experiment import Experiment, OwnParts
+from dist_ens.experiment.train import train
 from dist_ens.ground.errors import ExitCode, RunError, UserError
 from dist_ens.layout import copied_off_devices
 from dist_ens.training.failure_response import finite_members
@@ -82,6 +84,15 @@ def test_a_failed_update_is_skipped_and_the_others_have_the_bits_of_a_run_withou
         assert members_equal(before, after, [FAILING])
 
 
+@pytest.mark.parametrize("policy", ["skip", "freeze"])
+def test_a_member_whose_last_update_was_skipped_has_not_diverged(policy):
+    told = []
+    trained(ensemble(policy), [4], steps=4, say=told.append)
+    found = [sentence for sentence in told if "diverged" in sentence]
+    assert len(found) == (policy == "freeze"), told
+    assert any("not taken: 1 of member 3." in sentence for sentence in told)
+
+
 def scored():
     random = np.random.default_rng(0)
     inputs = random.normal(size=(16, 6)).astype(np.float32)
@@ -104,6 +115,33 @@ def test_a_frozen_member_keeps_its_last_finite_state_and_is_left_out_of_the_scor
     made = ensemble(None)
     alone = de.evaluate(made, made.with_record(seven), scored())
     assert frozen.scores.ensemble["nll"] == pytest.approx(alone.ensemble["nll"], rel=1e-6)
+
+
+def test_the_report_of_fit_shows_the_members_that_failed(tmp_path):
+    report = de.callbacks.Report(tmp_path)
+    frozen = trained(ensemble("freeze"), [5], eval_data=scored(), callbacks=[report])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (member,) = frozen.failed_members
+    assert summary["failures"] == {"policy": "freeze", "members": [member._asdict()]}
+    assert summary["left_out_members"] == [FAILING]
+    page = (tmp_path / "report.html").read_text()
+    assert "failed, policy freeze" in page
+    assert "member 3: 1 failed update at step 5 (the loss is not finite), frozen" in page
+
+
+def test_members_that_are_left_out_do_not_make_the_averages_nan(tmp_path, capsys):
+    def broken(info):
+        if info.step > 1:
+            return None
+        of_member = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), info.state.params)
+        return info.state._replace(params=of_member)
+
+    values = {"num_members": 3, "steps": 3, "execution": "vmap", "failures": {"policy": "freeze"}}
+    values |= {"model": {"name": "mlp", "hidden_sizes": (4,)}, "data": {"global_batch_size": 64}}
+    made = train(Experiment.from_dict(values), tmp_path, parts=OwnParts(callbacks=(broken,)))
+    assert made.scores.left_out == [1]
+    assert np.isfinite(made.scores.mean_member["nll"])
+    assert "have diverged" not in capsys.readouterr().out
 
 
 def test_members_with_a_number_that_is_not_finite_are_found_in_every_wave():

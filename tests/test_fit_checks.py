@@ -16,8 +16,20 @@ from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.ground.errors import RunError, UserError
 from dist_ens.metrics import Metric
 from dist_ens.sampling import Order
+from dist_ens.training import Door, FitArguments
 from dist_ens.training.data import OrderedSplit
-from test_bad_input import CLASSES, DATA, classifier, ensemble_of, fit, loss_fn, with_loss
+from dist_ens.training.preparing import prepared
+from test_bad_input import (
+    CLASSES,
+    DATA,
+    classifier,
+    ensemble_of,
+    fit,
+    layout_of,
+    loss_fn,
+    nll_of,
+    with_loss,
+)
 from test_bad_input import no_update as no_update
 
 
@@ -301,3 +313,60 @@ def test_a_member_keeps_to_its_group_in_an_order_that_is_not_shuffled():
     order = de.data.shared(shuffle=False).order(6, 4, num_groups=2)
     found = order.indices(order.cursor(0, range(2)), np.arange(4), np.int32([1]))
     assert found.tolist() == [[6, 7, 8, 9], [10, 11, 6, 7]]  # Group 1 has the examples 6 to 11.
+
+
+def test_the_default_batch_is_at_most_an_epoch_of_the_order_divided_over_the_columns():
+    for columns, size in ((1, 12), (8, 8)):  # An epoch has 12 of the 16 examples.
+        ensemble = classifier(layout=layout_of(1, columns))
+        given = FitArguments(ensemble=ensemble, data=DATA, steps=1, order=de.data.kfold(5))
+        assert prepared(given, Door()).info.batch_size == size
+
+
+def test_a_key_that_only_a_loss_function_or_a_method_can_read_is_left_out_for_an_objective():
+    data = DATA | {"extra": np.zeros((EXAMPLES, 2), np.float32)}
+    smooth = classifier(methods=[de.methods.label_smoothing(0.1)])
+    for ensemble, keys in (
+        (classifier(), {*DATA}),
+        (smooth, {*data}),
+        (with_loss(loss_fn), {*data}),
+    ):
+        given = FitArguments(ensemble=ensemble, data=data, steps=1)
+        assert prepared(given, Door()).data.batch.keys() == keys
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Rows:
+    inputs: jax.Array
+    labels: jax.Array
+
+
+def test_data_of_every_kind_is_scored_as_it_is_trained_on():
+    def loss(params, model_state, batch, key):
+        return nll_of(params, vars(batch)).mean(), (model_state, {})
+
+    ensemble, rows = with_loss(loss), Rows(**DATA)
+    for data in (rows, [rows], lambda: iter([rows])):
+        result = fit(ensemble, data, eval_data=data)
+        assert de.evaluate(ensemble, result.state, data).members == result.scores.members
+    for none in (5, lambda: 5):
+        for use in (fit, lambda _, data: de.evaluate(ensemble, result.state, data)):
+            with pytest.raises(UserError, match="^The data is an int. Give a dict of arrays"):
+                use(ensemble, none)
+
+
+def test_a_state_that_was_donated_to_an_update_is_refused_wherever_a_state_is_taken():
+    ensemble = classifier()
+    state = ensemble.init(DATA)
+    ensemble.update(state, DATA)
+    for takes in (
+        lambda: fit(ensemble, state=state),
+        lambda: ensemble.update(state, DATA),
+        lambda: ensemble.predict(state, DATA["inputs"]),
+        lambda: de.evaluate(ensemble, state, DATA),
+        lambda: de.calibrate(ensemble, state, DATA),
+        lambda: state.select([0]),
+        lambda: de.State.concatenate([state]),
+    ):
+        with pytest.raises(UserError, match="^The state was given to an update before"):
+            takes()

@@ -1,6 +1,7 @@
 """Which batches of an iterable `fit` trains on: from a checkpoint, a given state, several hosts."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,48 @@ def test_a_run_that_is_resumed_skips_only_the_batches_that_it_has_seen(first_ste
     assert seen == [0, 1, 2, 3]
     for count in (2, 3):
         assert sum(f"advanced by {count} batches" in sentence for sentence in said) == 1
+
+
+class Numbered:
+    """An iterator of the same batches that can be moved."""
+
+    def __init__(self):
+        self.number = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        return {"inputs": DATA["inputs"], "number": np.full(16, self.number - 1, np.float32)}
+
+    def get_state(self):
+        return self.number
+
+    def set_state(self, number):
+        self.number = number
+
+
+class StopsFirst:
+    """A callback that ends the run before its first step."""
+
+    def begin(self, _run):
+        return de.callbacks.STOP
+
+
+@pytest.mark.parametrize("execution", ["vmap", "auto"])
+@pytest.mark.parametrize("data", [batches, partial(Numbered)], ids=["without state", "with state"])
+@pytest.mark.parametrize("num_more", [0, 2])
+def test_a_run_that_ended_before_its_first_batch_resumes_at_it(data, execution, num_more, tmp_path):
+    state = fit(batches, 3, seen=[]).state
+    seen, saved = [], de.Checkpoints(tmp_path, every_secs=None)
+    ensemble = with_loss(loss_fn, execution=execution)
+    stops = [] if num_more == 0 else [StopsFirst()]
+    options = {"state": state, "checkpoints": saved, "steps_per_call": 1}
+    train(ensemble, data, steps=3 + num_more, callbacks=stops, **options)
+    fit(data, 5, seen=seen, execution=execution, **options)
+    fit(data, 6, seen=seen, execution=execution, **options)
+    assert seen == [0, 1, 2]
 
 
 def with_labels(labels, at=3):

@@ -16,6 +16,7 @@ from dist_ens.data import ArraySplit, Source, Spec, evaluation_batches
 from dist_ens.evaluation import Evaluator, curves_of, evaluate
 from dist_ens.experiment import DataConfig, Experiment, describe_source, open_source
 from dist_ens.experiment.loaded import open_finished
+from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
 from dist_ens.layout import Layout
@@ -268,6 +269,14 @@ def test_members_of_several_splits_are_trained_and_scored_in_their_targets_unit(
     changed[PARTS[0, 0], 0] += 1
     with pytest.raises(UserError, match="standardization=.* there and .*standardization=.* here"):
         train(experiment(line(tmp_path, data=changed)), tmp_path / "run")
+
+
+@pytest.mark.parametrize("changes", [{"validation": 0.2}, {"shuffle": False}])
+def test_a_member_of_a_group_is_replayed(tmp_path, changes):
+    values = experiment(line(tmp_path)).to_dict() | {"execution": "loop", "steps": 3}
+    values["data"] |= changes
+    train(Experiment.from_dict(values), tmp_path / "run")
+    assert replay(tmp_path / "run", 1, progress=False).largest[1] < 1e-5
 
 
 @pytest.mark.slow

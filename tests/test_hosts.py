@@ -73,7 +73,7 @@ def log(folder, process_id):
     ("fault", "num_processes", "at_fault"),
     [
         ("killed", 2, 0),
-        ("stopped", 2, 1),
+        pytest.param("stopped", 2, 1, marks=pytest.mark.long),
         ("raising", 2, 1),
         *(pytest.param("killed", *each, marks=pytest.mark.long) for each in ((2, 1), (4, 3))),
         pytest.param("stopped", 2, 0, marks=pytest.mark.long),

@@ -111,6 +111,7 @@ def test_a_process_that_ends_is_started_again_and_nothing_is_lost(fault, of_one,
     assert end_of(tmp_path, "run") == of_one(steps)
 
 
+@pytest.mark.long
 def test_an_error_is_not_tried_again(tmp_path):
     write_config(tmp_path, "raising", 1, steps=STEPS)
     code, log = finished(begin(tmp_path, "run", 2), tmp_path, "run")

@@ -7,6 +7,7 @@ A callback is any object with some of these methods; `fit` calls those that it h
     evaluated(step, scores) -> None | STOP             after each evaluation
     write(step, record) -> None                        for each record of metrics: a *writer*
     sync() -> None                                     before a checkpoint: records must be on disk
+    members_failed(members) -> None                    at the end, if a member has failed
     finished(step, scores, evaluation, split) -> None  after the last evaluation
     close() -> None                                    at the end, also after an error
     best_step() -> int | None                          step of the best evaluation so far
@@ -121,7 +122,7 @@ class RunInfo(NamedTuple):
 
 # Methods of a callback that `fit` calls by name.
 HOOKS = (
-    *("begin", "evaluated", "write", "sync", "finished", "close"),
+    *("begin", "evaluated", "write", "sync", "members_failed", "finished", "close"),
     *("best_step", "state", "restore", "reason"),
 )
 

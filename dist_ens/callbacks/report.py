@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from dist_ens.callbacks.protocol import RunInfo
+from dist_ens.callbacks.summary import summary_of
 from dist_ens.data import Split
+from dist_ens.ensemble.failures import FailedMember
 from dist_ens.evaluation import Evaluation, Scores, curves_of, pictures_of
 from dist_ens.ground.errors import UserError
-from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.processes import cluster
 from dist_ens.report.files import REPORT_FILES
 from dist_ens.storage import place_of
@@ -43,6 +44,7 @@ is no data to score. Give fit eval_data or validation, or leave Report out.
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = place_of(folder, "folder")
         self._run: RunInfo | None = None
+        self._failed: Sequence[FailedMember] = ()
 
     def begin(self, run: RunInfo) -> None:
         """Checks that there is data to score, and that the files can be written."""
@@ -53,7 +55,11 @@ is no data to score. Give fit eval_data or validation, or leave Report out.
             )
         if cluster.is_main():
             self._folder.require_writable(REPORT_FILES, is_new=True)
-        self._run = run
+        self._run, self._failed = run, ()
+
+    def members_failed(self, members: Sequence[FailedMember]) -> None:
+        """Keeps the failed members for the page and the summary."""
+        self._failed = members
 
     def finished(
         self, step: int, scores: Scores, evaluation: Evaluation | None, split: Split
@@ -63,18 +69,7 @@ is no data to score. Give fit eval_data or validation, or leave Report out.
             return
         from dist_ens import report  # The page takes a second to import.
 
-        ensemble = self._run.ensemble
-        summary = {
-            "network": ensemble.member.name,
-            "steps": step,
-            "num_members": ensemble.num_members,
-            "mesh": {ENSEMBLE: ensemble.layout.ensemble_axis, DATA: ensemble.layout.data_axis},
-            "execution": ensemble.execution,
-            "groups": len(scores.groups),
-            **scores.to_dict(),
-            "mean_member": scores.mean_member,
-            "experiment": {},
-        }
+        summary = summary_of(self._run.ensemble, step, scores, self._failed) | {"experiment": {}}
         curves = curves_of(evaluation)
         pictures: Sequence[np.ndarray] = pictures_of(evaluation, split, curves)
         self._folder.make()

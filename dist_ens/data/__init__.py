@@ -1,4 +1,4 @@
-"""Data sources, and the batches of one host, which are NumPy arrays. No device is used here."""
+"""Data sources, and their batches on the way to the devices of one host."""
 
 from dist_ens.data.arrays import source_of_arrays
 from dist_ens.data.digits import open_digits

@@ -30,16 +30,17 @@ class OrderRule:
         if (self.per_member and not self.shuffle) or (self.num_folds and not self.per_member):
             raise UserError(f"{self} is no order. Use permuted() or kfold(num_folds).")
 
-    def order(self, num_examples: int, batch_size: int, num_groups: int = 1) -> Order:
-        """Returns the order of a number of examples of each group, in global batches of a size.
+    def is_per_member(self, num_groups: int) -> bool:
+        """Returns whether members have an order each, as members of several groups always do."""
+        return self.per_member or num_groups > 1
 
-        Members of several groups have an order each.
-        """
+    def order(self, num_examples: int, batch_size: int, num_groups: int = 1) -> Order:
+        """Returns the order of a number of examples of each group, in global batches of a size."""
         return Order(
             num_examples,
             batch_size,
             shuffle=self.shuffle,
-            per_member=self.per_member or num_groups > 1,
+            per_member=self.is_per_member(num_groups),
             num_groups=num_groups,
             num_folds=self.num_folds,
         )

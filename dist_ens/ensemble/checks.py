@@ -18,6 +18,7 @@ from dist_ens.losses import Objective, Ratio
 from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
 
+COMPUTE_DTYPES = ("float32", "bfloat16")
 _SIGNATURE = "loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))"
 
 
@@ -87,7 +88,7 @@ def checked_dtype(dtype: DTypeLike | None) -> str | None:
     if dtype is None:
         return None
     name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
-    require_one_of("compute_dtype", name, ("float32", "bfloat16"))
+    require_one_of("compute_dtype", name, COMPUTE_DTYPES)
     return name
 
 
@@ -183,12 +184,3 @@ def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) 
         takes = f"{objective.name} takes [{size}, ..., outputs]"
         raise ValueError(f"The outputs are {described(outputs)}, and {takes}.")
     return outputs
-
-
-def check_alive(step: object) -> None:
-    """Raises a `UserError` if a state, of which this is the step, was donated to an update."""
-    if isinstance(step, jax.Array) and step.is_deleted():
-        raise UserError(
-            "The state was given to an update before, which has freed its arrays. Use the state "
-            "that it returned: state, metrics = ensemble.update(state, batch)."
-        )

@@ -12,7 +12,6 @@ from numpy.typing import DTypeLike
 
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.checks import (
-    check_alive,
     check_batch_specs,
     check_loss,
     checked_dtype,
@@ -327,7 +326,6 @@ class Ensemble(Variants):
             UserError: If a leaf of the batch does not divide over the data axis, or the loss
                 function is not valid.
         """
-        check_alive(state.step)
         here, state = self.at(self.with_record(state))
         return here.programs.update(state, batch)
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ensemble.batches import rows_of
-from dist_ens.ensemble.checks import check_alive
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.narrowing import check_finite_inputs
 from dist_ens.ground.state import State, described, refuse_lists
@@ -35,7 +34,6 @@ def placed_inputs(
         )
     if not isinstance(state, State):
         raise UserError(f"The state is {kind_of(state)}. Give a State, such as result.state.")
-    check_alive(state.step)
     if ensemble.objective is not None:  # A loss function may take inputs that are missing.
         check_finite_inputs("The argument inputs", inputs)
     here, state = ensemble.at(state)

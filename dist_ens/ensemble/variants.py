@@ -10,7 +10,7 @@ import jax
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.programs import Programs
-from dist_ens.ground.state import State
+from dist_ens.ground.state import State, check_alive
 from dist_ens.layout import MEMBERS, Layout, Waves, copied_like, to_host
 from dist_ens.processes import cluster
 
@@ -77,6 +77,7 @@ class Variants:
 
     def at(self, state: State) -> tuple["Ensemble", State]:
         """Returns the ensemble of the members of a state, and the state, on one layout."""
+        check_alive(state.step)
         if state.step.shape[0] != self.num_members:
             ids, elsewhere = tuple(to_host(state.member_id).tolist()), self.programs.elsewhere
             if ids not in elsewhere:

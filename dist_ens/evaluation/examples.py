@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from dist_ens.data import Source, Spec, Split, TreeSplit
 from dist_ens.data.class_names import are_names, listed, with_class_numbers
+from dist_ens.data.kinds import batches_in, is_tree_of_arrays
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.evaluation.label_checks import check_keys
 from dist_ens.ground.errors import UserError, kind_of
@@ -67,7 +68,7 @@ def examples_of(
         return data._replace(class_names=tuple(names)) if names else data
     if isinstance(data, Split):
         return Examples(data, class_names=tuple(names))
-    if not _is_tree(data):
+    if not is_tree_of_arrays(data):
         data = _batches_of(data)
         if batch_specs != "batch" or any(rows_of(batch) is None for batch in data):
             return Examples(WholeBatches(data), class_names=tuple(names))
@@ -77,8 +78,7 @@ def examples_of(
 
 def arrays_of(data: Data) -> PyTree:
     """Returns a pytree of arrays [examples, ...]: the data itself, or its batches joined."""
-    if _is_tree(data):
-        refuse_lists(data, "the data")
+    if is_tree_of_arrays(data):
         return data
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *_batches_of(data))
 
@@ -96,7 +96,7 @@ def parts_of_objective(objective: Objective, split: Split) -> Split:
         )
     if not isinstance(split, TreeSplit):
         return split
-    # An objective reads no other part of the data, as in training.
+    # An objective reads no other part of the data.
     names = (objective.INPUTS, objective.LABELS, objective.WEIGHTS)
     return TreeSplit({name: split.tree[name] for name in names if name in split.tree})
 
@@ -113,13 +113,11 @@ def of_all(split: Split, fn: Callable[[Batch], np.ndarray]) -> np.ndarray:
     return np.concatenate([fn(split.take(rows[at : at + _AT_A_TIME])) for at in firsts])
 
 
-def _is_tree(data: Data) -> bool:
-    return isinstance(data, Mapping | tuple) or hasattr(data, "dtype")
-
-
 def _batches_of(data: Data) -> list[Batch]:
+    if isinstance(data, Mapping | tuple):  # A list is an iterable of batches.
+        refuse_lists(data, "the data")
     batches = []
-    for number, batch in enumerate(data):
+    for number, batch in enumerate(batches_in(data)):
         refuse_lists(batch, f"batch {number} of the data", and_numbers=False)
         batches.append(jax.tree.map(host_array, batch))
         leaves = jax.tree.leaves(batches[-1])

@@ -46,8 +46,9 @@ def evaluate(
     Args:
         ensemble: Ensemble. Its objective determines the metrics.
         state: State of the ensemble or of some members, of any layout.
-        data: Data with the keys of the training data: a dict of arrays [examples, ...], a source
-            of `dist_ens.data` (its test split), or a finite iterable of batches. The key `weights`
+        data: Data with the keys of the training data: a dict (or another pytree) of arrays
+            [examples, ...], a source of `dist_ens.data` (its test split), or a finite iterable of
+            batches, or a function that returns an iterator over them. The key `weights`
             holds the weights of the examples, if they have any. Labels may be names of classes if
             those of training were. Scores of a source that standardises its targets are in the
             targets' own unit. With a loss function, the batches of an iterable may be any pytrees

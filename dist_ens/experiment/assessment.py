@@ -8,6 +8,7 @@ from typing import TypeVar
 import jax
 import numpy as np
 
+from dist_ens.callbacks.summary import scores_to_dict
 from dist_ens.data import Source
 from dist_ens.evaluation import Evaluation, Evaluator, Scores, curves_of, pictures_of
 from dist_ens.evaluation.ood import Unlabelled, detection, histograms
@@ -67,13 +68,7 @@ class Assessment:
 
     def scores_to_dict(self) -> JsonDict:
         """Returns the scores of the test split as plain data that JSON can hold."""
-        return {
-            "groups": len(self.scores.groups),
-            **self.scores.to_dict(),
-            "mean_member": self.scores.mean_member,
-            "broken_members": list(self.broken),
-            "left_out_members": list(self.scores.left_out),
-        }
+        return {**scores_to_dict(self.scores), "broken_members": list(self.broken)}
 
     def to_dict(self) -> JsonDict:
         """Returns the scores and the results of the options as plain data that JSON can hold."""

@@ -1,4 +1,4 @@
-"""Building of a run from its record: the ensemble, the data and the evaluator."""
+"""Building of a run from its experiment: the data, the ensemble and the record."""
 
 import dataclasses
 from typing import Any

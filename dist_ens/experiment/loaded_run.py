@@ -11,10 +11,9 @@ from dist_ens.checkpoint import Lineage, ids_text, state_digest
 from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs
 from dist_ens.data.class_names import with_class_numbers
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.evaluation import Evaluator, Scores, evaluate
 from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
-from dist_ens.evaluation.scoring import BATCH_SIZE, without_failed
+from dist_ens.evaluation.scoring import BATCH_SIZE, positions_left_out, without_failed
 from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.record import Run
 from dist_ens.ground.commands import command_line, quoted
@@ -131,12 +130,9 @@ class LoadedRun(NamedTuple):
 
     def _pooled_state(self) -> State:
         """Returns the state of the members that a prediction pools, as an evaluation does."""
-        frozen = {*frozen_positions(self.state)}
-        pooled = [k for k in range(self.ensemble.num_members) if k not in frozen]
-        # Members of several groups are not pooled, which `Ensemble.predict` says.
-        if not frozen or not pooled or self.ensemble.num_groups > 1:
-            return self.state
-        return select_members(self.state, pooled)
+        left_out = positions_left_out(self.ensemble, self.state)
+        pooled = np.delete(np.arange(self.ensemble.num_members), left_out)
+        return select_members(self.state, pooled.tolist()) if left_out else self.state
 
     def evaluate(
         self,

@@ -113,7 +113,8 @@ class Run:
     def order_rule(self) -> OrderRule:
         """Rule for which examples a member sees, the argument `order` of `fit`."""
         data = self.experiment.data
-        per_member = data.examples in ("permuted", "splits", "kfold") or self.spec.num_groups > 1
+        # Examples that are not shuffled have the same order for every member of a group.
+        per_member = data.examples in ("permuted", "kfold", *(("splits",) if data.shuffle else ()))
         return OrderRule(data.shuffle, per_member, data.num_folds or 0)
 
     @property

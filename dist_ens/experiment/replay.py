@@ -61,7 +61,8 @@ def replay(
     if lineage.seed is None and lineage.run is not None:
         raise UserError(f"Member {member} was imported from {quoted(lineage.run)}, not trained.")
     run.require_own_keys(workdir)
-    source = opened.open_source()
+    # The comparison needs no scores, and one member of several groups has none.
+    source = dataclasses.replace(opened.open_source(), valid=None)
     layout = Layout.make(1, devices=jax.local_devices()[:1])
     alone = build_ensemble(run, layout, opened.parts, source).replace(
         seed=experiment.seed if lineage.seed is None else lineage.seed,

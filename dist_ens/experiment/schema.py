@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from ml_collections import ConfigDict
 
+from dist_ens.ensemble.checks import COMPUTE_DTYPES
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.execution.spec import AUTO
 from dist_ens.experiment.reading import from_mapping, to_config_dict_of, words_of_a_config
@@ -26,7 +27,6 @@ from dist_ens.ground.numbers import (
 EXAMPLES = ("shared", "permuted", "splits", "bootstrap", "kfold")
 POOLINGS = ("probs", "logits", "vote", "mixture")
 SCHEDULES = ("constant", "linear", "cosine")
-COMPUTE_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

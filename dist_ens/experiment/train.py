@@ -7,6 +7,7 @@ from rich.console import Console
 
 from dist_ens import report
 from dist_ens.callbacks import JsonLines, ProgressBar, RunInfo
+from dist_ens.callbacks.summary import summary_of
 from dist_ens.checkpoint import FOLDER, Checkpoints
 from dist_ens.data import Source
 from dist_ens.ensemble import Ensemble
@@ -22,7 +23,6 @@ from dist_ens.ground.errors import RunError, code_of_write, counted
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.state import State
 from dist_ens.ground.terminal import PlainConsole, print_table
-from dist_ens.layout import DATA, ENSEMBLE
 from dist_ens.metrics.catalogue import headlines
 from dist_ens.processes import cluster
 from dist_ens.report.files import METRICS, REPORT_FILES
@@ -109,7 +109,10 @@ def train(
         result.evaluation,
         parts,
         result.all_failed
-        or (scores is not None and len(diverged_members(scores)) == len(scores.members)),
+        or (
+            scores is not None
+            and len(diverged_members(scores)) + len(scores.left_out) == len(scores.members)
+        ),
     )
 
 
@@ -158,7 +161,7 @@ def _say_where_it_stopped(console: Console, result: FitResult, run: Run, workdir
 def _summary(run: Run, result: FitResult, scores: Scores, workdir: Place) -> JsonDict:
     """Returns the content of `summary.json`."""
     ensemble, experiment = result.ensemble, run.experiment
-    layout, batch_size = ensemble.layout, experiment.data.global_batch_size
+    batch_size = experiment.data.global_batch_size
     pace: dict[str, float] = {
         "seconds": result.seconds,
         "member_examples_per_second": result.steps_per_second * ensemble.num_members * batch_size,
@@ -166,21 +169,9 @@ def _summary(run: Run, result: FitResult, scores: Scores, workdir: Place) -> Jso
     if result.steps_per_second == 0:  # No step was trained, so the earlier pace is kept.
         pace |= report.pace_before(workdir, result.step)
     return {
+        **summary_of(ensemble, result.step, scores, result.failed_members),
         "network": _network(run, ensemble),
-        "steps": result.step,
-        "num_members": layout.num_members,
-        "mesh": {ENSEMBLE: layout.ensemble_axis, DATA: layout.data_axis},
-        "execution": ensemble.execution,
-        "waves": ensemble.waves,
         **pace,
-        "failures": {
-            "policy": experiment.failures.policy,
-            "members": [member._asdict() for member in result.failed_members],
-        },
-        "groups": len(scores.groups),
-        "left_out_members": list(scores.left_out),
-        **scores.to_dict(),
-        "mean_member": scores.mean_member,
         **({"class_names": list(run.spec.class_names)} if run.spec.class_names else {}),
         "experiment": experiment.to_dict(),
     }
@@ -197,11 +188,12 @@ def _network(run: Run, ensemble: Ensemble) -> str:
 
 
 def diverged_members(scores: Scores) -> list[int]:
-    """Returns the ids of the members whose scores are not finite."""
+    """Returns the ids of the ensemble's members whose scores are not finite."""
     return [
         int(member["member_id"])
         for member in scores.members
-        if not all(math.isfinite(member[metric.name]) for metric in headlines(member))
+        if member["member_id"] not in scores.left_out
+        and not all(math.isfinite(member[metric.name]) for metric in headlines(member))
     ]
 
 

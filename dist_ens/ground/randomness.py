@@ -8,11 +8,10 @@
     key of an optimizer = fold_in(fold_in(member key, OPTIMIZER), step), which its update is given
     key in its state    = fold_in(fold_in(fold_in(member key, OPTIMIZER), word 0), word 1)
 
-The two words are those of the key that the optimizer itself would keep in its state.
-
-The generator is always Threefry in its partitionable form, whatever generator JAX is configured to
-use. With the generator `rbg`, usual on TPUs, a member's random numbers would depend on the members
-that are batched with it.
+The two words are those of the key that the optimizer itself would keep in its state. The generator
+is always Threefry in its partitionable form, whatever generator JAX is configured to use. With the
+generator `rbg`, usual on TPUs, a member's random numbers would depend on the members that are
+batched with it.
 """
 
 import contextlib

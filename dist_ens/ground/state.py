@@ -75,6 +75,7 @@ class State(NamedTuple):
         >>> state.select([3, 1]).params["w"]
         Array([3., 1.], dtype=float32)
         """
+        check_alive(self.step)
         ids, asked = (np.asarray(each).tolist() for each in (self.member_id, member_ids))
         if not asked or len({*asked}) < len(asked) or not {*asked} <= {*ids}:
             raise UserError(
@@ -103,6 +104,8 @@ class State(NamedTuple):
         >>> State.concatenate([first, second]).member_id
         Array([0, 1, 2], dtype=int32)
         """
+        for state in states:
+            check_alive(state.step)
         _require_alike("state", [jax.tree.map(lambda leaf: leaf[0], state) for state in states])
         whole = jax.tree.map(_concatenated, *states)
         ids, steps = np.asarray(whole.member_id).tolist(), {*np.asarray(whole.step).tolist()}
@@ -112,6 +115,15 @@ class State(NamedTuple):
                 "have the same id, or other steps. Join members of different ids and one step."
             )
         return whole
+
+
+def check_alive(step: object) -> None:
+    """Raises a `UserError` if a state, of which this is the step, was donated to an update."""
+    if isinstance(step, jax.Array) and step.is_deleted():
+        raise UserError(
+            "The state was given to an update before, which has freed its arrays. Use the state "
+            "that it returned: state, metrics = ensemble.update(state, batch)."
+        )
 
 
 def without_weak_types(tree: Tree) -> Tree:

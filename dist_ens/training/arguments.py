@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dist_ens.callbacks.protocol import HOOKS
 from dist_ens.checkpoint import Checkpoints, StepRecord
 from dist_ens.data import OrderRule, Source
+from dist_ens.data.kinds import is_tree_of_arrays
 from dist_ens.ensemble import Ensemble
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.json_text import Json
@@ -13,7 +14,6 @@ from dist_ens.ground.numbers import MOST_STEPS, require_coefficient, whole_numbe
 from dist_ens.ground.state import State, refuse_lists
 from dist_ens.ground.types import Callback, Data
 from dist_ens.metrics import Metric
-from dist_ens.training.data_protocol import is_tree_of_arrays
 from dist_ens.training.evaluating import EvalData
 
 EPOCH = "epoch"  # Value of `eval_every` for an evaluation at the end of each epoch.
@@ -22,7 +22,7 @@ _A_STATE = "a State, such as that of Ensemble.init or of an earlier FitResult"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitArguments:
-    """The arguments of `fit`, which describes them. Their types and ranges are checked."""
+    """The arguments of `fit`, which describes them. They are checked here, or with the data."""
 
     ensemble: Ensemble
     data: Data

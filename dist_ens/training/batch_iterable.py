@@ -2,6 +2,7 @@
 
 import base64
 import collections.abc
+import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -15,6 +16,7 @@ from typing_extensions import override
 from dist_ens.callbacks import RunInfo
 from dist_ens.data import calls
 from dist_ens.data.class_names import are_names
+from dist_ens.data.kinds import batches_in
 from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches, rows_of
 from dist_ens.evaluation.label_checks import check_examples
@@ -67,6 +69,8 @@ class BatchIterable(TrainingData):
         self._is_iterator = isinstance(source, collections.abc.Iterator)
         self._num_passes, self._num_batches = 0, 0
         self._has_dropped = False
+        # Number of steps that the state had seen when it was given the data's first batch.
+        self._began_at: int | None = None
         first = self._waiting = _read_together(self._first_of_pass)
         self._shapes = _shapes(first)
         if jax.process_count() > 1:
@@ -75,8 +79,6 @@ class BatchIterable(TrainingData):
         check_rows(layout, first, self._specs)
         if jax.process_count() > 1:
             _check_columns_agree(layout, first, self._specs)
-        # Number of steps that the state had seen when it was given the data's first batch.
-        self._began_at: int | None = None
 
     @property
     @override
@@ -89,18 +91,25 @@ class BatchIterable(TrainingData):
     ) -> Iterator[CallBatches]:
         if self._began_at is None:
             self._began_at = run.first_step
-        for steps in calls(run.first_step, run.last_step, steps_per_call):
+        self._first_step = run.first_step
+
+        def read(steps: range) -> CallBatches:
             host_batches = _read_together(partial(self._next_of_call, steps, run.last_step, say))
-            yield Batches.put(layout, host_batches, self._specs)
+            return Batches.put(layout, host_batches, self._specs)
+
+        return map(read, calls(run.first_step, run.last_step, steps_per_call))
 
     @override
-    def state(self) -> Json:
-        if self._waiting is not _NO_BATCH:
-            return None
+    def position(self, step: int) -> Json:
+        # The batches of the first call may have been drawn before the run takes them.
+        return (step == self._first_step and self._first_position) or self._position()
+
+    def _position(self) -> Json:
+        """Returns the position after the batches that were drawn."""
         get_state = getattr(self._iterator, "get_state", None)
         if get_state is None:
             return {"began_at": self._began_at} if self._began_at else None
-        state = get_state()
+        state = copy.deepcopy(get_state())
         is_bytes = isinstance(state, bytes)
         kept = {"bytes": base64.b64encode(state).decode()} if is_bytes else {"json": state}
         return {"passes": self._num_passes, **kept}
@@ -114,7 +123,7 @@ class BatchIterable(TrainingData):
             self._iterator.set_state(  # type: ignore[attr-defined]  # it has get_state
                 base64.b64decode(position["bytes"]) if is_bytes else position["json"]
             )
-            self._num_passes = position["passes"]
+            self._num_passes, self._first_position = position["passes"], position
             self._num_batches, self._waiting = step, _NO_BATCH
             return
         say(
@@ -122,6 +131,8 @@ class BatchIterable(TrainingData):
             f"anew and advanced by {counted(step - self._began_at, 'batch')}."
         )
         _read_together(partial(self._skip, range(self._began_at, step), say))
+        if step > self._began_at:
+            self._first_position = self._position()
 
     def _next_of_call(
         self, steps: range, last_step: int, say: Callable[[str], None]
@@ -169,10 +180,9 @@ class BatchIterable(TrainingData):
 
     def _first_of_pass(self) -> Batch:
         """Starts the iterable, or goes on with an iterator, and returns the next batch."""
-        source = self._source
-        if callable(source) and not hasattr(source, "__iter__"):
-            source = source()
-        self._iterator: Iterator[Batch] = iter(source)
+        self._iterator = batches_in(self._source)
+        if self._num_batches == 0:
+            self._first_position = self._position()
         batch = self._next_of_pass()
         if batch is _NO_BATCH:
             again = f" when it was started again after {counted(self._num_batches, 'batch')}"

@@ -24,7 +24,7 @@ from dist_ens.execution.spec import AUTO
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.json_text import Json
-from dist_ens.ground.state import State, differing, leaf_types
+from dist_ens.ground.state import State, check_alive, differing, leaf_types
 from dist_ens.ground.types import Shapes
 from dist_ens.layout import MEMBERS, Layout, connect_hosts, copied_like, to_host
 from dist_ens.processes import cluster
@@ -185,6 +185,7 @@ def _of_members(ensemble: Ensemble, member_ids: list[int], layout: Layout | None
 
 def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State, int]:
     """Returns a copy of a given state on the ensemble's layout, and its step."""
+    check_alive(state.step)
     like, state = ensemble.abstract_state(batch), ensemble.with_record(state)
     expected, found = leaf_types(like), leaf_types(state)
     for name in differing(expected, found):

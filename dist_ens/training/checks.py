@@ -12,7 +12,6 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import explained_errors
 from dist_ens.ensemble.initial_state import inputs_of
 from dist_ens.evaluation import label_checks
-from dist_ens.evaluation.examples import parts_of_objective
 from dist_ens.ground.errors import UserError, counted, first_line, kind_of
 from dist_ens.ground.state import State, described
 from dist_ens.ground.types import Inputs, Outputs, Shapes
@@ -68,7 +67,6 @@ def _try_labels(objective: Objective, train: TrainingData, say: Callable[[str], 
                 "iterable. Give arrays, or standardise the labels in the iterable."
             )
         return
-    parts_of_objective(objective, train.split)
     if not train.split.in_memory:
         return
     parts = parts_of(train.split, (objective.LABELS, objective.WEIGHTS))

@@ -11,10 +11,11 @@ from typing_extensions import override
 from dist_ens.callbacks import RunInfo
 from dist_ens.data import Source, Split, TreeSplit, batch_shapes_of, calls, shared
 from dist_ens.data.feed import feed
+from dist_ens.data.kinds import is_tree_of_arrays
 from dist_ens.ensemble import Batches
 from dist_ens.ensemble.batches import CallBatches
+from dist_ens.evaluation.examples import parts_of_objective
 from dist_ens.evaluation.label_checks import check_examples
-from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.numbers import whole_number
 from dist_ens.ground.types import Data, Shapes
 from dist_ens.layout import BATCH, Layout
@@ -22,7 +23,7 @@ from dist_ens.losses import Objective
 from dist_ens.sampling import Order
 from dist_ens.training.arguments import FitArguments
 from dist_ens.training.batch_iterable import BatchIterable
-from dist_ens.training.data_protocol import TrainingData, is_tree_of_arrays
+from dist_ens.training.data_protocol import TrainingData
 
 _DEFAULT_BATCH_SIZE = 128
 
@@ -114,20 +115,19 @@ def training_data(given: FitArguments, data: Data) -> TrainingData:
         split, num_groups = TreeSplit(data), 1
     elif data is None:
         return NoData()
-    elif isinstance(data, type) or not (hasattr(data, "__iter__") or callable(data)):
-        raise UserError(
-            f"The data is {kind_of(data)}. Give a dict of arrays, an instance of a source of "
-            "dist_ens.data, an iterable of batches, or a function that returns an iterator."
-        )
     else:
         return BatchIterable(data, layout, objective, ensemble.batch_specs)
-    count, size = len(split) // num_groups, given.batch_size
+    if objective is not None:
+        read = parts_of_objective(objective, split)
+        # A method of the user's may read any key.
+        split = split if ensemble.methods else read
+    count, size, rule = len(split) // num_groups, given.batch_size, given.order or shared()
     if size is None:
-        columns = layout.data_axis
-        size = max(columns, min(_DEFAULT_BATCH_SIZE, count) // columns * columns)
+        columns, length = layout.data_axis, rule.order(count, 0, num_groups).epoch_length
+        size = max(columns, min(_DEFAULT_BATCH_SIZE, length) // columns * columns)
     size = whole_number("batch_size", size, least=1)
     layout.check_batch_size("batch_size", size)
-    order = (given.order or shared()).order(count, size, num_groups)
+    order = rule.order(count, size, num_groups)
     if objective is not None and not split.in_memory:
         split = _CheckedSplit(split, objective)
     return OrderedSplit(split, order, ensemble.seed)

@@ -1,22 +1,19 @@
 """The protocol between the training loop and its data."""
 
 import abc
-import collections.abc
 from collections.abc import Callable, Iterator
-
-import jax
 
 from dist_ens.callbacks.protocol import RunInfo, Service
 from dist_ens.data import Split
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ground.json_text import Json
-from dist_ens.ground.types import Data, Shapes
+from dist_ens.ground.types import Shapes
 from dist_ens.layout import Layout
 from dist_ens.sampling import Order
 
 
 class TrainingData(Service, abc.ABC):
-    """Training data of a run, in any form. Its state is the position of this host in the data.
+    """Training data of a run, in any form.
 
     Attributes:
         split: Examples with positions; None if the data yields batches.
@@ -42,20 +39,9 @@ class TrainingData(Service, abc.ABC):
     ) -> Iterator[CallBatches]:
         """Yields the batches of each call of a run on a layout."""
 
-    def state(self) -> Json:
-        """Returns the position of this host in the data; None if the step determines it."""
+    def position(self, step: int) -> Json:
+        """Returns the position of this host at a step of the run; None if the step is enough."""
         return None
 
     def restore(self, position: Json, step: int, say: Callable[[str], None]) -> None:
         """Restores a position, or skips the batches before a step if there is none."""
-
-
-def is_tree_of_arrays(data: Data) -> bool:
-    """Returns whether data is a pytree of arrays, and not an iterable of batches as a list is."""
-    if isinstance(data, list | collections.abc.Iterator):
-        return False
-    leaves = jax.tree.leaves(data)
-    return bool(leaves) and all(
-        hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not hasattr(leaf, "__next__")
-        for leaf in leaves
-    )

@@ -11,6 +11,7 @@ from dist_ens.ensemble.failures import FailedMember
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.ground.errors import counted
 from dist_ens.ground.state import State
+from dist_ens.training.failure_response import finite_members
 from dist_ens.training.preparing import Job
 from dist_ens.training.services import Run
 
@@ -73,7 +74,9 @@ def end_run(run: Run, job: Job) -> FitResult:
     run.reader.catch_up()
     best = None if run.is_interrupted else run.best.at_end(run.step, run.state)
     step, state = best or (run.step, run.state)
-    scores, evaluation = None, None
+    scores, evaluation, failed = None, None, run.failure_response.reported(run.state)
+    if failed:
+        run.call_all("members_failed", failed)
     if not run.is_interrupted:
         run.evaluating.end(step, state)
         scores, evaluation = run.evaluating.scores, run.evaluating.evaluation
@@ -92,7 +95,7 @@ def end_run(run: Run, job: Job) -> FitResult:
         seconds=run.reader.seconds,
         steps_per_second=run.reader.steps_per_second(),
         evaluation=evaluation,
-        failed_members=run.failure_response.reported(run.state),
+        failed_members=failed,
         all_failed=all_failed,
     )
 
@@ -101,9 +104,7 @@ def report_end(run: Run, job: Job, result: FitResult) -> None:
     """Prints how a run has ended, and what happened to its members."""
     say = job.say
     num_members, last_step = result.ensemble.num_members, run.info.last_step
-    is_lost = ~np.isfinite(run.reader.losses)
-    if is_lost.any() and result.scores is None:  # Scores show it themselves.
-        ids = np.asarray(run.info.member_ids)[is_lost].tolist()
+    if ids := _diverged_members(run, result) if result.scores is None else []:
         say(
             f"{counted(len(ids), 'member')} of {num_members} diverged, with the ids "
             f"{str(ids)[:_MOST_LETTERS]}: the training loss is not finite. {_REMEDY}"
@@ -125,6 +126,16 @@ def report_end(run: Run, job: Job, result: FitResult) -> None:
             say(f"Stopped {stopped}")
     if result.best_step not in (None, run.step):
         say(f"The result is the state of step {result.best_step:,}, which was scored best.")
+
+
+def _diverged_members(run: Run, result: FitResult) -> list[int]:
+    """Returns the ids of the members that are lost: they ended with a loss that is not finite."""
+    member_ids, is_lost = np.asarray(run.info.member_ids), ~np.isfinite(run.reader.losses)
+    if is_lost.any() and result.ensemble.failure_policy.is_checked:  # The update was not taken.
+        frozen = [each.member_id for each in result.failed_members if each.is_frozen]
+        is_sound = finite_members(run.state.params, run.info.ensemble)
+        is_lost &= ~is_sound | np.isin(member_ids, frozen)
+    return member_ids[is_lost].tolist()
 
 
 def _sentences_of_failures(failed: Sequence[FailedMember]) -> str:

@@ -57,8 +57,8 @@ def fit(
         epochs: Number of passes over the training examples, positive. A batch that a pass does not
             fill has examples of the next one, so `epochs * examples / batch_size` steps are
             taken, rounded up.
-        batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples if
-            there are fewer.
+        batch_size: Number of examples of a step, over all hosts. Default: 128, or all examples of
+            an epoch if there are fewer.
         order: Rule for which examples of arrays or a source a member sees: `data.shared()`,
             `data.permuted()` or `data.kfold(num_folds)` of `dist_ens.data`. Default: all members
             see the same batches, in a new order in every epoch.

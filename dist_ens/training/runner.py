@@ -32,11 +32,12 @@ class _OfAnotherHost:
 class Runner:
     """The services of a run, and what they share.
 
-    A `Service` is a callback of the library. It may have three hooks more than a user's callback:
+    A `Service` is a callback of the library. It may have these hooks more than a user's callback:
 
         read(step, metrics) -> None              when the metrics of a call have arrived
         before(info: StepInfo) -> None | STOP    before the next batch is taken, and at the end
         failed(info: StepInfo) -> None           after an exception of an evaluation
+        wait() -> None                           when the loop has ended, before the last evaluation
 
     All services and callbacks are called in the order of `services`. On several hosts, every host
     calls the same hooks at the same steps, and all hosts agree on `STOP`.

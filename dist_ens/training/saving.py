@@ -154,7 +154,7 @@ class Saving(Service):
         if self._opened.is_saved(step):  # The run may have been killed before it deleted others.
             self._opened.delete_oldest(kept_step)
             return
-        states = saved_states([*self._run.services, self._data])
+        states = saved_states(self._run.services, self._data, step)
         leaves = leaves_off_devices(info.state)
 
         def before() -> Mapping[str, bytes] | None:
@@ -179,22 +179,26 @@ class Saving(Service):
         self._opened.save(snapshot, is_last=is_last)
 
 
-def saved_states(services: Sequence[Callback]) -> Callable[[], dict[str, bytes]]:
-    """Returns a function that returns the files with the states of the services, by name.
+def saved_states(
+    services: Sequence[Callback], data: TrainingData, step: int
+) -> Callable[[], dict[str, bytes]]:
+    """Returns a function that returns the files with the states of services and data, by name.
 
     The states are taken now. That of a service may be a function, which is called by the thread
     that saves, once the metrics of the step have been read.
     """
     states = [(each, _plain(each, call_hook(each, "state"))) for each in _with_state(services)]
+    position = _plain(data, data.position(step))
 
     def files() -> dict[str, bytes]:
         found: dict[str, list[Json]] = {}
         for service, taken in states:
             state = taken() if callable(taken) else taken
             if state is not None or not isinstance(service, Service):
-                file = _OF_HOST if isinstance(service, TrainingData) else _SHARED
                 entry = {"name": name_of_callback(service), "state": state}
-                found.setdefault(file, []).append(entry)
+                found.setdefault(_SHARED, []).append(entry)
+        if position is not None:
+            found[_OF_HOST] = [{"name": name_of_callback(data), "state": position}]
         return {file: json.dumps(entries).encode() for file, entries in found.items()}
 
     return files

@@ -1,7 +1,6 @@
 """Lowerings: other forms of slow operations, with the same values.
 
-Each lowering is a rule for `rewrite.rewritten`. The fastest is found by timing. They exist for
-these reasons:
+Each lowering is a rule for `rewrite.rewritten`. Timing finds the fastest. The reasons for them:
 
 - `vmap` turns the convolutions of many members into one grouped convolution. XLA has no fast
   program for it on a CPU, and often none elsewhere.
