@@ -192,13 +192,14 @@ def _reported_as_sentences() -> Iterator[None]:
         )
     except Exception as error:
         hosts.wait_if_of_another(error)
-        if isinstance(error, OSError) and error.errno in _OF_DISKS:
+        is_of_bucket = isinstance(error, OSError) and "://" in str(error.filename)
+        if isinstance(error, OSError) and (is_of_bucket or error.errno in _OF_DISKS):
             why = explained(error)
             where = f" {quoted(error.filename)}" if error.filename else ""
             _fail(
                 code_of_write(error),
-                f"error: A file{where} could not be written: {why.what}. {why.remedy}, then run "
-                "the same command again.",
+                f"error: A file{where} could not be read or written: {why.what}. {why.remedy}, "
+                "then run the same command again.",
             )
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         if pathlib.Path(raised_in).name == _BEGINS_PLATFORMS:

@@ -94,6 +94,7 @@ def _verify(workdir: Place) -> int:
         steps = [step for step in steps if step == _STEP.value]
     if not steps:
         raise UserError(f"There is no such checkpoint in {quoted(workdir)}. Correct the folder.")
+    are_verified = False
     for step in steps:
         checkpoint = checkpoints_of(workdir) / str(step)
         try:
@@ -103,6 +104,7 @@ def _verify(workdir: Place) -> int:
             if code == ExitCode.DONE and not is_gone(checkpoint):
                 code = ExitCode.FAULT
             continue
+        are_verified = True
         _print(f"Step {step}: {'damaged' if faults else 'sound'}.")
         for fault in faults:
             _print(f"  {fault}")
@@ -110,7 +112,7 @@ def _verify(workdir: Place) -> int:
     for fault in changed_files(workdir) if _STEP.value is None else ():
         _print(f"Beside the checkpoints: {fault}.")
         code = ExitCode.DAMAGED
-    return code
+    return code if are_verified else code or ExitCode.FAULT
 
 
 def _copy(_: Place) -> int:

@@ -14,6 +14,7 @@ _RUNS = cli.RunFolders("dist-ens report runs/digits runs/other --output=report.h
 
 def main() -> None:
     """Reads the files of the runs, and writes the page."""
+    cli.check_outputs(_OUTPUT)
     runs = [read_run(workdir) for workdir in _RUNS.places]
     cli.write_file(_OUTPUT, page_of(runs))
     PlainConsole().print(f"{quoted(_OUTPUT.value)}: {counted(len(runs), 'run')}.", soft_wrap=True)

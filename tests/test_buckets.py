@@ -5,6 +5,7 @@ import contextlib
 import json
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import pytest
 import dist_ens as de
 from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.checkpoint import saved_step
+from dist_ens.checkpoint.run_folder import locked
 from dist_ens.checkpoint.verify import faults_of
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.train import train
@@ -241,11 +243,43 @@ def test_a_run_that_was_stopped_while_another_took_over_writes_no_manifest(run, 
     assert steps_in(run) == []
 
 
+def test_a_run_that_was_stopped_while_another_took_over_ends_and_writes_nothing(
+    server, run, tmp_path
+):
+    """A signal stops the process for longer than a lease lasts, as on a machine that is moved."""
+    command = [sys.executable, "-m", "launch.train", f"--config={ROOT}/configs/digits.py"]
+    command += [f"--workdir={run}", "--config.steps=1000000", "--config.checkpoint.every_steps=200"]
+    log = tmp_path / "first.log"
+    variables = COMMAND_ENVIRONMENT | server.environment | {"JAX_PLATFORMS": "cpu"}
+    with (
+        log.open("w") as file,
+        subprocess.Popen(command, env=variables, stdout=file, stderr=file) as first,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(first.kill)
+        waiting = time.monotonic()
+        while not steps_in(run) and time.monotonic() - waiting < 120:
+            time.sleep(0.5)
+        first.send_signal(signal.SIGSTOP)
+        said = []
+        with locked(place_of(run, "run"), said.append):
+            before = {name: place_of(run, "run").read(name) for name in names_in(run)}
+            first.send_signal(signal.SIGCONT)
+            assert first.wait(120) == ExitCode.FAULT
+            after = {name: place_of(run, "run").read(name) for name in names_in(run)}
+    del before[".lease"], after[".lease"]
+    assert after == before
+    assert re.search(rf"^{run} was used by host .*, renewed at .* Waiting 30 s", said[0])
+    # Its next step tells, or a save that is being written.
+    assert re.search("(Another run writes in|another run has taken it over)", log.read_text())
+    assert log.read_text().splitlines()[-1].startswith("error: ")
+
+
 def test_a_run_whose_renewal_was_not_answered_keeps_its_lease(run):
     place = place_of(run, "run")
     owner, token = "host a, pid 1", "ours"
     mine = lease.Lease(place, owner, token)
-    assert mine.acquire() is None
+    assert mine.acquire(print) is None
     tag = mine._tag
     mine.renew()
     mine._tag = tag  # The answer to this renewal was lost.
@@ -319,7 +353,7 @@ def test_a_save_waits_for_a_server_that_is_busy_or_silent(run, proxy, fault, sec
     ("fault", "told"),
     [
         (403, "(ExpiredToken|ermission denied).*Renew the credentials, or give them the right"),
-        (404, "NoSuchBucket.*Make the bucket again, or correct its name"),
+        (404, "NoSuchBucket.*Make the bucket, or correct its name"),
     ],
 )
 def test_a_save_that_failed_is_told_once_and_the_next_one_is_complete(run, proxy, fault, told):

@@ -122,5 +122,7 @@ cli.run(main, joins_cluster=lambda: False)
 
 
 def test_a_full_disk_is_a_message_with_its_own_exit_code_wherever_it_happens():
-    message = "error: A file runs/a/summary.json could not be written: no space left on device. "
+    message = (
+        "error: A file runs/a/summary.json could not be read or written: no space left on device. "
+    )
     assert_ended(python("-c", FULL), 46, message)

@@ -43,8 +43,9 @@ class JsonLines:
             does not exist.
 
     Raises:
-        SaveError: When the run begins or ends, or a checkpoint is about to be saved, if the file
-            cannot be read or written.
+        UserError: When the run begins, if the file cannot be written.
+        SaveError: When the run ends, or a checkpoint is about to be saved, if the file cannot be
+            read or written.
 
     >>> import pathlib, tempfile
     >>> run = RunInfo(None, member_ids=[0, 1], first_step=0, last_step=20, batch_size=8)
@@ -71,6 +72,7 @@ class JsonLines:
         """Reads the file, and drops the lines of later steps."""
         if not cluster.is_main():
             return
+        self._place.require_writable([self._name], is_new=True)
         with self._explained():
             self._place.make()
             for name in files_of(self._place, self._name):

@@ -193,7 +193,7 @@ class Checkpoints:
             return notes_on_resuming(record, saved_record, self.folder, self.resume)
 
         with (
-            locked(run) as renew,
+            locked(run, say) as (renew, is_lost),
             OpenCheckpoints(
                 run,
                 record,
@@ -203,6 +203,7 @@ class Checkpoints:
                 resume=self.resume,
                 say=say,
                 renew=renew,
+                is_lost=is_lost,
             ) as opened,
         ):
             yield opened

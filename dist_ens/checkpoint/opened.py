@@ -66,11 +66,12 @@ class OpenCheckpoints:
         resume: str,
         say: Callable[[str], None],
         renew: Callable[[], None],
+        is_lost: Callable[[], bool],
     ) -> None:
         self._run, self._record, self._keep = run, record, keep
         self._folder = run / FOLDER
         self._cadence_from, self._notes_on, self._resume = cadence, notes_on, resume
-        self._say, self._renew = say, renew
+        self._say, self._renew, self._is_lost = say, renew, is_lost
         self.member_score = keep.best_of_members
         self._writing: Future[None] | None = None
         self._writing_step = 0  # Step of the last save that has begun.
@@ -101,8 +102,7 @@ class OpenCheckpoints:
             # After an error of one host alone, the other hosts never finish their part of a save,
             # so that waiting for it would not end.
             self.wait()
-            if cluster.is_main():
-                remove_unfinished(self._folder)
+            self._sweep()
 
     # The members
 
@@ -140,6 +140,14 @@ class OpenCheckpoints:
             with contextlib.suppress(SaveError):  # It was said when it happened.
                 self.wait()
         return step in (self.saved_step, self._newest_step)
+
+    def require_held(self) -> None:
+        """Raises a `SaveError` on a host that knows of another run which has taken the folder."""
+        if self._is_lost():
+            raise SaveError(
+                f"Another run writes in {quoted(str(self._run))} now, so this one ends. Wait for "
+                "it, or stop it and run the same command again to resume."
+            )
 
     def save(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
         """Starts to save a checkpoint. Training may continue at once.
@@ -185,14 +193,13 @@ class OpenCheckpoints:
                 return
         # TensorStore reports a full disk as a ValueError.
         except (OSError, ValueError, SaveError) as error:
-            if cluster.is_main():
-                remove_unfinished(self._folder)
+            self._sweep()
             why = explained(error)
             told = (
                 f"Could not write the checkpoint of step {step} in {quoted(str(self._run))}: "
                 f"{why.what}. {self._last_saved()}"
             )
-            if not is_last:  # The error tells of the last one.
+            if not is_last and not self._is_lost():  # The error tells of the last one.
                 if why.what != self._said:
                     self._report(
                         f"{told} Training continues, and the next save tries again. {why.remedy}."
@@ -345,6 +352,11 @@ class OpenCheckpoints:
             f"{quoted(kept.address)}. The run resumes from step {older}."
         )
         return True
+
+    def _sweep(self) -> None:
+        """Deletes what no checkpoint needs, unless another run writes there."""
+        if cluster.is_main() and not self._is_lost():
+            remove_unfinished(self._folder)
 
     def _report(self, sentence: str) -> None:
         """Prints a sentence on process 0, and logs it on the others."""

@@ -17,11 +17,14 @@ _SHARED_SECS = 10.0
 
 
 @contextlib.contextmanager
-def locked(run: Place) -> Iterator[Callable[[], None]]:
+def locked(
+    run: Place, say: Callable[[str], None]
+) -> Iterator[tuple[Callable[[], None], Callable[[], bool]]]:
     """Locks the folder of a run for this one. Every host must enter and leave this context.
 
-    Process 0 locks it for all hosts. The yielded function raises an `OSError` if the folder is not
-    that of this run any more. Every host calls it before it writes.
+    Process 0 locks it for all hosts. The first yielded function raises an `OSError` if the folder
+    is not that of this run any more. Every host calls it before it writes. The second returns
+    whether this host knows that another run has it, and is called often.
     """
     try:
         run.make()
@@ -32,7 +35,7 @@ def locked(run: Place) -> Iterator[Callable[[], None]]:
     token = cluster.bytes_of_main(os.urandom(8)).hex()
     lock = lock_of(run, f"host {socket.gethostname()}, pid {os.getpid()}", token)
     run.require_writable([lock.NAME])
-    owner = lock.acquire() if cluster.is_main() else None
+    owner = lock.acquire(say) if cluster.is_main() else None
     if cluster.as_main_sees(owner is not None):
         raise UserError(
             f"Another run is training in {quoted(run)} ({owner or 'another process'}). Wait for "
@@ -42,9 +45,10 @@ def locked(run: Place) -> Iterator[Callable[[], None]]:
         # On a full disk process 0 may not see it either, which a save will say.
         if cluster.as_main_sees(lock.is_seen()):
             _require_shared(run, lock.is_seen)
-            yield lock.renew if cluster.is_main() else lock.check
+            renew = lock.renew if cluster.is_main() else lock.check
+            yield renew, lambda: lock.is_lost
         else:
-            yield lambda: None
+            yield lambda: None, lambda: False
     finally:
         lock.release()
 

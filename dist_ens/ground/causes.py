@@ -20,18 +20,19 @@ _REMEDIES = {
     errno.EMFILE: "Raise the limit on open files (ulimit -n)",
     errno.ENFILE: "Close files of other programs",
     errno.ENOMEM: "Free some memory",
+    errno.EBUSY: "Wait for the other run, or choose another folder",
     **dict.fromkeys((errno.EIO, errno.EINTR, errno.ETIMEDOUT), "Check that disk"),
     **dict.fromkeys((errno.ENOTCONN, errno.EHOSTDOWN), "Check the connection to that disk"),
 }
 _REMEDIES_OF_BUCKETS = {
     errno.EACCES: "Renew the credentials, or give them the right to read and write there",
-    errno.ENOENT: "Make the bucket again, or correct its name",
+    errno.ENODEV: "Make the bucket, or correct its name",
     **dict.fromkeys((errno.EHOSTDOWN, errno.ETIMEDOUT), "Check the connection to the server"),
 }
 # Errors of reading that say nothing about the content of the files.
 NO_DAMAGE = frozenset(
     {
-        *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+        *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENODEV),
         *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EINTR),
     }
 )
@@ -66,7 +67,7 @@ def explained(error: BaseException | None) -> Cause:
         return Cause(first_line(error).rstrip("."), "Remove the cause", None)
     what = text or os.strerror(code)
     is_of_bucket = "://" in str(getattr(error, "filename", ""))
-    remedies = _REMEDIES_OF_BUCKETS if is_of_bucket else _REMEDIES
+    remedies = _REMEDIES | _REMEDIES_OF_BUCKETS if is_of_bucket else _REMEDIES
     if what.split()[0][1:].islower():  # A name such as NoSuchBucket stays.
         what = what[0].lower() + what[1:]
     return Cause(what, remedies.get(code, "Remove the cause"), code)

@@ -14,7 +14,7 @@ from dist_ens.checkpoint.run_digests import fault_of, write_run_file
 from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import UserError, first_line
 from dist_ens.ground.json_text import Json, JsonDict, from_json, is_number, is_whole
-from dist_ens.storage import ABSENT, Folder, Place, place_of
+from dist_ens.storage import ABSENT, Folder, Place, not_readable, place_of
 
 METRICS = "metrics.jsonl"  # A record of metrics on each line.
 PARTS = ".parts"  # End of the name of the folder of a log's newest lines.
@@ -128,7 +128,9 @@ def read_run(folder: Folder) -> RunReport:
         metrics = read_metrics(workdir)
         pictures, tag = workdir.read_tagged(PICTURES)
         shown = [] if tag == ABSENT else [*np.load(io.BytesIO(pictures), allow_pickle=False)]
-    except (OSError, ValueError, EOFError) as error:
+    except OSError as error:
+        raise not_readable(workdir, error) from error
+    except (ValueError, EOFError) as error:
         raise UserError(
             f"The files of {quoted(workdir)} cannot be read for the report: {first_line(error)} "
             f"Remove the file, and type {_evaluate(workdir)} to write it again."
@@ -200,7 +202,9 @@ def read_answers(workdir: Place) -> JsonDict:
             return {}
         if kept["sha256"] != _sha256(to_json(kept["steps"])):
             raise ValueError("its content does not match its hash")
-    except (OSError, ValueError, KeyError) as error:
+    except OSError as error:
+        raise not_readable(workdir, error) from error
+    except (ValueError, KeyError) as error:
         raise UserError(
             f"{quoted(f'{workdir}/{ANSWERS}')} cannot be read for the report: {first_line(error)} "
             f"Remove it, and type {_evaluate(workdir)} to write it again."

@@ -9,7 +9,7 @@ from dist_ens.storage.bucket import RETRIES, Bucket
 from dist_ens.storage.disk import Disk
 from dist_ens.storage.disk_lock import DiskLock
 from dist_ens.storage.lease import Lease
-from dist_ens.storage.place import ABSENT, Place
+from dist_ens.storage.place import ABSENT, Place, not_readable
 
 __all__ = [
     "ABSENT",
@@ -21,6 +21,7 @@ __all__ = [
     "file_at",
     "is_address",
     "lock_of",
+    "not_readable",
     "place_of",
 ]
 

@@ -36,7 +36,8 @@ def place_of(text: Folder, name: str) -> Place:
     if not found or {"", ".", ".."} & {*parts}:
         raise UserError(
             f"{name} is {shortened(os.fspath(text))}. Give gs://BUCKET/PATH, s3://BUCKET/PATH, or "
-            "the path of a folder that this machine sees. PATH is not empty, and has no '..'."
+            "the path of a folder that this machine sees. BUCKET has 3 to 63 small letters, digits "
+            "and hyphens, and PATH has no empty part and no '..'."
         )
     spec: JsonDict = {"bucket": found[1], "path": f"{found[2]}/"}
     if address.startswith("gs"):

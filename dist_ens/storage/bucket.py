@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 import tensorstore as ts
 
 from dist_ens.ground.json_text import JsonDict
+from dist_ens.storage.lease import require_held
 from dist_ens.storage.place import ABSENT, not_writable
 
 _Result = TypeVar("_Result")
@@ -25,7 +26,7 @@ _CODES = {
     "UNAVAILABLE": errno.EHOSTDOWN,
     "DEADLINE_EXCEEDED": errno.ETIMEDOUT,
     "ABORTED": errno.ETIMEDOUT,
-    "NOT_FOUND": errno.ENOENT,
+    "NOT_FOUND": errno.ENODEV,  # The bucket. A file that is absent is an empty answer.
 }
 _PROBE = ".writable"
 _DETAILS = re.compile(r" \[.*", re.DOTALL)
@@ -110,6 +111,7 @@ class Bucket:
             raise not_writable(self, error) from error
 
     def write(self, name: str, content: bytes) -> None:
+        require_held(self.address)
         self._reported(lambda keys: keys.write(self._prefix + name, content).result(), name)
 
     def write_if(self, name: str, content: bytes, tag: bytes) -> bytes | None:
@@ -124,9 +126,11 @@ class Bucket:
         return there if now == content and there != ABSENT else None
 
     def remove(self, name: str) -> None:
+        require_held(self.address)
         self._reported(lambda keys: keys.write(self._prefix + name, None).result(), name)
 
     def remove_all(self, *, last: str | None = None) -> None:
+        require_held(self.address)
         keys_of = [self._prefix + name for name in self.names() if name != last]
 
         def delete(keys: ts.KvStore) -> None:

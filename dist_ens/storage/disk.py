@@ -92,10 +92,9 @@ class Disk:
 
     def require_writable(self, names: Iterable[str] = (), *, is_new: bool = False) -> None:
         require_regular_files(self.path, names)
-        if is_new and not self.path.exists():
-            return
+        there = [folder for folder in (self.path, *self.path.parents) if folder.exists()]
         try:
-            with tempfile.TemporaryFile(dir=self.path):
+            with tempfile.TemporaryFile(dir=there[0] if is_new else self.path):
                 pass
         except OSError as error:
             raise not_writable(self, error, "Choose another folder") from error

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 
 from filelock import FileLock, Timeout
 
@@ -15,6 +16,9 @@ class DiskLock:
     """A file that is locked, which the system unlocks when its process ends, even after a kill.
 
     It holds the token of its owner, by which other hosts know the folder on any disk.
+
+    Attributes:
+        is_lost: Whether another process has locked the folder since.
     """
 
     NAME = ".lock"
@@ -24,9 +28,9 @@ class DiskLock:
         self._mark, self._token = f"{owner}; {token}", token
         # The thread that saves may lock it again.
         self._lock = FileLock(self._path, thread_local=False)
-        self._is_lost, self._status = False, disk.path.stat()
+        self.is_lost, self._status = False, disk.path.stat()
 
-    def acquire(self) -> str | None:
+    def acquire(self, say: Callable[[str], None]) -> str | None:
         """Takes the lock, and returns None; or returns the process that has it."""
         try:
             self._lock.acquire(timeout=0)
@@ -49,8 +53,8 @@ class DiskLock:
         with contextlib.suppress(Timeout):
             self._lock.acquire(timeout=0)
         # Once another run has trained here, its steps are not mixed with later ones of this.
-        self._is_lost |= not self._lock.is_locked
-        if self._is_lost:
+        self.is_lost |= not self._lock.is_locked
+        if self.is_lost:
             raise OSError(
                 errno.EBUSY,
                 f"its {self.NAME} was removed or replaced, and another run has locked it since",

@@ -6,6 +6,7 @@ import errno
 import json
 import threading
 import time
+from collections.abc import Callable
 
 from dist_ens.storage.place import ABSENT, Place
 
@@ -13,13 +14,25 @@ from dist_ens.storage.place import ABSENT, Place
 SECS = 30.0
 _LOST = "another run has taken it over, which writes there now"
 _RENEWALS = 4  # Number of renewals in that time.
+_HELD: dict[str, "Lease"] = {}  # Leases of this process, by the addresses of their folders.
+
+
+def require_held(address: str) -> None:
+    """Raises an `OSError` if an address is in a folder whose lease this process has lost."""
+    for folder, held in [*_HELD.items()]:
+        if f"{address}/".startswith(f"{folder}/"):
+            held.require()
 
 
 class Lease:
     """A file that its owner writes anew every few seconds, so that others see that it lives.
 
     Nobody compares clocks of two machines. Whoever wants a lease looks at it for `SECS` seconds on
-    a clock of its own, and takes it over if it stays the same.
+    a clock of its own, and takes it over if it stays the same. A process that was stopped so long
+    renews it before it writes again.
+
+    Attributes:
+        is_lost: Whether another process has taken it over.
     """
 
     NAME = ".lease"
@@ -28,16 +41,20 @@ class Lease:
         self._place, self._owner, self._token = place, owner, token
         self._tag, self._count = ABSENT, 0
         self._using, self._has_ended = threading.Lock(), threading.Event()
-        self._is_lost = False
+        self.is_lost, self._renewed = False, 0.0
 
-    def acquire(self) -> str | None:
+    def acquire(self, say: Callable[[str], None]) -> str | None:
         """Takes the lease, and returns None; or returns the living owner, as a clause."""
         seen, since = None, time.monotonic()
         while True:
             content, self._tag = self._place.read_tagged(self.NAME)
+            if seen is None and self._tag != ABSENT:
+                owner = _values_in(content).get("described", "another process")
+                say(f"{self._place} was used by {owner}. Waiting {SECS:g} s for a sign of life.")
             seen = seen or self._tag
             if self._tag == ABSENT or (self._tag == seen and time.monotonic() - since > SECS):
                 if self._write():
+                    _HELD[self._place.address] = self
                     threading.Thread(target=self._renew_often, daemon=True).start()
                     return None
             elif self._tag != seen:
@@ -47,9 +64,14 @@ class Lease:
     def renew(self) -> None:
         """Writes the lease anew; an `OSError` says that another process has it."""
         with self._using:
-            if self._is_lost or not self._write():
-                self._is_lost = True
+            if self.is_lost or not self._write():
+                self.is_lost = True
                 raise OSError(errno.EBUSY, _LOST)
+
+    def require(self) -> None:
+        """Renews a lease that may be lost; an `OSError` says that another process has it."""
+        if self.is_lost or time.monotonic() - self._renewed > SECS / 2:
+            self.renew()
 
     def is_seen(self) -> bool:
         """Returns whether the token of the owner can be read."""
@@ -65,8 +87,9 @@ class Lease:
     def release(self) -> None:
         """Gives the lease back, unless another process has it."""
         self._has_ended.set()
+        _HELD.pop(self._place.address, None)
         with self._using, contextlib.suppress(OSError):
-            if not self._is_lost and self.is_seen():
+            if not self.is_lost and self.is_seen():
                 self._place.remove(self.NAME)
 
     def _write(self) -> bool:
@@ -81,7 +104,8 @@ class Lease:
             there, seen = self._place.read_tagged(self.NAME)
             if _values_in(there).get("token") == self._token:
                 tag = self._place.write_if(self.NAME, content, seen)
-        self._tag = tag or self._tag
+        if tag is not None:
+            self._tag, self._renewed = tag, time.monotonic()
         return tag is not None
 
     def _renew_often(self) -> None:

@@ -18,6 +18,12 @@ def not_writable(place: "Place", error: OSError, remedy: str | None = None) -> U
     return UserError(f"Nothing can be written in {quoted(place)}: {what}. {remedy or advice}.")
 
 
+def not_readable(place: "Place", error: OSError) -> UserError:
+    """Returns the error of a folder from which a file could not be read."""
+    what, advice, _ = explained(error)
+    return UserError(f"Nothing can be read in {quoted(place)}: {what}. {advice}.")
+
+
 class Place(Protocol):
     """A folder of files, on a disk or in a bucket.
 
@@ -73,7 +79,7 @@ class Place(Protocol):
     def require_writable(self, names: Iterable[str] = (), *, is_new: bool = False) -> None:
         """Raises a `UserError` unless files, and those of these names, can be written.
 
-        A folder that `is_new` need not exist on a disk.
+        A folder that `is_new` need not exist on a disk, if it can be made.
         """
 
     def write(self, name: str, content: bytes) -> None:

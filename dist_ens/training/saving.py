@@ -121,6 +121,7 @@ class Saving(Service):
 
     def before(self, info: StepInfo) -> None:
         """Saves the state if the cadence, the best evaluation or the end of the run asks for it."""
+        self._opened.require_held()
         is_due = self._opened.is_due(info.step) or self._best.is_due(info.step)
         is_due = is_due and info.step > self._run.info.first_step
         if info.is_last or is_due or (self._run.is_interrupted and info.step > 0):
