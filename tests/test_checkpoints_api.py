@@ -12,13 +12,13 @@ import pytest
 
 import dist_ens as de
 from dist_ens.checkpoint import Checkpoints, StepRecord, notes_on_resuming, read_lineages
-from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.lineage import Event
 from dist_ens.checkpoint.manifest import Manifest
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import RunError, UserError
 from dist_ens.storage import Disk
+from dist_ens.training.cadence import Cadence
 from saving import begun, reader, shapes_of, snapshot, state_of, steps_in
 from test_cluster import finish, free_port, start
 from test_train import experiment

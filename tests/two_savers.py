@@ -76,6 +76,7 @@ def main(coordinator, process_id, folder):
     from dist_ens.ground.errors import UserError
     from dist_ens.layout import Layout
     from dist_ens.processes import cluster
+    from dist_ens.training.cadence import Cadence
     from saving import flip, shapes_of, snapshot
 
     cluster.start(coordinator, 2, int(process_id))
@@ -94,11 +95,12 @@ def main(coordinator, process_id, folder):
         mine = {"position": f"host {process_id} at step {step}".encode()}
         checkpoints.save(snapshot(step, state, host_files=mine))
 
-    checkpoints = Checkpoints(folder / "run", every_secs=1.0, keep=2)
+    checkpoints = Checkpoints(folder / "run", keep=2)
+    cadence = Cadence(None, 1.0, 0)
     with checkpoints.open(RECORD) as opened, jax.transfer_guard("disallow"):
         for step in range(1, CALLS + 1):
             time.sleep(0.001 if process_id == "0" else 0.004)  # One host is ahead of the other.
-            if opened.is_due(step):
+            if cadence.is_due(step):
                 due.append(step)
                 save(opened, step)
         save(opened, CALLS)

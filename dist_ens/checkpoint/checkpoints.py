@@ -5,11 +5,9 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 
 import jax
 
-from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.opened import OpenCheckpoints
 from dist_ens.checkpoint.record import LOOP_RECORD, RESUMES, notes_on_resuming
 from dist_ens.checkpoint.retention import Retention
@@ -198,7 +196,6 @@ class Checkpoints:
                 run,
                 record,
                 keep=keep,
-                cadence=partial(Cadence, self.every_steps, self.every_secs),
                 notes_on=notes_on,
                 resume=self.resume,
                 say=say,

@@ -11,7 +11,6 @@ from typing import Self
 
 import jax
 
-from dist_ens.checkpoint.cadence import Cadence
 from dist_ens.checkpoint.lineage import Event, Lineage, ids_text
 from dist_ens.checkpoint.manifest import Manifest, seal_of, steps_in
 from dist_ens.checkpoint.reading import SavedStep
@@ -61,7 +60,6 @@ class OpenCheckpoints:
         record: Mapping[str, Json],
         *,
         keep: Retention,
-        cadence: Callable[[int], Cadence],
         notes_on: Callable[[JsonDict], list[str]],
         resume: str,
         say: Callable[[str], None],
@@ -70,7 +68,7 @@ class OpenCheckpoints:
     ) -> None:
         self._run, self._record, self._keep = run, record, keep
         self._folder = run / FOLDER
-        self._cadence_from, self._notes_on, self._resume = cadence, notes_on, resume
+        self._notes_on, self._resume = notes_on, resume
         self._say, self._renew, self._is_lost = say, renew, is_lost
         self.member_score = keep.best_of_members
         self._writing: Future[None] | None = None
@@ -119,10 +117,6 @@ class OpenCheckpoints:
         self._lineages[member_id] = lineage
 
     # Saving
-
-    def is_due(self, step: int) -> bool:
-        """Returns whether to save now, the same on every host; see `Cadence.is_due`."""
-        return self._cadence.is_due(step)
 
     def is_best(self, step: int, scores: Mapping[str, float]) -> bool:
         """Returns whether a step is to be kept for its scores. Every host must call this."""
@@ -315,7 +309,6 @@ class OpenCheckpoints:
                 f"The members {ids_text(of_others)} were trained in other runs. From here on they "
                 "see the examples in the order that their ids have in this run."
             )
-        self._cadence = self._cadence_from(step)
 
     def _is_set_aside(self, step: int, error: RunError | None) -> bool:
         """Sets a checkpoint aside if a host found it damaged, and returns whether it did.

@@ -23,6 +23,7 @@ from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Callback, Shapes
 from dist_ens.layout import copied, copied_off_devices
+from dist_ens.training.cadence import Cadence
 from dist_ens.training.data_protocol import TrainingData
 from dist_ens.training.failure_response import (
     FailureResponse,
@@ -110,19 +111,21 @@ class Saving(Service):
         self,
         run: Runner,
         opened: OpenCheckpoints,
+        cadence: Cadence,
         record: Mapping[str, Json],
         data: TrainingData,
         failure_response: FailureResponse,
         best: BestState,
         scores_at: Callable[[int], Mapping[str, float]],
     ) -> None:
-        self._run, self._opened, self._record, self._data = run, opened, record, data
+        self._run, self._opened, self._cadence = run, opened, cadence
+        self._record, self._data = record, data
         self._failure_response, self._best, self._scores_at = failure_response, best, scores_at
 
     def before(self, info: StepInfo) -> None:
         """Saves the state if the cadence, the best evaluation or the end of the run asks for it."""
         self._opened.require_held()
-        is_due = self._opened.is_due(info.step) or self._best.is_due(info.step)
+        is_due = self._cadence.is_due(info.step) or self._best.is_due(info.step)
         is_due = is_due and info.step > self._run.info.first_step
         if info.is_last or is_due or (self._run.is_interrupted and info.step > 0):
             self._save(info, is_last=info.is_last or self._run.is_interrupted)

@@ -14,6 +14,7 @@ from dist_ens.processes import progress
 from dist_ens.processes.peers import Peers
 from dist_ens.processes.stop_signal import StopSignal
 from dist_ens.training.beginning import Begun, begin_run
+from dist_ens.training.cadence import Cadence
 from dist_ens.training.evaluating import Evaluating, Recording
 from dist_ens.training.failure_response import FailureResponse
 from dist_ens.training.preparing import Job
@@ -58,15 +59,23 @@ class Run(Runner):
         self.evaluating = Evaluating(self, job.eval_data, opened.member_score if opened else None)
         scores_at = self.evaluating.scores_at
         self.best = BestState(self, job.data.batch, opened, scores_at, job.say)
-        saving = []
-        if opened is not None and job.door.record is not None:
+        saving, checkpoints = [], job.arguments.checkpoints
+        if opened is not None and checkpoints is not None and job.door.record is not None:
             ensemble = begun.info.ensemble
             execution = None if ensemble.execution == AUTO else ensemble.execution
             num_devices = ensemble.layout.mesh.size
             chosen = job.door.record.chosen(execution, num_devices, begun.steps_per_call)
-            record = chosen.to_dict()
             saving = [
-                Saving(self, opened, record, job.data, self.failure_response, self.best, scores_at)
+                Saving(
+                    self,
+                    opened,
+                    Cadence(checkpoints.every_steps, checkpoints.every_secs, opened.saved_step),
+                    chosen.to_dict(),
+                    job.data,
+                    self.failure_response,
+                    self.best,
+                    scores_at,
+                )
             ]
         self.services = [
             Progress(),
