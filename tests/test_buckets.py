@@ -380,6 +380,33 @@ def test_a_save_that_failed_is_told_once_and_the_next_one_is_complete(run, proxy
     assert raised.value.exit_code
 
 
+def test_training_goes_on_while_a_save_waits_for_a_silent_server(run, proxy, monkeypatch):
+    monkeypatch.setattr("dist_ens.training.saving._PATIENCE_SECS", 0.5)
+    times = {}
+
+    def callback(info):
+        times[info.step] = time.monotonic()
+        if info.step == 12:
+            passing(proxy, 0, 8)
+        if info.step > 12:
+            time.sleep(0.02)
+
+    ensemble = de.Ensemble(
+        (lambda key: {"w": jax.random.normal(key, (3, 1))}, lambda params, x: x @ params["w"]),
+        optax.sgd(0.1),
+        de.losses.squared_error(),
+        num_members=2,
+    )
+    data = {"inputs": np.ones((8, 3), np.float32), "labels": np.ones(8, np.float32)}
+    saved = de.Checkpoints(run, every_secs=None, every_steps=10, keep=100)
+    options = {"checkpoints": saved, "callbacks": [callback], "progress": False}
+    de.fit(ensemble, data, steps=500, steps_per_call=1, **options)
+    assert max(np.diff([times[step] for step in sorted(times)])) < 4
+    steps = steps_in(run)
+    assert {10, 500} <= {*steps}
+    assert 10 < len(steps) < 40  # Those that were due meanwhile were left out.
+
+
 def test_a_save_waits_for_a_server_that_is_stopped_and_started(server, run, proxy):
     with begun(run) as opened:
         opened.save(snapshot(1, state_of(1.0)))

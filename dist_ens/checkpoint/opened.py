@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent import futures
 from typing import Self
 
 import jax
@@ -71,7 +71,7 @@ class OpenCheckpoints:
         self._notes_on, self._resume = notes_on, resume
         self._say, self._renew, self._is_lost = say, renew, is_lost
         self.member_score = keep.best_of_members
-        self._writing: Future[None] | None = None
+        self._writing: futures.Future[None] | None = None
         self._writing_step = 0  # Step of the last save that has begun.
         self._newest_step: int | None = None  # Step of the last save that has been written.
         self._saves = 0
@@ -128,6 +128,12 @@ class OpenCheckpoints:
         known = {each: self._scores_at(each) or {} for each in steps - {step}} | {step: scores}
         return bool(cluster.as_main_sees(step in self._keep.best_of(sorted(steps), known)))
 
+    def is_free(self, secs: float) -> bool:
+        """Returns whether the last save has ended, or ends within some seconds; every host asks."""
+        if self._writing is not None:
+            futures.wait([self._writing], secs)
+        return not cluster.any_host(self._writing is not None and not self._writing.done())
+
     def is_saved(self, step: int) -> bool:
         """Returns whether a step is saved already, once the save before it has ended."""
         if step != self.saved_step:
@@ -153,7 +159,7 @@ class OpenCheckpoints:
         if self.is_saved(snapshot.step):
             return
         self._saves += 1
-        token, writing = f"{self._token}-{self._saves}", Future[None]()
+        token, writing = f"{self._token}-{self._saves}", futures.Future[None]()
         # The thread is late, and later events come.
         snapshot = dataclasses.replace(snapshot, lineages=dict(self._lineages))
 

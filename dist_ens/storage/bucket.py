@@ -3,13 +3,13 @@
 # ruff: noqa: D102 (`Place` has the docstrings.)
 import errno
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Self, TypeVar
 
 import tensorstore as ts
 
+from dist_ens.ground.causes import answer_in
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.storage.lease import require_held
 from dist_ens.storage.place import ABSENT, not_writable
@@ -19,17 +19,7 @@ _Result = TypeVar("_Result")
 _RETRIES = {"max_retries": 12, "initial_delay": "500ms", "max_delay": "4s"}
 RETRIES: JsonDict = {"s3_request_retries": _RETRIES, "gcs_request_retries": _RETRIES}
 _CONTEXT = ts.Context(RETRIES)
-# Numbers of the system that say the same as a status of TensorStore.
-_CODES = {
-    "PERMISSION_DENIED": errno.EACCES,
-    "UNAUTHENTICATED": errno.EACCES,
-    "UNAVAILABLE": errno.EHOSTDOWN,
-    "DEADLINE_EXCEEDED": errno.ETIMEDOUT,
-    "ABORTED": errno.ETIMEDOUT,
-    "NOT_FOUND": errno.ENODEV,  # The bucket. A file that is absent is an empty answer.
-}
 _PROBE = ".writable"
-_DETAILS = re.compile(r" \[.*", re.DOTALL)
 
 
 def storage_error(error: Exception, where: str) -> OSError:
@@ -38,11 +28,7 @@ def storage_error(error: Exception, where: str) -> OSError:
     >>> print(storage_error(ValueError("PERMISSION_DENIED: Access Denied [http='403']"), "s3://b"))
     [Errno 13] Access Denied: 's3://b'
     """
-    status, _, words = str(error).partition(": ")
-    code = _CODES.get(status)
-    words = _DETAILS.sub("", words if code else str(error))
-    if code and words == "Unknown":  # The answer to some requests has no text.
-        words = os.strerror(code)
+    code, words = answer_in(error)
     return OSError(code or errno.EIO, words, where)
 
 

@@ -34,6 +34,7 @@ from dist_ens.training.runner import Runner
 
 # Files of a checkpoint. Any host may read the first one of another. The second one is of one host.
 _SHARED, _OF_HOST = "services", "position"
+_PATIENCE_SECS = 10.0  # Time that a save which is due waits for the one before it.
 
 
 class BestState(Service):
@@ -120,15 +121,22 @@ class Saving(Service):
     ) -> None:
         self._run, self._opened, self._cadence = run, opened, cadence
         self._record, self._data = record, data
+        self._is_late = False  # Whether a save is due, and the one before it has not ended.
         self._failure_response, self._best, self._scores_at = failure_response, best, scores_at
 
     def before(self, info: StepInfo) -> None:
         """Saves the state if the cadence, the best evaluation or the end of the run asks for it."""
         self._opened.require_held()
-        is_due = self._cadence.is_due(info.step) or self._best.is_due(info.step)
-        is_due = is_due and info.step > self._run.info.first_step
-        if info.is_last or is_due or (self._run.is_interrupted and info.step > 0):
-            self._save(info, is_last=info.is_last or self._run.is_interrupted)
+        is_due = self._cadence.is_due(info.step) and info.step > self._run.info.first_step
+        if info.is_last or (self._run.is_interrupted and info.step > 0):
+            self._save(info, is_last=True)
+        elif self._best.is_due(info.step):
+            self._save(info, is_last=False)
+        elif is_due or self._is_late:
+            # A server that does not answer must not keep the run waiting.
+            self._is_late = not self._opened.is_free(0 if self._is_late else _PATIENCE_SECS)
+            if not self._is_late:
+                self._save(info, is_last=False)
 
     def failed(self, info: StepInfo) -> None:
         """Saves the state whose evaluation failed. On several hosts, others would not take part."""
