@@ -131,5 +131,5 @@ def test_addresses_name_folders_of_buckets(monkeypatch):
 def test_a_bucket_that_does_not_exist_is_told_in_words(server):
     place = server.bucket("no-such-bucket") / "a"
     for use in (lambda: place.write("x", b""), place.names):
-        with pytest.raises(FileNotFoundError, match="bucket does not exist.*s3://no-such-bucket/a"):
+        with pytest.raises(OSError, match="bucket does not exist.*s3://no-such-bucket/a"):
             use()
