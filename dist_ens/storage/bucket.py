@@ -29,7 +29,7 @@ def storage_error(error: Exception, where: str) -> OSError:
     [Errno 13] Access Denied: 's3://b'
     """
     code, words = answer_in(error)
-    return OSError(code or errno.EIO, words, where)
+    return OSError(code, words, where)
 
 
 class Bucket:
