@@ -393,7 +393,10 @@ def test_a_save_waits_for_a_server_that_is_busy_or_silent(run, proxy, fault, sec
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (403, "(ExpiredToken|ermission denied).*Renew the credentials, or give them the right"),
+        (
+            403,
+            "(ExpiredToken|ermission denied).*Set or renew the credentials, or give them the",
+        ),
         (404, "NoSuchBucket.*Make the bucket, or correct its name"),
     ],
 )

@@ -139,7 +139,7 @@ def test_addresses_name_folders_of_buckets(monkeypatch):
         (
             "INVALID_ARGUMENT: ExpiredToken: expired [http_response_code='400']",
             "ExpiredToken: expired",
-            "Renew the credentials, or give them the right to read and write there",
+            "Set or renew the credentials, or give them the right to read and write there",
         ),
     ],
 )

@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Self
 
 from dist_ens.checkpoint.lineage import Lineage
+from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError
 from dist_ens.ground.json_text import Json
 from dist_ens.storage import Place
@@ -91,8 +92,8 @@ class Manifest:
         values = json.loads(line)  # The record may hold numbers that are not finite.
         if values["format"] != FORMAT:
             raise RunError(
-                f"A checkpoint has the format {values['format']}, and this version of dist_ens "
-                f"reads the format {FORMAT}. Install the version that wrote it."
+                f"{quoted(checkpoint.address)} has the format {values['format']}, and this version "
+                f"of dist_ens reads the format {FORMAT}. Install the version that wrote it."
             )
         if str(values["step"]) != checkpoint.name:
             raise ValueError(f"its {MANIFEST} is that of step {values['step']}")

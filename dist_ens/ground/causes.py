@@ -26,7 +26,7 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOTCONN, errno.EHOSTDOWN), "Check the connection to that disk"),
 }
 _REMEDIES_OF_BUCKETS = {
-    errno.EACCES: "Renew the credentials, or give them the right to read and write there",
+    errno.EACCES: "Set or renew the credentials, or give them the right to read and write there",
     errno.ENODEV: "Make the bucket, or correct its name",
     **dict.fromkeys((errno.EHOSTDOWN, errno.ETIMEDOUT), "Check the connection to the server"),
     errno.EIO: "Check the address of the server, and what it answers",

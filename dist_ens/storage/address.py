@@ -62,4 +62,6 @@ def file_at(text: str | os.PathLike[str], name: str) -> tuple[Place, str]:
 
 def is_address(text: str | os.PathLike[str]) -> bool:
     """Returns whether a text has a scheme, such as `s3:`, and is no local path."""
-    return isinstance(text, str | os.PathLike) and bool(_SCHEME.match(str(os.fspath(text))))
+    return isinstance(text, str | os.PathLike) and bool(
+        _SCHEME.match(str(os.fspath(text)).strip(" '\""))
+    )
