@@ -84,7 +84,7 @@ def with_data(
 
 
 def batch_shapes_in(record: StepRecord) -> Shapes:
-    """Returns shapes and types of the batch of a record. A named tuple stands for any such class."""
+    """Returns shapes and types of the batch of a record. A named tuple stands for any class."""
     leaves = []
     for path, dtype, shape in _LEAF.findall(record.batch):
         if _KEY.sub("", path):
