@@ -28,7 +28,13 @@ _NAMES = {
     "unstack_members": "dist_ens.ground.state",
     "select_members": "dist_ens.ground.state",
 }
-_MODULES = ("losses", "metrics", "methods", "models", "callbacks", "data")
+_MODULES = {
+    **{
+        name: f"dist_ens.{name}"
+        for name in ("losses", "metrics", "methods", "models", "callbacks", "data")
+    },
+    "hyper": "dist_ens.sampling.hyper",
+}
 
 if TYPE_CHECKING:
     from dist_ens import callbacks, data, losses, methods, metrics, models
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
     from dist_ens.ground.state import State, select_members, stack_members, unstack_members
     from dist_ens.layout import Layout
     from dist_ens.members import as_member
+    from dist_ens.sampling import hyper
     from dist_ens.training import fit
 
 __all__ = [
@@ -58,6 +65,7 @@ __all__ = [
     "data",
     "evaluate",
     "fit",
+    "hyper",
     "lift",
     "load",
     "losses",
@@ -72,7 +80,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(_MODULES[name])
     if name in _NAMES:
         value = getattr(importlib.import_module(_NAMES[name]), name)
         globals()[name] = value

@@ -99,6 +99,10 @@ class ConfigFlags:
             elif name == "loss":  # Methods change the file's own loss too.
                 methods = _complete(config.loss, name, cls, lambda _: method_options(), rest)
                 self._defaults += methods
+        for name in sorted(self._given):
+            section, _, setting = name.partition(".")
+            if section == "hyper" and setting:  # A setting may have any name.
+                config.hyper[setting] = placeholder(str)
         if fault := self._fault(rest, _paths(config)):
             raise UserError(fault)
         self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)

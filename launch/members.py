@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from absl import flags
 from rich.table import Table
 
-from dist_ens.checkpoint import SavedMembers, ids_text, read_lineages, saved_steps
+from dist_ens.checkpoint import SavedMembers, ids_text, moving_on, saved_step, saved_steps
 from dist_ens.checkpoint.newest import checkpoints_of
 from dist_ens.checkpoint.reading import is_gone
 from dist_ens.checkpoint.run_digests import changed_files
@@ -73,15 +73,23 @@ class _CommandLine:
 
 def _list(workdir: Place) -> int:
     """Prints a table of the members."""
-    step, members = read_lineages(workdir, _STEP.value)
-    table = Table(title=f"{counted(len(members), 'member')} at step {step:,}", title_justify="left")
-    for column in ("member", "seed", "trained as", "in", "history"):
+    saved = moving_on(_STEP.value, lambda: saved_step(workdir, _STEP.value))
+    members, hyper = saved.members, saved.hyper()
+    title = f"{counted(len(members), 'member')} at step {saved.step:,}"
+    table = Table(title=title, title_justify="left")
+    for column in ("member", *hyper, "seed", "trained as", "in", "history"):
         table.add_column(column, overflow="fold")
-    for member in members:
+    for number, member in enumerate(members):
+        settings = [f"{values[number]:.3g}" for values in hyper.values()]
         history = "; ".join(f"{event.what} at step {event.step:,}" for event in member.events)
         seed = "" if member.seed is None else str(member.seed)
         table.add_row(
-            str(member.member_id), seed, str(member.original_id), member.run or "", history
+            str(member.member_id),
+            *settings,
+            seed,
+            str(member.original_id),
+            member.run or "",
+            history,
         )
     PlainConsole().print(table)
     return ExitCode.DONE

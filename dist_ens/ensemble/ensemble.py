@@ -1,14 +1,14 @@
 """`Ensemble`: the network, optimizer and loss of one member, lifted over the mesh."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import jax
 import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.checks import (
@@ -37,7 +37,7 @@ from dist_ens.ground.types import (
     Metrics,
     ModelState,
     Network,
-    Optimizer,
+    OptimizerOfMember,
     Outputs,
     Params,
     PyTree,
@@ -50,6 +50,7 @@ from dist_ens.members.member import has_label_scale
 from dist_ens.methods import LossFunction, Method
 from dist_ens.processes import cluster
 from dist_ens.processes.compile_cache import use_compile_cache_by_default
+from dist_ens.sampling.hyper import Drawn, Hyper
 
 
 class AppliedCalibration(Protocol):
@@ -73,7 +74,8 @@ class Ensemble(Variants):
     Attributes:
         member: Network of one member, in any form that `as_member` accepts.
         optimizer: Optimizer of one member, with `init` and `update` like Optax's optimizers. It is
-            given the loss as a function if it computes it again, as `optax.lbfgs()` does.
+            given the loss as a function if it computes it again, as `optax.lbfgs()` does. With
+            `hyper` it may be a function that makes it, `lambda hyper: optax.adam(hyper["rate"])`.
         loss: Objective, such as `losses.categorical(10)`, or a function
             `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`. If it also
             takes `train`, it is given True in training and False in evaluation.
@@ -102,6 +104,12 @@ class Ensemble(Variants):
             as "skip". Default: updates are not checked.
         own_step: Step in place of a gradient of the loss and an update of the optimizer, which
             `from_step` sets. `loss` is then what scores the members, or None.
+        hyper: Settings whose values differ from member to member: a dict from their names to one
+            number for each member, float[members], or a distribution, such as
+            `dist_ens.hyper.log_uniform(1e-4, 1e-2)`. They are given by name, float32[] each, to a
+            function `optimizer(hyper)` that makes the optimizer, to a loss function, a step of your
+            own and a network that have an argument `hyper`, and to methods as `info.hyper`. One
+            program serves all values. Once made, the attribute holds the values, float32[members].
         batch_specs: Parts of a batch that hold no rows, and are therefore not divided over the
             data axis: a dict from their keys to "shared", such as `{"boundary": "shared"}`, or
             "shared" for the whole batch. Every host gives equal arrays for them. Training looks at
@@ -128,7 +136,7 @@ class Ensemble(Variants):
     def __init__(
         self,
         member: Network,
-        optimizer: Optimizer,
+        optimizer: OptimizerOfMember,
         loss: Objective | LossFunction | None,
         *,
         num_members: int,
@@ -144,10 +152,11 @@ class Ensemble(Variants):
         dropout_samples: int | None = None,
         failure_policy: FailurePolicy | str | None = None,
         own_step: OwnStep | None = None,
+        hyper: Mapping[str, Drawn | ArrayLike] | None = None,
         batch_specs: Specs = "batch",
     ) -> None:
         use_compile_cache_by_default()
-        check_optimizer(optimizer)
+        check_optimizer(optimizer, may_be_made=hyper is not None)
         if own_step is None or loss is not None:
             check_loss(loss)
         Execution.parse(execution)
@@ -178,6 +187,7 @@ class Ensemble(Variants):
         self.waves = Waves.at_least(layout, whole_number("waves", waves, least=1)).count
         self.member_ids = checked_ids(member_ids, self.num_members)
         self.ids = np.asarray(self.member_ids or range(self.num_members), np.int32)
+        self.hyper = Hyper.of(hyper, self.ids.tolist(), self.seed)
         self.objective = loss if isinstance(loss, Objective) else None
         self.trained_objective = self.objective if own_step is None else None
         self.network = network_for(self.member, self.objective, self.compute_dtype)
@@ -200,6 +210,7 @@ class Ensemble(Variants):
         member_ids: Sequence[int] | None = None,
         waves: int = 1,
         failure_policy: FailurePolicy | str | None = None,
+        hyper: Mapping[str, Drawn | ArrayLike] | None = None,
         batch_specs: Specs = "batch",
     ) -> "Ensemble":
         """Returns an ensemble whose members take a step of your own.
@@ -252,6 +263,7 @@ class Ensemble(Variants):
             waves=waves,
             failure_policy=failure_policy,
             own_step=own_step,
+            hyper=hyper,
             batch_specs=batch_specs,
         )
 
@@ -266,7 +278,7 @@ class Ensemble(Variants):
         Returns:
             The state, leaves [members, ...].
         """
-        return self.programs.initializer(batch)(self.ids, self.seed)
+        return self.programs.initializer(batch)(self.ids, self.seed, self.hyper)
 
     def compile_init(self, batch: Batch) -> None:
         """Begins to compile the program of `init(batch)` in a thread, and does not wait."""

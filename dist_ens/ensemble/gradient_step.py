@@ -12,7 +12,12 @@ from dist_ens.ensemble.conditional_update import Updated
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import GRADIENT, are_finite, taken_unless_failed
 from dist_ens.ensemble.microbatches import Loss, gradients_in_parts
-from dist_ens.ensemble.optimizer import calls_loss, loss_functions, update_of
+from dist_ens.ensemble.optimizer import (
+    calls_loss,
+    loss_functions,
+    optimizer_of,
+    update_of,
+)
 from dist_ens.ground.randomness import OPTIMIZER, key_of_step, pinned_generator
 from dist_ens.ground.state import State, without_weak_types
 from dist_ens.ground.types import (
@@ -21,7 +26,7 @@ from dist_ens.ground.types import (
     Key,
     Metrics,
     ModelState,
-    Optimizer,
+    OptimizerOfMember,
     Params,
     PyTree,
 )
@@ -29,6 +34,7 @@ from dist_ens.losses import Objective
 from dist_ens.losses.averaging import averaged
 from dist_ens.methods import LossInfo, MemberLoss
 from dist_ens.methods.loss import LossResults
+from dist_ens.sampling.hyper import Given
 
 # State without parameters, examples and key, with which a loss is computed again.
 Again: TypeAlias = tuple[State, PyTree, Key]
@@ -39,7 +45,7 @@ class GradientStep:
     """A step of one member on the whole batch: a gradient of the loss, and an update."""
 
     loss: MemberLoss
-    optimizer: Optimizer
+    optimizer: OptimizerOfMember
     objective: Objective | None
     microbatches: int = 1
     failure_policy: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
@@ -57,7 +63,8 @@ class GradientStep:
         loss = metrics["loss"]
         if self.failure_policy.is_checked:
             extra = {"value": loss, "grad": grads, "key": of_step}
-            calls = calls_loss(self.optimizer, grads, state.opt_state, state.params, **extra)
+            optimizer = optimizer_of(self.optimizer, state.hyper)
+            calls = calls_loss(optimizer, grads, state.opt_state, state.params, **extra)
             state, metrics = taken_unless_failed(
                 self.failure_policy,
                 self._apply_update,
@@ -69,11 +76,12 @@ class GradientStep:
                 model_state,
                 loss,
                 of_step,
+                state.hyper,
                 again if calls else None,
             )
         else:
             old = Updated.of(state)
-            new = self._apply_update(old, grads, model_state, loss, of_step, again)
+            new = self._apply_update(old, grads, model_state, loss, of_step, state.hyper, again)
             state = new.merged_into(state)
         return without_weak_types(state._replace(step=state.step + 1)), metrics
 
@@ -84,7 +92,9 @@ class GradientStep:
             params: Params, model_state: ModelState, examples: PyTree, key: Key
         ) -> LossResults:
             batch, index = examples
-            info = LossInfo(key, state.key, state.member_id, index, self.objective)
+            info = LossInfo(
+                key, state.key, state.member_id, index, self.objective, hyper=Given(state.hyper)
+            )
             with explained_errors():
                 results = self.loss(params, model_state, batch, info)
                 value, new_state, metrics = loss_outputs(results, model_state)
@@ -108,12 +118,14 @@ class GradientStep:
         model_state: ModelState,
         loss: jax.Array,
         key: Key,
+        hyper: PyTree,
         again: Again | None,
     ) -> Updated:
         """Returns what an update changes, after the update."""
         extra = {"value": loss, "grad": grads, "key": key}
         if again is not None:
             extra |= loss_functions(partial(self._gradients, again=again))
-        updates, opt_state = update_of(self.optimizer, grads, old.opt_state, old.params, **extra)
+        optimizer = optimizer_of(self.optimizer, hyper)
+        updates, opt_state = update_of(optimizer, grads, old.opt_state, old.params, **extra)
         params = optax.apply_updates(old.params, updates)
         return without_weak_types(Updated(params, model_state, opt_state))

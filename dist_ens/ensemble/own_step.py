@@ -15,8 +15,10 @@ from dist_ens.ground.state import State, require_arrays, without_weak_types
 from dist_ens.ground.types import Batch, Inputs, Key, Metrics, ModelState, Outputs, Params, PyTree
 from dist_ens.losses import Objective
 from dist_ens.members import Member
+from dist_ens.members.modes import hyper_argument
 from dist_ens.methods import LossFunction
 from dist_ens.methods.loss import LossResults
+from dist_ens.sampling.hyper import Given
 
 _SIGNATURE = "step(state, batch, key) -> (state, metrics)"
 
@@ -57,7 +59,8 @@ class OwnStep:
         """Returns the state after one step, and the metrics of the step by name, float32[]."""
         key = key_of_step(state.key, state.step)
         with explained_errors("step"):
-            new, metrics = _results(self.step(state.params, batch, key), state.params)
+            settings = hyper_argument(self.step, {"hyper": Given(state.hyper)})
+            new, metrics = _results(self.step(state.params, batch, key, **settings), state.params)
         if not self.failure_policy.is_checked:
             state = state._replace(params=new)
         else:

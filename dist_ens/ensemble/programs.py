@@ -113,7 +113,9 @@ class Programs:
                 shapes,
                 is_checked=ensemble.failure_policy.is_checked,
             )
-            self._initializers[key] = Initializer(make, ensemble.layout, ensemble.waves)
+            self._initializers[key] = Initializer(
+                make, ensemble.layout, ensemble.waves, ensemble.hyper
+            )
         return self._initializers[key]
 
     def update(self, state: State, batch: Batch) -> tuple[State, Metrics]:
@@ -196,6 +198,7 @@ class Programs:
         @pinned_generator()
         def of_one(state: State, inputs: Inputs) -> Outputs:
             params = evaluation_params(state.params, state.opt_state)
+            given = network.given(state.hyper)
             own = inputs
             if in_groups:
                 group = state.member_id % ensemble.num_groups
@@ -203,11 +206,11 @@ class Programs:
 
             key = jax.random.fold_in(state.key, PREDICT)
             if samples is None:
-                outputs = network.evaluate(params, state.model_state, own, key)[0]
+                outputs = given.evaluate(params, state.model_state, own, key)[0]
                 return require_rows(ensemble.objective, outputs, own)
 
             def sample(key: Key) -> Outputs:
-                outputs = network.apply(params, state.model_state, own, key, False)[0]
+                outputs = given.apply(params, state.model_state, own, key, False)[0]
                 return require_rows(ensemble.objective, outputs, own)
 
             return jax.vmap(sample, out_axes=1)(jax.random.split(key, samples))

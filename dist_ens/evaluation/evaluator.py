@@ -131,6 +131,7 @@ class Evaluator:
             zeros=self.zeros,
             class_names=(self._spec and self._spec.class_names) or (),
             member_ids=member_ids,
+            hyper=to_host(state.hyper or {}),
             left_out=member_ids[list(self.left_out)].tolist(),
             rows_per_example=rows_per_example,
             example_of_row=example_of_row[counts],

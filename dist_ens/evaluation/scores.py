@@ -43,6 +43,7 @@ class Scores:
         metrics: Metrics outside the catalogue.
         by_class: Scores of the ensemble on the examples of each class, with the name of the `class`
             and its number of `examples`. Empty if the classes have no names.
+        hyper: Settings of the members by name, in the order of `members`; see `Ensemble`.
     """
 
     groups: list[dict[str, float]]
@@ -51,6 +52,7 @@ class Scores:
     intervals: JsonDict | None = None
     metrics: tuple[Metric, ...] = ()
     by_class: Sequence[JsonDict] = ()
+    hyper: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
 
     @property
     def ensemble(self) -> dict[str, float]:
@@ -81,6 +83,8 @@ class Scores:
             scores["members_interval"] = self.intervals["members"]
         if self.by_class:
             scores["by_class"] = list(self.by_class)
+        if self.hyper:
+            scores["hyper"] = dict(self.hyper)
         if self.metrics:
             scores["metrics"] = {metric.name: metric.describe() for metric in self.metrics}
         return scores
@@ -98,12 +102,18 @@ class Scores:
         names = in_table(test or mean, self.metrics)[:_MOST_COLUMNS]
         table = Table(title=title, title_justify="left")
         table.add_column("")
-        for name in names:
+        for name in (*self.hyper, *names):
             table.add_column(name, justify="right")
 
-        def row(label: str, scores: Mapping[str, float], style: str | None = None) -> None:
+        def row(
+            label: str,
+            scores: Mapping[str, float],
+            style: str | None = None,
+            settings: Sequence[float] | None = None,
+        ) -> None:
             cells = (formatted(scores, name) if name in scores else "" for name in names)
-            table.add_row(label, *cells, style=style)
+            shown = [f"{value:.3g}" for value in settings or ()] or [""] * len(self.hyper)
+            table.add_row(label, *shown, *cells, style=style)
 
         if test:
             size = (len(self.members) - len(self.left_out)) // groups
@@ -111,9 +121,10 @@ class Scores:
             row(f"{mean_of}ensemble of {size}", test, "bold")
         row("mean member", mean)
         table.add_section()
-        for member in self.members[:_MOST_ROWS]:
+        for number, member in enumerate(self.members[:_MOST_ROWS]):
             out = ", left out" if member["member_id"] in self.left_out else ""
-            row(f"member {int(member['member_id'])}{out}", member, "dim")
+            settings = [values[number] for values in self.hyper.values()]
+            row(f"member {int(member['member_id'])}{out}", member, "dim", settings)
         if len(self.members) > _MOST_ROWS:
             table.add_row(f"… {len(self.members) - _MOST_ROWS} more {others}", style="dim")
         if self.by_class:
@@ -156,6 +167,7 @@ class Evaluation:
         sizes: Numbers of members of the ensembles in `by_size`. Empty if these were not scored.
         by_size: First statistic of some metrics, by the metrics' names, for ensembles of randomly
             drawn members, float32[sizes, groups, rows].
+        hyper: Settings of the members by name, float32[members] each.
     """
 
     distribution: Distribution
@@ -175,6 +187,7 @@ class Evaluation:
     sizes: Sequence[int] = ()
     by_size: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     class_names: Sequence[str] = ()
+    hyper: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     @property
     def num_groups(self) -> int:
@@ -221,6 +234,7 @@ class Evaluation:
             self._intervals(groups, members) if intervals and self._num_draws else None,
             tuple(m for m in self.metrics if m.name not in CATALOGUE and m.name in groups[0]),
             self._by_class() if self.num_groups == 1 else [],
+            {name: values.tolist() for name, values in self.hyper.items()},
         )
 
     def _intervals(
@@ -344,11 +358,13 @@ def mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
     return {name: np.mean([each[name] for each in scores], axis=0) for name in scores[0]}
 
 
-def scores_of_means(member_ids: Sequence[int], means: Mapping[str, np.ndarray]) -> Scores:
+def scores_of_means(
+    member_ids: Sequence[int], means: Mapping[str, np.ndarray], hyper: Mapping[str, np.ndarray]
+) -> Scores:
     """Returns scores of members from a loss function's means, [members]; the ensemble has none."""
     members = [
         {"member_id": int(member_id)}
         | {name: float(values[position]) for name, values in means.items()}
         for position, member_id in enumerate(member_ids)
     ]
-    return Scores([{}], members)
+    return Scores([{}], members, hyper={name: each.tolist() for name, each in hyper.items()})

@@ -1,8 +1,10 @@
 """Building of a run from its experiment: the data, the ensemble and the record."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from dist_ens.checkpoint import StepRecord
@@ -16,6 +18,7 @@ from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.schema import Experiment
 from dist_ens.ground.errors import UserError
+from dist_ens.ground.types import Optimizer, OptimizerOfMember
 from dist_ens.layout import Layout
 from dist_ens.losses import Objective
 from dist_ens.members import (
@@ -151,12 +154,13 @@ def build_ensemble(
         execution=run.execution,
         waves=experiment.layout.waves,
         failure_policy=experiment.failures,
+        hyper=experiment.hyper.options or None,
     )
     if parts.step is not None:
         return Ensemble.from_step(**parts.step, objective=objective, **shared)
     return Ensemble(
         _member_of(run, objective, parts),
-        parts.optimizer or make_optimizer(experiment.optimizer),
+        parts.optimizer or _optimizer_of(experiment),
         objective if parts.loss is None else parts.loss,
         methods=methods_of(run, parts, source),
         microbatches=experiment.compute.microbatches,
@@ -165,6 +169,20 @@ def build_ensemble(
         dropout_samples=experiment.evaluation.dropout_samples,
         **shared,
     )
+
+
+def _optimizer_of(experiment: Experiment) -> OptimizerOfMember:
+    """Returns the optimizer of all members, or a function that makes that of one of them."""
+    config = experiment.optimizer
+    optimizer = make_optimizer(config)
+    if not experiment.hyper.options:
+        return optimizer
+
+    def of_member(hyper: Mapping[str, jax.Array]) -> Optimizer:
+        return make_optimizer(config, hyper)
+
+    of_member.__qualname__ = config.name
+    return of_member
 
 
 def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member:

@@ -40,6 +40,8 @@ class State(NamedTuple):
             updates are not checked.
         class_names: `ClassNames` of the labels that `fit` was given, such as ("cat", "dog"). It is
             empty if the labels were numbers.
+        hyper: Settings whose values differ from member to member, {name: float32[]}. It is empty
+            for an ensemble without them.
 
     >>> state = State(np.int32(3), np.int32(0), jax.random.key(0), {"w": 1.0}, (), ())
     >>> state._replace(params={"w": 2.0}).params
@@ -54,6 +56,7 @@ class State(NamedTuple):
     opt_state: OptState
     failures: PyTree = ()
     class_names: tuple[str, ...] = ()
+    hyper: PyTree = ()
 
     def select(self, member_ids: Sequence[int]) -> "State":
         """Returns the state of some members of an ensemble.
