@@ -304,7 +304,7 @@ def test_a_step_that_a_run_replaces_is_not_called_damaged(run, monkeypatch):
 
     monkeypatch.setattr(members, "faults_of", replaced)
     code, told = verified(run)
-    assert code == ExitCode.DONE
+    assert code == ExitCode.FAULT  # Nothing was verified.
     assert "Step 200: not verified. The checkpoint" in "\n".join(told)
 
 

@@ -79,7 +79,8 @@ def trained_by_two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_hosts")
     two_hosts.write_table(folder)
     processes = start_two("hang", folder)
-    wait_for((folder / "killed" / "checkpoints" / "4").exists, lambda: two_logs(folder))
+    saved = folder / "killed" / "checkpoints" / "4" / "manifest.json"
+    wait_for(saved.exists, lambda: two_logs(folder))
     for process in processes:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

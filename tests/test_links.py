@@ -102,7 +102,9 @@ def test_metrics_are_not_written_through_a_link_that_comes_before_or_during_a_ru
     path = folder / "metrics.jsonl"
     path.symlink_to(outside)
     writer = JsonLines(path)
-    with pytest.raises(SaveError, match="it is a symbolic link, .* in the place of the link, then"):
+    with pytest.raises(
+        UserError, match="it is a symbolic link, .* Move it away, or choose another"
+    ):
         writer.begin(RUN)
     assert_untouched(outside, path)
     path.unlink()

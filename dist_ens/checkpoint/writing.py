@@ -187,13 +187,13 @@ def _take_up_others(
     files: dict[str, FileEntry] = {}
     by_host = {name: {"0": text} for name, text in _encoded(host_files).items()}
     for host in range(1, jax.process_count()):
-        try:
-            part = json.loads(data.read(f"{_WRITTEN_BY}{host}"))
-        except FileNotFoundError as error:
+        mark, tag = data.read_tagged(f"{_WRITTEN_BY}{host}")
+        if tag == ABSENT:
             raise OSError(
                 f"the part of host {host} is missing: that host could not write it, or has another "
                 "folder of the same name"
-            ) from error
+            )
+        part = json.loads(mark)
         for name, numbers in part["digests"].items():
             digests.setdefault(name, {}).update({int(place): n for place, n in numbers.items()})
         files |= {path: FileEntry(**entry) for path, entry in part["files"].items()}
