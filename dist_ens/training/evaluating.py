@@ -7,7 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from dist_ens.callbacks import STOP, StepInfo
-from dist_ens.callbacks.json_lines import finite_scores, score_record, training_record
+from dist_ens.callbacks.json_lines import (
+    finite_scores,
+    hyper_record,
+    score_record,
+    training_record,
+)
 from dist_ens.callbacks.protocol import Service, Stop
 from dist_ens.data import PartOfSplit, Source, Split, TreeSplit, parts_of
 from dist_ens.data.source import num_held_out
@@ -111,6 +116,8 @@ class Recording(Service):
         """Records the metrics of a call that have arrived, if a record is due."""
         previous, self._step = self._step, step
         info = self._run.info
+        if previous == 0 and info.ensemble.hyper:
+            self._run.write(0, hyper_record(info.member_ids, info.ensemble.hyper))
         if crossed(self._every_steps, previous, step) or step == info.last_step:
             self._run.write(step, training_record(info.member_ids, metrics))
 
