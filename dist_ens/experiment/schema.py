@@ -188,6 +188,10 @@ class OptimizerConfig:
             raise UserError(f"optimizer.weight_decay={self.weight_decay} must be 0 or positive.")
 
 
+# A distribution as a text, a number, or a number for each member.
+Setting = str | float | tuple[float, ...]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HyperConfig:
     """Settings whose values differ from member to member.
@@ -201,12 +205,12 @@ class HyperConfig:
             file, or `--config.hyper.learning_rate="log_uniform(1e-4, 1e-2)"`.
     """
 
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
 
     def of_members(self, member_ids: Sequence[int], others: Sequence[int]) -> Self:
         """Returns the settings of `others`, given the ids of the members that have these."""
 
-        def values_of(value: Any) -> Any:
+        def values_of(value: Setting) -> Setting:
             if not isinstance(value, tuple):
                 return value
             by_id = dict(zip(member_ids, value, strict=True))

@@ -13,6 +13,7 @@ from dist_ens.ground.types import Inputs, Key, ModelState, Outputs, Params, PyTr
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import hyper_argument, input_arguments, switch_arguments
 
+_GIVEN = {"hyper": None}
 _FULL_INIT = "init(key, inputs) -> (params, model_state)"
 _FULL_APPLY = "apply(params, model_state, inputs, key, train) -> (outputs, model_state)"
 _SHORT_INIT = "init(key) -> params"
@@ -103,7 +104,7 @@ def from_init_and_apply(
         ("init", init, 2 if is_full else 1, []),
         ("apply", apply, 5 if is_full else 2, switches),
     ):
-        if fn is not None and call_error(fn, count, named):
+        if fn is not None and call_error(fn, count, [*named, *hyper_argument(fn, _GIVEN)]):
             given = ", ".join(inspect.signature(fn).parameters)
             raise UserError(
                 f"The function {name} has the parameters ({given}). The two functions must be "
