@@ -10,7 +10,7 @@ import numpy as np
 
 from dist_ens.ensemble.conditional_update import Updated, apply_update
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.ground.state import State
+from dist_ens.ground.state import State, Stopping
 from dist_ens.ground.types import Gradients, Metrics, PyTree
 from dist_ens.layout import to_host
 
@@ -93,13 +93,22 @@ def no_failures(shape: tuple[int, ...] = ()) -> FailureRecord:
     )
 
 
-def saved_structures(abstract: State) -> tuple[State, State]:
-    """Returns the structures of a saved state: its own, and that with another policy."""
-    if isinstance(abstract.failures, FailureRecord):
-        return abstract, abstract._replace(failures=())
+def saved_structures(abstract: State) -> tuple[State, ...]:
+    """Returns the structures that a saved state may have, first its own.
+
+    The others are of runs with another policy, or with callbacks that may stop members.
+    """
     record = jax.eval_shape(partial(no_failures, abstract.step.shape))
     like = jax.tree.map(lambda leaf: leaf.update(sharding=abstract.step.sharding), record)
-    return abstract, abstract._replace(failures=like)
+    is_checked = isinstance(abstract.failures, FailureRecord)
+    policies = (abstract.failures, () if is_checked else like)
+    best = abstract.params, abstract.model_state
+    stops = ((), Stopping(abstract.step), Stopping(abstract.step, best))
+    return tuple(
+        abstract._replace(failures=failures, stopping=stopping)
+        for stopping in stops
+        for failures in policies
+    )
 
 
 def taken_unless_failed(
@@ -119,9 +128,12 @@ def taken_unless_failed(
     """
     record, loss = state.failures, metrics.get("loss", jnp.float32(0))
     cause = _cause_of(policy, record, loss, jnp.where(is_finite, 0, cause_otherwise))
-    takes = (cause == 0) & ~record.is_frozen
+    rests = record.is_frozen
+    if state.stopping != ():
+        rests |= state.stopping.stopped_step > 0
+    takes = (cause == 0) & ~rests
     new = apply_update(update, takes, Updated.of(state), *args)
-    record = _recorded(policy, record, state.step + 1, jnp.where(record.is_frozen, 0, cause))
+    record = _recorded(policy, record, state.step + 1, jnp.where(rests, 0, cause))
     if policy.loss_threshold is not None:
         record = _with_loss(record, loss, takes)
     state = new.merged_into(state)._replace(failures=record)

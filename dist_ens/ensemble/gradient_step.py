@@ -8,7 +8,7 @@ import jax
 import optax
 
 from dist_ens.ensemble.checks import explained_errors, loss_outputs
-from dist_ens.ensemble.conditional_update import Updated
+from dist_ens.ensemble.conditional_update import Updated, take_if_running
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import GRADIENT, are_finite, taken_unless_failed
 from dist_ens.ensemble.microbatches import Loss, gradients_in_parts
@@ -57,32 +57,24 @@ class GradientStep:
         """Returns the state after one step, and the metrics before; `index` is int32[batch]."""
         key = key_of_step(state.key, state.step)
         of_step = key_of_step(state.key, state.step, OPTIMIZER)
-        rest = state._replace(params=(), opt_state=(), failures=())
-        again = rest, (batch, index), key
-        grads, model_state, metrics = self._gradients(state.params, again)
+        rest = state._replace(params=(), opt_state=(), failures=(), stopping=())
+        of_loss = rest, (batch, index), key
+        again: Again | None = of_loss
+        grads, model_state, metrics = self._gradients(state.params, of_loss)
         loss = metrics["loss"]
-        if self.failure_policy.is_checked:
-            extra = {"value": loss, "grad": grads, "key": of_step}
+        if self.failure_policy.is_checked or state.stopping != ():
             optimizer = optimizer_of(self.optimizer, state.hyper)
-            calls = calls_loss(optimizer, grads, state.opt_state, state.params, **extra)
+            extra = {"value": loss, "grad": grads, "key": of_step}
+            if not calls_loss(optimizer, grads, state.opt_state, state.params, **extra):
+                again = None  # The condition of the update would have to pass it on.
+        args = grads, model_state, loss, of_step, state.hyper, again
+        if self.failure_policy.is_checked:
+            is_finite, update = are_finite(grads), self._apply_update
             state, metrics = taken_unless_failed(
-                self.failure_policy,
-                self._apply_update,
-                state,
-                metrics,
-                are_finite(grads),
-                GRADIENT,
-                grads,
-                model_state,
-                loss,
-                of_step,
-                state.hyper,
-                again if calls else None,
+                self.failure_policy, update, state, metrics, is_finite, GRADIENT, *args
             )
         else:
-            old = Updated.of(state)
-            new = self._apply_update(old, grads, model_state, loss, of_step, state.hyper, again)
-            state = new.merged_into(state)
+            state = take_if_running(self._apply_update, state, *args)
         return without_weak_types(state._replace(step=state.step + 1)), metrics
 
     def loss_of(self, state: State) -> Loss:

@@ -249,8 +249,8 @@ class Programs:
         if self._evaluates_others is None:
             self._evaluates_others = evaluates_others(state.opt_state)
         if self._evaluates_others or self._ensemble.waves > 1:
-            return state._replace(class_names=())
-        return state._replace(opt_state=(), failures=(), class_names=())
+            return state._replace(class_names=(), stopping=())
+        return state._replace(opt_state=(), failures=(), class_names=(), stopping=())
 
 
 def step_of_one(ensemble: "Ensemble") -> Callable[..., tuple[State, Metrics]]:

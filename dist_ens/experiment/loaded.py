@@ -13,6 +13,7 @@ from dist_ens.checkpoint import (
 )
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import saved_structures
+from dist_ens.ensemble.stopping import finished
 from dist_ens.experiment.build import build_ensemble, record_of_run
 from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.loaded_run import LoadedRun
@@ -104,7 +105,7 @@ def open_finished(
             parts = parts_of(run, folder, file)
             run, own = _described_ensemble(run, parts, folder, dropout_samples)
         structures = saved_structures(own.abstract_state(record.batch_shapes()))
-        state = own.with_record(checkpoint.state(*structures, member_ids=ids))
+        state = finished(own.with_record(checkpoint.state(*structures, member_ids=ids)))
         if record.class_names:
             state = state._replace(class_names=ClassNames(record.class_names))
         return LoadedRun(run, own, state, checkpoint.step, parts, members, file, folder)

@@ -26,6 +26,18 @@ class ClassNames(tuple[str, ...]):
     """The names of classes in the order of their numbers, as a pytree without leaves."""
 
 
+class Stopping(NamedTuple):
+    """The record of a member that a callback may stop.
+
+    Attributes:
+        stopped_step: Step at which it has stopped, int32[]; 0 while it is trained.
+        best: Parameters and model state at its best evaluation; empty if they are not kept.
+    """
+
+    stopped_step: jax.Array
+    best: PyTree = ()
+
+
 class State(NamedTuple):
     """The state of a member. In the state of an ensemble, every leaf has a leading members axis.
 
@@ -42,6 +54,7 @@ class State(NamedTuple):
             empty if the labels were numbers.
         hyper: Settings whose values differ from member to member, {name: float32[]}. It is empty
             for an ensemble without them.
+        stopping: `Stopping` of a run whose callbacks may stop members, and empty otherwise.
 
     >>> state = State(np.int32(3), np.int32(0), jax.random.key(0), {"w": 1.0}, (), ())
     >>> state._replace(params={"w": 2.0}).params
@@ -57,6 +70,7 @@ class State(NamedTuple):
     failures: PyTree = ()
     class_names: tuple[str, ...] = ()
     hyper: PyTree = ()
+    stopping: PyTree = ()
 
     def select(self, member_ids: Sequence[int]) -> "State":
         """Returns the state of some members of an ensemble.

@@ -202,5 +202,5 @@ def _shares(name: str, ids: Sequence[int], seed: int) -> np.ndarray:
         key = jax.random.fold_in(member_key(seed, member_id), HYPER)
         return jax.random.uniform(jax.random.fold_in(key, zlib.crc32(name.encode())))
 
-    with jax.threefry_partitionable(True):
+    with jax.transfer_guard("allow"), jax.threefry_partitionable(True):
         return np.asarray(jax.vmap(share)(jax.numpy.asarray(ids, np.int32)), np.float64)

@@ -18,6 +18,7 @@ from dist_ens.ensemble.failures import saved_structures
 from dist_ens.ensemble.initial_state import set_label_scale
 from dist_ens.ensemble.microbatches import microbatch_warning
 from dist_ens.ensemble.select_execution import choose
+from dist_ens.ensemble.stopping import finished, with_stopping
 from dist_ens.execution.lowerings import CONVOLUTION, PRODUCT
 from dist_ens.execution.rewrite import contains, equations
 from dist_ens.execution.spec import AUTO
@@ -60,6 +61,13 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
     connect_hosts(info.ensemble.layout)
     ensemble, restored = _resumed(job, opened)
     state, first_step = _first_state(job, ensemble, opened, restored)
+    callbacks = job.arguments.callbacks
+    of_members = [each for each in callbacks if getattr(each, "stops_members", False)]
+    state = with_stopping(
+        state,
+        stops=bool(of_members),
+        keeps_best=any(getattr(each, "keeps_best", False) for each in of_members),
+    )
     if first_step > info.last_step:
         raise UserError(
             f"The run has {counted(first_step, 'step')} already, and {info.last_step:,} are asked "
@@ -107,7 +115,8 @@ def _first_state(
         return restored, opened.saved_step
     if state is None:
         return _with_label_scale(ensemble, ensemble.init(train.batch), train), 0
-    state, step = _given_state(ensemble, state._replace(class_names=()), train.batch)
+    given = finished(state)._replace(class_names=())
+    state, step = _given_state(ensemble, given, train.batch)
     return (state if step else _with_label_scale(ensemble, state, train)), step
 
 

@@ -185,11 +185,14 @@ class Evaluating(Service):
             return {}
         return finite_scores(self.scores, self._member_score)
 
-    def end(self, step: int, state: State) -> None:
-        """Scores the state that the run returns, and passes the scores to the callbacks."""
+    def end(self, step: int, state: State, *, is_last: bool) -> None:
+        """Scores the state that the run returns, and passes the scores to the callbacks.
+
+        If it is the last one, it may have been scored.
+        """
         if self._data is None:
             return
-        if step != self._final_step:
+        if step != self._final_step or not is_last:
             ensemble = self._run.info.ensemble
             self.scores, self.evaluation = self._data.evaluate(ensemble, state, True)
         self._run.reader.end()

@@ -13,8 +13,15 @@ import jax
 import numpy as np
 
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
-from dist_ens.callbacks.protocol import Service, after_update, call_hook, name_of_callback
+from dist_ens.callbacks.protocol import (
+    Service,
+    StopMembers,
+    after_update,
+    call_hook,
+    name_of_callback,
+)
 from dist_ens.ensemble.batches import CallBatches, steps_in
+from dist_ens.ensemble.stopping import stop, stopped_members
 from dist_ens.ground.errors import SaveError, UserError, kind_of
 from dist_ens.ground.state import State, differing, leaf_types
 from dist_ens.ground.types import Callback
@@ -96,6 +103,8 @@ class Runner:
             if before(info) is STOP:
                 self.is_last = True
                 self._call_after_update(is_last=True)
+            if info.state is not self.state:  # An evaluation has stopped members.
+                info = info._replace(state=self.state)
             if info.is_last != self.is_last:  # A callback or a signal ends the run here.
                 info = info._replace(is_last=self.is_last)
         return not self.is_last and self.stopper is not self.stop
@@ -123,8 +132,15 @@ class Runner:
             self._call_after_update(is_last=True)
 
     def ask(self, hook: str, *args: object) -> bool:
-        """Calls a hook of all services, and returns whether one on any host returned `STOP`."""
-        stoppers = [each for each in self.services if call_hook(each, hook, *args) is STOP]
+        """Calls a hook of all services, and returns whether one on any host returned `STOP`.
+
+        Members that a service stops take no more updates from here on.
+        """
+        results = [(each, call_hook(each, hook, *args)) for each in self.services]
+        meant = [(each, found) for each, found in results if isinstance(found, StopMembers)]
+        has_stopped_all = self._stop_members(meant)
+        stoppers = [each for each, found in results if found is STOP]
+        stoppers += [meant[-1][0]] if has_stopped_all and meant else []
         return self._is_stopped(stoppers)
 
     def call_all(self, hook: str, *args: object, own_only: bool = False) -> None:
@@ -185,16 +201,46 @@ class Runner:
             self.reader.catch_up()
         metrics = self.reader.unseen()  # Without this call, unseen metrics would pile up.
         info = StepInfo(self.step, self.state, metrics, is_last, self.reader.step)
-        stoppers = []
+        stoppers, meant = [], []
         for service, call, every in self._after:
             if every is not None and not crossed(every, self._previous_step, self.step):
                 continue
             result = call(info)
             if result is STOP:
                 stoppers.append(service)
+            elif isinstance(result, StopMembers):
+                meant.append((service, result))
             elif result is not None:
                 info = info._replace(state=_placed(service, result, info.state, self.info))
+        if meant:
+            self.state = info.state
+            stoppers += [meant[-1][0]] if self._stop_members(meant) else []
+            return self.state, stoppers
         return info.state, stoppers
+
+    def _stop_members(self, meant: Sequence[tuple[Callback, StopMembers]]) -> bool:
+        """Stops the members that services have named, and returns whether none is left.
+
+        Every host names the same ones.
+        """
+        for service, found in meant:
+            name, unknown = name_of_callback(service), {*found.member_ids} - {*self.info.member_ids}
+            if not getattr(service, "stops_members", False):
+                raise UserError(
+                    f"The callback {name} stops members, and has no attribute that says so. Give "
+                    "its class the line stops_members = True."
+                )
+            if unknown:
+                raise UserError(
+                    f"The callback {name} stops the members {sorted(unknown)}, and the run has "
+                    f"{repr(list(self.info.member_ids))[:200]}. Name members of the run."
+                )
+            with jax.transfer_guard("allow"):
+                self.state = stop(self.state, found.member_ids, self.step)
+        if not meant:
+            return False
+        with jax.transfer_guard("allow"):
+            return len(stopped_members(self.state)) == len(self.info.member_ids)
 
     def _is_stopped(self, stoppers: Sequence[Callback]) -> bool:
         """Returns whether a service of any host stops the run, and keeps the first that does."""
