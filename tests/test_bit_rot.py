@@ -202,11 +202,11 @@ def test_what_does_not_belong_to_a_step_is_told(run, damage, older, told):
 
 
 def test_a_checkpoint_of_a_newer_format_is_refused_and_not_set_aside(run, monkeypatch):
-    monkeypatch.setattr(manifest, "FORMAT", 2)
+    monkeypatch.setattr(manifest, "FORMAT", 3)
     rewrite_as_new = Manifest.to_bytes(Manifest(200, {}, 1, {}, (), {}, {}))
     (step_folder(run, 200) / MANIFEST).write_bytes(rewrite_as_new)
     monkeypatch.undo()
-    with pytest.raises(RunError, match="has the format 2, and this .* format 1") as refused:
+    with pytest.raises(RunError, match="has the format 3, and this .* format 2") as refused:
         resumed(run)
     assert refused.value.exit_code != ExitCode.DAMAGED
     assert steps_in(run) == [100, 200]

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from conftest import ROOT
+from dist_ens.ground.causes import explained, is_of_disk
 from dist_ens.ground.errors import UserError
 from dist_ens.storage import ABSENT, Bucket, Disk, place_of
 from object_servers import s3_server
@@ -127,9 +128,29 @@ def test_addresses_name_folders_of_buckets(monkeypatch):
     assert isinstance(place_of("runs/a", "folder"), Disk)
 
 
+@pytest.mark.parametrize(
+    ("told", "what", "remedy"),
+    [
+        (
+            'UNAVAILABLE: Error reading "a/b": CURL error [curl_code=7] [x=1]',
+            "CURL error",
+            "Check the connection to the server",
+        ),
+        (
+            "INVALID_ARGUMENT: ExpiredToken: expired [http_response_code='400']",
+            "ExpiredToken: expired",
+            "Set or renew the credentials, or give them the right to read and write there",
+        ),
+    ],
+)
+def test_an_error_of_a_server_is_no_damage_and_is_told_in_words(told, what, remedy):
+    assert is_of_disk(ValueError(told))
+    assert explained(ValueError(told))[:2] == (what, remedy)
+
+
 @pytest.mark.servers
 def test_a_bucket_that_does_not_exist_is_told_in_words(server):
     place = server.bucket("no-such-bucket") / "a"
     for use in (lambda: place.write("x", b""), place.names):
-        with pytest.raises(FileNotFoundError, match="bucket does not exist.*s3://no-such-bucket/a"):
+        with pytest.raises(OSError, match="bucket does not exist.*s3://no-such-bucket/a"):
             use()

@@ -16,8 +16,9 @@ from dist_ens.evaluation import Scores
 from dist_ens.ground.errors import counted
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.numbers import require_coefficient, require_one_of, whole_number
+from dist_ens.layout import ENSEMBLE
 
-_OF = ("ensemble", "members")
+_OF = (ENSEMBLE, "members")
 _ENSEMBLE = -1  # Stands for the id of a member where the ensemble is looked at.
 
 
@@ -93,7 +94,7 @@ class EarlyStopping:
         patience: int = 5,
         min_delta: float = 0.0,
         direction: str | None = None,
-        of: str = "ensemble",
+        of: str = ENSEMBLE,
         restore_best: bool = True,
     ) -> None:
         self.metric, self.patience = metric, whole_number("patience", patience, least=1)

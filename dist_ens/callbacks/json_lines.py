@@ -79,7 +79,7 @@ class JsonLines:
                 if fault := fault_of(self._place, name):
                     logging.warning("%s: %s.", quoted(f"{self._place}/{name}"), fault)
             self._put_together(run.first_step)
-        self._is_open = True
+        self._is_open, self._has_ended = True, threading.Event()
         # A server that does not answer must not keep the run waiting.
         threading.Thread(target=self._write_often, daemon=True).start()
 
@@ -134,7 +134,7 @@ class JsonLines:
             self._part = self._part[len(self._stored) :]
         self._first += self._stored.count(b"\n")
         self._stored, self._num_parts = b"", self._num_parts + 1
-        if self._num_parts == _MOST_PARTS:
+        if self._num_parts >= _MOST_PARTS:
             self._put_together()
 
     def _put_together(self, last_step: float = math.inf) -> None:

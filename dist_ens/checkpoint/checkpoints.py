@@ -35,8 +35,8 @@ class Checkpoints:
         folder: Folder of the run, made if it does not exist. On several hosts all of them must see
             the same folder. One run at a time may use it.
         every_secs: Seconds between saves, positive. None for no saves by the clock.
-        every_steps: Number of steps between saves, at least 1. A save happens at the first call of
-            the update that reaches a multiple of it. None for no saves by the step.
+        every_steps: Number of steps between saves, at least 1. A save happens at the first call
+            that reaches a multiple of it, or when a longer save ends. None for no saves by steps.
         keep: Number of the newest checkpoints to keep, at least 1. With 1, a run has no older step
             to resume from if the newest is damaged. While a run lasts, the disk holds the files of
             one more.

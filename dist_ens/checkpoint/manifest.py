@@ -2,7 +2,7 @@
 
 The file `manifest.json` has two lines. The first is the manifest as JSON:
 
-- `format`: version of the format, 1.
+- `format`: version of the format, 2.
 - `step`: number of updates that the state has seen, also the name of the folder.
 - `run`: record of the run that the state belongs to.
 - `num_hosts`: number of hosts that wrote the checkpoint.
@@ -24,13 +24,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Self
 
 from dist_ens.checkpoint.lineage import Lineage
+from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError
 from dist_ens.ground.json_text import Json
 from dist_ens.storage import Place
 
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished"  # File of a checkpoint that is being written, or is to be deleted.
-FORMAT = 1
+FORMAT = 2
 _STEP_NAME = re.compile("0|[1-9][0-9]{0,17}")
 
 
@@ -91,8 +92,8 @@ class Manifest:
         values = json.loads(line)  # The record may hold numbers that are not finite.
         if values["format"] != FORMAT:
             raise RunError(
-                f"A checkpoint has the format {values['format']}, and this version of dist_ens "
-                f"reads the format {FORMAT}. Install the version that wrote it."
+                f"{quoted(checkpoint.address)} has the format {values['format']}, and this version "
+                f"of dist_ens reads the format {FORMAT}. Install the version that wrote it."
             )
         if str(values["step"]) != checkpoint.name:
             raise ValueError(f"its {MANIFEST} is that of step {values['step']}")
@@ -150,15 +151,19 @@ def files_by_step(checkpoints: Place) -> dict[int, set[str]]:
     return found
 
 
-def is_finished(names: Collection[str]) -> bool:
-    """Returns whether a step with these files is a checkpoint, which may be damaged."""
-    return MANIFEST in names or UNFINISHED not in names
+def is_finished(names: Collection[str], *, is_local: bool) -> bool:
+    """Returns whether a step with these files is a checkpoint, which may be damaged.
+
+    In a bucket, a process that was overtaken may leave files of a step that nobody has finished.
+    """
+    return MANIFEST in names or (is_local and UNFINISHED not in names)
 
 
 def steps_in(checkpoints: Place) -> list[int]:
     """Returns the steps of the finished checkpoints in a folder, the oldest first."""
     files = files_by_step(checkpoints)
-    return sorted(step for step, names in files.items() if is_finished(names))
+    is_local = checkpoints.is_local
+    return sorted(step for step, names in files.items() if is_finished(names, is_local=is_local))
 
 
 def entries_of(folder: Place, names: Iterable[str]) -> dict[str, FileEntry]:

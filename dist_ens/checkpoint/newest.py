@@ -12,7 +12,7 @@ from dist_ens.checkpoint.writing import FOLDER, wait_for_writing
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ReplacedError, UserError
 from dist_ens.processes import cluster
-from dist_ens.storage import Folder, Place, place_of
+from dist_ens.storage import Folder, Place, not_readable, place_of
 
 # Name of the file of a run's last checkpoint that holds the step whose state the run returned.
 RESULT_FILE = "result_step"
@@ -27,7 +27,11 @@ def checkpoints_of(workdir: Folder) -> Place:
 def saved_steps(workdir: Folder) -> list[int]:
     """Returns the steps of the finished checkpoints of a run, the oldest first."""
     wait_for_writing()
-    return steps_in(checkpoints_of(workdir))
+    checkpoints = checkpoints_of(workdir)
+    try:
+        return steps_in(checkpoints)
+    except OSError as error:
+        raise not_readable(checkpoints, error) from error
 
 
 def saved_step(folder: Folder, step: int | None = None) -> SavedStep:

@@ -122,7 +122,7 @@ class OpenCheckpoints:
         """Returns whether a step is to be kept for its scores. Every host must call this."""
         if not self._keep.uses_scores:
             return False
-        steps = {*steps_in(self._folder), step}
+        steps = {*self._steps(), step}
         if self._writing is not None and not self._writing.done():
             steps.add(self._writing_step)
         known = {each: self._scores_at(each) or {} for each in steps - {step}} | {step: scores}
@@ -210,8 +210,7 @@ class OpenCheckpoints:
                 exit_code=code_of_write(error),
             ) from error
         self._newest_step = step
-        if cluster.is_main():
-            self._seals[step] = seal_of(self._folder / str(step))
+        self._seals[step] = seal_of(self._folder / str(step)) if cluster.is_main() else b""
         self.delete_oldest(snapshot.kept_step)
         if self._said is not None:
             self._said = None
@@ -224,7 +223,7 @@ class OpenCheckpoints:
         """
         if not cluster.is_main():
             return
-        steps = steps_in(self._folder)
+        steps = self._steps()
         scores = {step: self._scores_at(step) for step in steps} if self._keep.uses_scores else {}
         known = {step: at for step, at in scores.items() if at is not None}
         # A step whose scores cannot be read now may be the best one.
@@ -235,14 +234,19 @@ class OpenCheckpoints:
                 if self._seals.get(old) == seal_of(path):
                     give_up_checkpoint(path)
 
+    def _steps(self) -> list[int]:
+        """Returns the steps that are saved and known, not those that another process has left."""
+        there = set(self._seals)
+        with contextlib.suppress(OSError):
+            there &= {*steps_in(self._folder)}
+        return sorted(there)
+
     def _scores_at(self, step: int) -> Mapping[str, float] | None:
         """Returns the scores in a checkpoint by name; None if they cannot be read."""
         if step not in self._scores:
-            try:
+            with contextlib.suppress(Exception):  # One that cannot be read ends no save.
                 self._scores[step] = Manifest.read(self._folder / str(step)).scores
-            except Exception:  # A checkpoint that cannot be read ends no save.
-                return None
-        return self._scores[step]
+        return self._scores.get(step)
 
     def _last_saved(self) -> str:
         """Returns a sentence that says which step is the last that is saved."""

@@ -84,11 +84,8 @@ class SavedStep:
 
         If they are shared, and another number of hosts wrote them, those of process 0 are returned.
         """
-        host, num_hosts, path = (
-            jax.process_index(),
-            self._manifest.num_hosts,
-            f"{HOST_FILES}/{name}",
-        )
+        host, num_hosts = jax.process_index(), self._manifest.num_hosts
+        path = f"{HOST_FILES}/{name}"
         if path not in self._manifest.files:
             return None
         if num_hosts != jax.process_count():
@@ -196,4 +193,4 @@ def is_gone(checkpoint: Place) -> bool:
         names = checkpoint.names()
     except OSError:  # The disk cannot be read now.
         return False
-    return not names or not is_finished(names)
+    return not names or not is_finished(names, is_local=checkpoint.is_local)

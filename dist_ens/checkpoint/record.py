@@ -1,17 +1,12 @@
 """The record of a run, and the check that it may resume a saved run."""
 
-import collections
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from typing import Self
-
-import jax
 
 from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import ExitCode, RunError, UserError
 from dist_ens.ground.json_text import Json, JsonDict, fields_from_record
-from dist_ens.ground.types import Leaf, PyTree, Shapes
 
 STRICT = "strict"
 RESUMES = ("same", "anyway", STRICT)
@@ -41,15 +36,6 @@ _EXAMPLES = "the hash of the training examples"
 _OF_DATA = {*_DATA.values(), _EXAMPLES}
 _STEP = "the hash of the training step"
 _DIGITS = 12  # Number of digits of a hash that a message shows.
-
-
-# A leaf of a batch in a record, such as `['inputs'] float32[128, 64]`, and a key of its path.
-_LEAF = re.compile(r"(\S*) (\w+)\[([\d, ]*)\]")
-_KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)")
-
-
-class _Field(str):
-    """The name of a field of a named tuple or a dataclass."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,23 +129,6 @@ class StepRecord:
         """Returns the record of a run with other members."""
         ids = tuple(member_ids)
         return dataclasses.replace(self, num_members=len(ids), member_ids=ids, leaves=None)
-
-    def batch_shapes(self) -> Shapes:
-        """Returns shapes and types of the global batch. A named tuple stands for any such class."""
-        leaves = []
-        for path, dtype, shape in _LEAF.findall(self.batch):
-            if _KEY.sub("", path):
-                raise UserError(
-                    f"The batches of this run are {self.batch}, whose structure cannot be made "
-                    "again from its description. Resume the run with fit, which knows its batches."
-                )
-            keys = [
-                _Field(field) if field else name if name else int(number)
-                for name, number, field in _KEY.findall(path)
-            ]
-            lengths = tuple(int(length) for length in shape.split(",") if length.strip())
-            leaves.append((keys, jax.ShapeDtypeStruct(lengths, dtype)))
-        return _tree_of(leaves)
 
     def differences(self, saved: "StepRecord") -> list[tuple[str, Json, Json]]:
         """Returns `(what, value in saved, value here)` for each difference from a saved run.
@@ -268,21 +237,6 @@ def require_config_record(saved_record: Mapping[str, Json], folder: object) -> N
             f"fit(…, checkpoints=Checkpoints({str(folder)!r})), or choose another --workdir for "
             "this run."
         )
-
-
-def _tree_of(leaves: Sequence[tuple[list[str | int], Leaf]]) -> PyTree:
-    """Returns the pytree of dicts and tuples whose leaves have these paths."""
-    if not leaves:
-        return None
-    if not leaves[0][0]:
-        return leaves[0][1]
-    branches: dict[str | int, list[tuple[list[str | int], Leaf]]] = {}
-    for (first, *rest), leaf in leaves:
-        branches.setdefault(first, []).append((rest, leaf))
-    made = {key: _tree_of(branch) for key, branch in branches.items()}
-    if isinstance(next(iter(made)), _Field):
-        return collections.namedtuple("Batch", map(str, made), rename=True)(*made.values())
-    return tuple(made.values()) if isinstance(next(iter(made)), int) else made
 
 
 def listed(differences: list[tuple[str, Json, Json]]) -> str:

@@ -38,7 +38,8 @@ def fault_of(run: Place, name: str) -> str | None:
         if not digests or _digest(run.read(name)) in digests:
             return None
     except FileNotFoundError:
-        return f"the file {name} is missing"
+        # A run that is training deletes the digest first.
+        return f"the file {name} is missing" if _digests_of(run, name) else None
     except OSError as error:
         return f"the file {name} cannot be read: {error.strerror}"
     return f"the file {name} has changed since it was written"

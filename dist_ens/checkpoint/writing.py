@@ -125,7 +125,7 @@ def remove_unfinished(checkpoints: Place) -> None:
     with contextlib.suppress(OSError):  # Somebody may have removed the folder itself.
         for step, names in files_by_step(checkpoints).items():
             with contextlib.suppress(OSError):
-                if not is_finished(names):
+                if not is_finished(names, is_local=checkpoints.is_local):
                     (checkpoints / str(step)).remove_all(last=UNFINISHED)
                 elif UNFINISHED in names:
                     (checkpoints / str(step)).remove(UNFINISHED)

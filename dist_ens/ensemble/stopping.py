@@ -1,7 +1,8 @@
 """Members that a callback has stopped: they take no more updates, and stay in the ensemble."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,10 @@ import numpy as np
 
 from dist_ens.ground.state import State, Stopping
 from dist_ens.ground.types import Tree
-from dist_ens.layout import copied_like, to_host
+from dist_ens.layout import MEMBERS, Waves, copied_like, copied_off_devices, to_host
+
+if TYPE_CHECKING:
+    from dist_ens.ensemble.ensemble import Ensemble
 
 
 def with_stopping(state: State, *, stops: bool, keeps_best: bool = False) -> State:
@@ -49,20 +53,32 @@ def stopped_members(state: State) -> dict[int, int]:
     return {int(ids[k]): int(steps[k]) for k in np.flatnonzero(steps)}
 
 
-def stop(state: State, member_ids: Sequence[int], step: int) -> State:
+def stop(ensemble: "Ensemble", state: State, member_ids: Sequence[int], step: int) -> State:
     """Returns a state in which some members have stopped at a step, at their best parameters."""
-    return _stopped(state, _among(state, member_ids), np.int32(step))
+    return _changed(ensemble, partial(_stopped, step=np.int32(step)), state, member_ids)
 
 
-def keep_best(state: State, member_ids: Sequence[int]) -> State:
+def keep_best(ensemble: "Ensemble", state: State, member_ids: Sequence[int]) -> State:
     """Returns a state whose parameters are now the best of some members."""
-    return _kept(state, _among(state, member_ids))
+    return _changed(ensemble, _kept, state, member_ids)
 
 
-def _among(state: State, member_ids: Sequence[int]) -> jax.Array:
-    """Returns whether each member has one of the ids, bool[members]."""
+def _changed(
+    ensemble: "Ensemble",
+    change: Callable[[State, jax.Array], State],
+    state: State,
+    member_ids: Sequence[int],
+) -> State:
+    """Returns a state after a change of the members that have one of the ids."""
     mine = np.isin(to_host(state.member_id), np.asarray(member_ids, np.int32))
-    return copied_like(jnp.asarray(mine), state.step)
+    are_meant = copied_like(jnp.asarray(mine), state.step)
+    if ensemble.waves == 1:
+        return change(state, are_meant)
+    waves = Waves(ensemble.layout, ensemble.waves)
+    changed = (
+        change(waves.take(state, n), waves.take(are_meant, n)) for n in range(ensemble.waves)
+    )
+    return waves.join(list(map(copied_off_devices, changed)), MEMBERS)
 
 
 @partial(jax.jit, donate_argnums=0)

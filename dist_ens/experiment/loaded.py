@@ -24,7 +24,7 @@ from dist_ens.ground.state import ClassNames
 from dist_ens.layout import Layout
 from dist_ens.processes import cluster
 from dist_ens.storage import Folder, place_of
-from dist_ens.training.run_record import record_of
+from dist_ens.training.run_record import batch_shapes_in, record_of
 
 
 def load(
@@ -104,7 +104,7 @@ def open_finished(
             run = run if ids is None else run.with_members(ids)
             parts = parts_of(run, folder, file)
             run, own = _described_ensemble(run, parts, folder, dropout_samples)
-        structures = saved_structures(own.abstract_state(record.batch_shapes()))
+        structures = saved_structures(own.abstract_state(batch_shapes_in(record)))
         state = finished(own.with_record(checkpoint.state(*structures, member_ids=ids)))
         if record.class_names:
             state = state._replace(class_names=ClassNames(record.class_names))
@@ -152,7 +152,7 @@ def _given_ensemble(
             f"The run in {quoted(folder)} was made in Python: {parts}. Give them again, as "
             "load(folder, ensemble=...)."
         )
-    here = StepRecord.from_dict(record_of(ensemble, record.batch_shapes()).to_dict())
+    here = StepRecord.from_dict(record_of(ensemble, batch_shapes_in(record)).to_dict())
     different = here.differences(record)
     if different:
         raise UserError(

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from typing import NamedTuple
 
 from dist_ens.ground.errors import first_line
@@ -25,12 +26,13 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOTCONN, errno.EHOSTDOWN), "Check the connection to that disk"),
 }
 _REMEDIES_OF_BUCKETS = {
-    errno.EACCES: "Renew the credentials, or give them the right to read and write there",
+    errno.EACCES: "Set or renew the credentials, or give them the right to read and write there",
     errno.ENODEV: "Make the bucket, or correct its name",
     **dict.fromkeys((errno.EHOSTDOWN, errno.ETIMEDOUT), "Check the connection to the server"),
+    errno.EIO: "Check the address of the server, and what it answers",
 }
 # Numbers of the system that say the same as a status of TensorStore about a request to a server.
-STATUSES = {
+_STATUSES = {
     "PERMISSION_DENIED": errno.EACCES,
     "UNAUTHENTICATED": errno.EACCES,
     "UNAVAILABLE": errno.EHOSTDOWN,
@@ -38,6 +40,10 @@ STATUSES = {
     "ABORTED": errno.ETIMEDOUT,
     "NOT_FOUND": errno.ENODEV,  # The bucket. A file that is absent is an empty answer.
 }
+_OF_SERVER = re.compile(r"\[(http|curl)_")  # A part of each error of a request.
+_OF_CREDENTIALS = re.compile(
+    "[Cc]redentials|Expired ?Token|InvalidAccessKeyId|Signature|InvalidToken"
+)
 # Errors of reading that say nothing about the content of the files.
 NO_DAMAGE = frozenset(
     {
@@ -70,33 +76,36 @@ def explained(error: BaseException | None) -> Cause:
     code, text = None, None
     if isinstance(error, OSError):
         code, text = error.errno, error.strerror
-    if code is None and "[http_" in str(error):
+    if code is None and _OF_SERVER.search(str(error)):
         code, text = answer_in(error)
     if code is None:
         code = next((each for each in _REMEDIES if os.strerror(each) in str(error)), None)
     if code is None:
         return Cause(first_line(error).rstrip("."), "Remove the cause", None)
     what = text or os.strerror(code)
-    is_of_bucket = "://" in str(getattr(error, "filename", "")) or "[http_" in str(error)
+    is_of_bucket = "://" in str(getattr(error, "filename", "")) or _OF_SERVER.search(str(error))
     remedies = _REMEDIES | _REMEDIES_OF_BUCKETS if is_of_bucket else _REMEDIES
     if what.split()[0][1:].islower():  # A name such as NoSuchBucket stays.
         what = what[0].lower() + what[1:]
     return Cause(what, remedies.get(code, "Remove the cause"), code)
 
 
-def answer_in(error: BaseException) -> tuple[int | None, str]:
+def answer_in(error: BaseException) -> tuple[int, str]:
     """Returns the number and the words of a server's answer, which TensorStore reports as a text.
 
-    The number is that of the system for such an error; None if it is another error.
+    The number is that of the system for such an error.
 
     >>> answer_in(ValueError("PERMISSION_DENIED: Access Denied [http_response_code='403']"))
     (13, 'Access Denied')
     """
     status, _, rest = str(error).partition(": ")
-    code = STATUSES.get(status)
-    words = (rest if code else str(error)).partition(" [")[0].rpartition('": ')[2]
+    is_status = status.isupper() and bool(rest)
+    code = _STATUSES.get(status, errno.EHOSTDOWN if _OF_SERVER.search(rest) else errno.EIO)
+    if _OF_CREDENTIALS.search(str(error)):  # S3 answers some of them as bad requests.
+        code = errno.EACCES
+    words = (rest if is_status else str(error)).partition(" [")[0].rpartition('": ')[2]
     # The answer to some requests has no text.
-    return code, words.replace("Unknown", os.strerror(code)) if code else words
+    return code, words.replace("Unknown", os.strerror(code)).rstrip(".")
 
 
 def is_of_disk(error: BaseException) -> bool:

@@ -260,11 +260,14 @@ def records_in(workdir: Place, name: str) -> list[tuple[bytes, JsonDict]]:
     it. A run that ended between writing lines to another file and deleting their part has them in
     both.
     """
+    parts = files_of(workdir, name)[1:]
     lines = _lines(workdir.read_tagged(name)[0])
-    for part in files_of(workdir, name)[1:]:
-        first = int(part.rpartition("/")[2])
+    for part in parts:
+        content, tag = workdir.read_tagged(part)
+        if tag == ABSENT:  # A run that is training has put it into the file meanwhile.
+            return records_in(workdir, name)
         # There are fewer lines if somebody has removed the file.
-        lines += _lines(workdir.read(part))[max(len(lines) - first, 0) :]
+        lines += _lines(content)[max(len(lines) - int(part.rpartition("/")[2]), 0) :]
     read = [(line + b"\n", _record(line)) for line in lines]
     records = [(line, record) for line, record in read if record is not None]
     if dropped := len(read) - len(records):

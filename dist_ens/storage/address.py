@@ -42,7 +42,7 @@ def place_of(text: Folder, name: str) -> Place:
     spec: JsonDict = {"bucket": found[1], "path": f"{found[2]}/"}
     if address.startswith("gs"):
         return Bucket(address, {"driver": "gcs", **spec})
-    if endpoint := os.environ.get("AWS_ENDPOINT_URL"):
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         spec |= {"endpoint": endpoint.rstrip("/"), "aws_region": region or "us-east-1"}
     # Without it the library of AWS would complain of files that are not there.
@@ -62,4 +62,6 @@ def file_at(text: str | os.PathLike[str], name: str) -> tuple[Place, str]:
 
 def is_address(text: str | os.PathLike[str]) -> bool:
     """Returns whether a text has a scheme, such as `s3:`, and is no local path."""
-    return isinstance(text, str | os.PathLike) and bool(_SCHEME.match(str(os.fspath(text))))
+    return isinstance(text, str | os.PathLike) and bool(
+        _SCHEME.match(str(os.fspath(text)).strip(" '\""))
+    )

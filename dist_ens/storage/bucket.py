@@ -2,10 +2,13 @@
 
 # ruff: noqa: D102 (`Place` has the docstrings.)
 import errno
+import logging
 import os
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import tensorstore as ts
 
@@ -15,10 +18,18 @@ from dist_ens.storage.lease import require_held
 from dist_ens.storage.place import ABSENT, not_writable
 
 _Result = TypeVar("_Result")
+
+
 # TensorStore by itself would try for more than a quarter of an hour.
-_RETRIES = {"max_retries": 12, "initial_delay": "500ms", "max_delay": "4s"}
-RETRIES: JsonDict = {"s3_request_retries": _RETRIES, "gcs_request_retries": _RETRIES}
-_CONTEXT = ts.Context(RETRIES)
+def _retries(count: int) -> JsonDict:
+    retries = {"max_retries": count, "initial_delay": "500ms", "max_delay": "4s"}
+    return {"s3_request_retries": retries, "gcs_request_retries": retries}
+
+
+RETRIES = _retries(12)
+# Just after a request that no server answered, others do not wait as long.
+_PATIENT, _BRIEF, _BRIEF_SECS = ts.Context(RETRIES), ts.Context(_retries(1)), 20.0
+_SILENT_SECS = 10.0  # Time without an answer that is told.
 _PROBE = ".writable"
 
 
@@ -29,18 +40,19 @@ def storage_error(error: Exception, where: str) -> OSError:
     [Errno 13] Access Denied: 's3://b'
     """
     code, words = answer_in(error)
-    return OSError(code or errno.EIO, words, where)
+    return OSError(code, words, where)
 
 
 class Bucket:
     """A folder in a bucket; see `Place`. Its name is a prefix of keys that ends with a slash."""
 
     is_local = False
+    _brief_until: ClassVar[float] = 0.0
 
     def __init__(self, address: str, spec: JsonDict) -> None:
         self.address, self._spec = address, spec
         self._prefix: str = spec.get("path", "")
-        self._opened: ts.KvStore | None = None
+        self._opened: dict[bool, ts.KvStore] = {}
 
     def __str__(self) -> str:
         return self.address
@@ -137,11 +149,23 @@ class Bucket:
 
     def _reported(self, use: Callable[[ts.KvStore], _Result], name: str = "") -> _Result:
         """Returns what a function returns, and raises its errors as those of the system."""
+        brief = time.monotonic() < Bucket._brief_until
+        told = threading.Timer(_SILENT_SECS, self._say_silent)
+        told.daemon = True
+        told.start()
         try:
-            if self._opened is None:
+            if brief not in self._opened:
                 # One at the folder would cut the prefix off keys that lie elsewhere.
-                root = {**self._spec, "path": ""}
-                self._opened = ts.KvStore.open(root, context=_CONTEXT).result()
-            return use(self._opened)
+                root, context = {**self._spec, "path": ""}, _BRIEF if brief else _PATIENT
+                self._opened[brief] = ts.KvStore.open(root, context=context).result()
+            return use(self._opened[brief])
         except ValueError as error:
-            raise storage_error(error, f"{self.address}/{name}".rstrip("/")) from None
+            found = storage_error(error, f"{self.address}/{name}".rstrip("/"))
+            if found.errno in (errno.EHOSTDOWN, errno.ETIMEDOUT):
+                Bucket._brief_until = time.monotonic() + _BRIEF_SECS
+            raise found from None
+        finally:
+            told.cancel()
+
+    def _say_silent(self) -> None:
+        logging.warning("No answer from %s for %g s. Trying on.", self.address, _SILENT_SECS)

@@ -138,6 +138,8 @@ class Disk:
 
     def _make_folder(self, folder: pathlib.Path) -> None:
         """Makes a folder below the root, and waits until its name is on disk."""
+        if folder != self._root and folder.is_symlink():
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(folder))
         if folder.is_dir():
             return
         if folder == self._root:

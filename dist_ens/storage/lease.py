@@ -45,14 +45,14 @@ class Lease:
 
     def acquire(self, say: Callable[[str], None]) -> str | None:
         """Takes the lease, and returns None; or returns the living owner, as a clause."""
-        seen, since = None, time.monotonic()
+        seen, since = None, 0.0
         while True:
             content, self._tag = self._place.read_tagged(self.NAME)
             if seen is None and self._tag != ABSENT:
                 owner = _values_in(content).get("described", "another process")
-                say(f"{self._place} was used by {owner}. Waiting {SECS:g} s for a sign of life.")
-            seen = seen or self._tag
-            if self._tag == ABSENT or (self._tag == seen and time.monotonic() - since > SECS):
+                say(f"{self._place} is used by {owner}. Waiting {SECS:g} s to see whether it runs.")
+                seen, since = self._tag, _now()
+            if self._tag == ABSENT or (self._tag == seen and _now() - since > SECS):
                 if self._write():
                     _HELD[self._place.address] = self
                     threading.Thread(target=self._renew_often, daemon=True).start()
@@ -70,7 +70,7 @@ class Lease:
 
     def require(self) -> None:
         """Renews a lease that may be lost; an `OSError` says that another process has it."""
-        if self.is_lost or time.monotonic() - self._renewed > SECS / 2:
+        if self.is_lost or _now() - self._renewed > SECS / 2:
             self.renew()
 
     def is_seen(self) -> bool:
@@ -81,7 +81,8 @@ class Lease:
 
     def check(self) -> None:
         """Raises an `OSError` on any host if another process has the lease."""
-        if not self.is_seen():
+        content, _ = self._place.read_tagged(self.NAME)
+        if _values_in(content).get("token") != self._token:
             raise OSError(errno.EBUSY, _LOST)
 
     def release(self) -> None:
@@ -97,21 +98,28 @@ class Lease:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         owner = f"{self._owner}, renewed at {now}"
         values = {"described": owner, "token": self._token, "count": self._count}
-        content = json.dumps(values).encode()
+        content, asked = json.dumps(values).encode(), _now()
         tag = self._place.write_if(self.NAME, content, self._tag)
         if tag is None:
             # An earlier write may have arrived although its answer did not.
             there, seen = self._place.read_tagged(self.NAME)
-            if _values_in(there).get("token") == self._token:
+            # Nobody takes one over so soon, so somebody deleted it.
+            is_deleted = seen == ABSENT and asked - self._renewed < SECS
+            if is_deleted or _values_in(there).get("token") == self._token:
                 tag = self._place.write_if(self.NAME, content, seen)
         if tag is not None:
-            self._tag, self._renewed = tag, time.monotonic()
+            self._tag, self._renewed = tag, asked
         return tag is not None
 
     def _renew_often(self) -> None:
         while not self._has_ended.wait(SECS / _RENEWALS):
             with contextlib.suppress(OSError):  # The next save tells of it.
                 self.renew()
+
+
+def _now() -> float:
+    """Returns the seconds of a clock that goes on while the machine sleeps, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _values_in(content: bytes) -> dict[str, str]:

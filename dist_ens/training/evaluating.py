@@ -169,7 +169,8 @@ class Evaluating(Service):
         self._run.reader.catch_up()
         since = time.monotonic()
         ensemble = self._run.info.ensemble
-        self.scores, self.evaluation = data.evaluate(ensemble, info.state, info.is_last)
+        state = self._run.compaction.joined(info.state)
+        self.scores, self.evaluation = data.evaluate(ensemble, state, info.is_last)
         self._run.reader.paused(time.monotonic() - since)
         self._final_step = info.step if info.is_last else None
         if info.step == self._recorded_step:

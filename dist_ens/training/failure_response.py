@@ -68,7 +68,9 @@ class FailureResponse(Service):
         state: State,
         warn: Callable[[str], None],
         opened: OpenCheckpoints | None = None,
+        joined: Callable[[State], State] = lambda state: state,
     ) -> None:
+        self._joined = joined  # Returns the state of all members.
         self._ensemble, self._policy = ensemble, ensemble.failure_policy
         self._member_ids: Sequence[int] = ensemble.ids.tolist()
         self._warn, self._opened, self._step = warn, opened, step
@@ -222,7 +224,7 @@ class FailureResponse(Service):
         if found <= self._reported and not (raises or due[-1].are_all_frozen):
             return False
         with jax.transfer_guard("allow"):
-            record = to_host(state.failures)
+            record = to_host(self._joined(state).failures)
         failed = sorted({position for position, _ in found})
         if raises:
             raise RunError(

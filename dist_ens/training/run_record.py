@@ -1,7 +1,9 @@
 """The record of a run, which `fit` saves with each checkpoint."""
 
+import collections
 import dataclasses
 import hashlib
+import re
 from collections.abc import Sequence
 
 import jax
@@ -11,15 +13,23 @@ from dist_ens.data import example_bytes_of
 from dist_ens.data.source import fingerprint_of
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.fingerprint import fingerprint_of_step, versions
+from dist_ens.ground.errors import UserError
 from dist_ens.ground.randomness import KEY_RULE
 from dist_ens.ground.state import leaf_types
-from dist_ens.ground.types import Batch
+from dist_ens.ground.types import Batch, Leaf, PyTree, Shapes
 from dist_ens.processes import cluster
 from dist_ens.training.data_protocol import TrainingData
 
 # A fingerprint covers all examples in memory of up to the first number of bytes. It covers the
 # second number of examples of larger data, and the third of examples that are not in memory.
 _MOST_READ, _SAMPLED, _SAMPLED_OF_FILES = 2**26, 1000, 100
+# A leaf of a batch in a record, such as `['inputs'] float32[128, 64]`, and a key of its path.
+_LEAF = re.compile(r"(\S*) (\w+)\[([\d, ]*)\]")
+_KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)")
+
+
+class _Field(str):
+    """The name of a field of a named tuple or a dataclass."""
 
 
 def record_of(ensemble: Ensemble, batch: Batch) -> StepRecord:
@@ -72,6 +82,39 @@ def with_data(
         validation=validation,
         examples=of_main.hex() if any(of_main) else None,
     )
+
+
+def batch_shapes_in(record: StepRecord) -> Shapes:
+    """Returns shapes and types of the batch of a record. A named tuple stands for any class."""
+    leaves = []
+    for path, dtype, shape in _LEAF.findall(record.batch):
+        if _KEY.sub("", path):
+            raise UserError(
+                f"The batches of this run are {record.batch}, whose structure cannot be made "
+                "again from its description. Resume the run with fit, which knows its batches."
+            )
+        keys = [
+            _Field(field) if field else name if name else int(number)
+            for name, number, field in _KEY.findall(path)
+        ]
+        lengths = tuple(int(length) for length in shape.split(",") if length.strip())
+        leaves.append((keys, jax.ShapeDtypeStruct(lengths, dtype)))
+    return _tree_of(leaves)
+
+
+def _tree_of(leaves: Sequence[tuple[list[str | int], Leaf]]) -> PyTree:
+    """Returns the pytree of dicts and tuples whose leaves have these paths."""
+    if not leaves:
+        return None
+    if not leaves[0][0]:
+        return leaves[0][1]
+    branches: dict[str | int, list[tuple[list[str | int], Leaf]]] = {}
+    for (first, *rest), leaf in leaves:
+        branches.setdefault(first, []).append((rest, leaf))
+    made = {key: _tree_of(branch) for key, branch in branches.items()}
+    if isinstance(next(iter(made)), _Field):
+        return collections.namedtuple("Batch", map(str, made), rename=True)(*made.values())
+    return tuple(made.values()) if isinstance(next(iter(made)), int) else made
 
 
 def _name_of(part: object) -> str:

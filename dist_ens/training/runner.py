@@ -12,7 +12,7 @@ from fractions import Fraction
 import jax
 import numpy as np
 
-from dist_ens.callbacks import STOP, RunInfo, StepInfo
+from dist_ens.callbacks import STOP, ProgressBar, RunInfo, StepInfo
 from dist_ens.callbacks.protocol import (
     Service,
     StopMembers,
@@ -28,6 +28,7 @@ from dist_ens.ground.types import Callback
 from dist_ens.layout import MEMBERS, to_host
 from dist_ens.processes import cluster
 from dist_ens.processes.stop_signal import StopSignal
+from dist_ens.training.compaction import Compaction
 
 
 class _OfAnotherHost:
@@ -59,17 +60,21 @@ class Runner:
     ) -> None:
         self.info, self.state, self.step = info, state, info.first_step
         self.is_last = info.first_step >= info.last_step
+        self.compaction = Compaction(info.ensemble)
+        self.have_some_stopped = False
         self.stopper: Callback | None = None
         self.services: Sequence[Callback] = ()
         self.history: list[dict[str, float]] = []
-        self.stop, self._batches = stop, batches
+        self.stop, self.batches = stop, batches
         self._previous_step = info.first_step
         self._ask_hosts = True
         # The hooks of each call, which are found once.
         self._before: list[Callable[[StepInfo], object]] = []
         self._reads: list[Callable[[int, Mapping[str, np.ndarray]], object]] = []
         self._after: list[tuple[Callback, Callable[[StepInfo], object], int | None]] = []
-        self.reader = MetricsReader(len(info.member_ids), info.first_step, self._read)
+        self.reader = MetricsReader(
+            len(info.member_ids), info.first_step, self._read, self.compaction.expanded
+        )
 
     @property
     def is_interrupted(self) -> bool:
@@ -90,8 +95,7 @@ class Runner:
         self._ask_hosts = cluster.any_host(own)
         stops = self.ask("begin", self.info)
         if stops or self.is_last:  # Nothing is trained, but callbacks still see the last state.
-            state = self._call_after_update(is_last=True)[0]
-            self.state = state if self.is_last else self.state
+            self._call_after_update(is_last=True, keeps=self.is_last)
             self.is_last = True
 
     def before(self) -> bool:
@@ -102,7 +106,7 @@ class Runner:
         for before in self._before:
             if before(info) is STOP:
                 self.is_last = True
-                self._call_after_update(is_last=True)
+                self._call_after_update(is_last=True, keeps=False)
             if info.state is not self.state:  # An evaluation has stopped members.
                 info = info._replace(state=self.state)
             if info.is_last != self.is_last:  # A callback or a signal ends the run here.
@@ -112,24 +116,25 @@ class Runner:
     def next_batch(self) -> CallBatches:
         """Returns the batches of the next call."""
         with jax.transfer_guard("allow"):
-            return next(self._batches)
+            return next(self.batches)
 
     def update(self, batch: CallBatches) -> None:
         """Takes the steps of a call, and calls the services after it."""
         self._previous_step = self.step
         with jax.transfer_guard("disallow"):
-            self.state, metrics = self.info.ensemble.update_steps(self.state, batch)
+            ensemble = self.compaction.ensemble
+            self.state, metrics = ensemble.update_steps(self.state, batch)
             self.step += steps_in(batch)
             self.stop.has_progress = True
             self.reader.dispatched(self._previous_step, self.step, metrics)
         ends = self.step >= self.info.last_step
-        self.state, stoppers = self._call_after_update(is_last=ends)
+        stoppers = self._call_after_update(is_last=ends, keeps=True)
         stops = (self._ask_hosts or bool(stoppers)) and self._is_stopped(stoppers)
         self.is_last = ends or stops
         # The callbacks have changed the state of this step already, so the state that they return
         # from this second call is not used.
         if stops and not ends:
-            self._call_after_update(is_last=True)
+            self._call_after_update(is_last=True, keeps=False)
 
     def ask(self, hook: str, *args: object) -> bool:
         """Calls a hook of all services, and returns whether one on any host returned `STOP`.
@@ -195,16 +200,21 @@ class Runner:
                 if failed is None or waits:
                     self.reader.catch_up()
 
-    def _call_after_update(self, *, is_last: bool) -> tuple[State, list[Callback]]:
-        """Calls the services after an update; returns their state and those that said `STOP`."""
+    def _call_after_update(self, *, is_last: bool, keeps: bool) -> list[Callback]:
+        """Calls the services after an update, and returns those that said `STOP`.
+
+        A state that a callback returns is kept only if asked for.
+        """
         if is_last:
             self.reader.catch_up()
         metrics = self.reader.unseen()  # Without this call, unseen metrics would pile up.
         info = StepInfo(self.step, self.state, metrics, is_last, self.reader.step)
-        stoppers, meant = [], []
+        stoppers, meant, is_changed = [], [], False
         for service, call, every in self._after:
             if every is not None and not crossed(every, self._previous_step, self.step):
                 continue
+            if not isinstance(service, Service | ProgressBar) and info.state is self.state:
+                info = info._replace(state=self.compaction.joined(self.state))
             result = call(info)
             if result is STOP:
                 stoppers.append(service)
@@ -212,11 +222,12 @@ class Runner:
                 meant.append((service, result))
             elif result is not None:
                 info = info._replace(state=_placed(service, result, info.state, self.info))
+                is_changed = True
+        if is_changed and keeps:
+            self.state = self.compaction.split(info.state)
         if meant:
-            self.state = info.state
             stoppers += [meant[-1][0]] if self._stop_members(meant) else []
-            return self.state, stoppers
-        return info.state, stoppers
+        return stoppers
 
     def _stop_members(self, meant: Sequence[tuple[Callback, StopMembers]]) -> bool:
         """Stops the members that services have named, and returns whether none is left.
@@ -236,11 +247,14 @@ class Runner:
                     f"{repr(list(self.info.member_ids))[:200]}. Name members of the run."
                 )
             with jax.transfer_guard("allow"):
-                self.state = stop(self.state, found.member_ids, self.step)
+                ensemble = self.compaction.ensemble
+                self.state = stop(ensemble, self.state, found.member_ids, self.step)
         if not meant:
             return False
+        self.have_some_stopped = True
         with jax.transfer_guard("allow"):
-            return len(stopped_members(self.state)) == len(self.info.member_ids)
+            stopped = len(stopped_members(self.state)) + self.compaction.num_resting
+        return stopped == len(self.info.member_ids)
 
     def _is_stopped(self, stoppers: Sequence[Callback]) -> bool:
         """Returns whether a service of any host stops the run, and keeps the first that does."""
@@ -285,8 +299,9 @@ class MetricsReader:
         num_members: int,
         first_step: int,
         on_read: Callable[[int, Mapping[str, np.ndarray]], None],
+        expanded: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]],
     ) -> None:
-        self._first_step, self._on_read = first_step, on_read
+        self._first_step, self._on_read, self._expanded = first_step, on_read, expanded
         self._reading = threading.Lock()
         self._pending: tuple[int, int, Mapping[str, jax.Array]] | None = None
         self._unseen: list[dict[str, np.ndarray]] = []
@@ -335,6 +350,11 @@ class MetricsReader:
         """Seconds from the beginning to the end, with all that a run does."""
         return (self._ended or time.monotonic()) - self._started
 
+    @property
+    def compile_secs(self) -> float:
+        """Seconds of the first call, most of which it compiles; 0 before it."""
+        return self._first_call[0] if self._first_call is not None else 0.0
+
     def steps_per_second(self) -> float:
         """Returns the pace without evaluations, and without the first call if there are more."""
         seconds, steps = self._training_secs, self.step - self._first_step
@@ -348,7 +368,7 @@ class MetricsReader:
         if self._first_call is None:
             self._first_call = (self._training_secs, step - previous_step)
         with jax.transfer_guard("allow"):
-            values: dict[str, np.ndarray] = to_host(metrics)
+            values = self._expanded(to_host(metrics))
         self.step = step
         if "loss" in values:  # A user's own step need not have one.
             self.losses = values["loss"][-1]

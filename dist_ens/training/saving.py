@@ -74,10 +74,11 @@ class BestState(Service):
         improved = [each for service in self._run.services for each in _improved(service)]
         if improved:
             with jax.transfer_guard("allow"):
-                self._run.state = keep_best(self._run.state, improved)
+                ensemble = self._run.compaction.ensemble
+                self._run.state = keep_best(ensemble, self._run.state, improved)
         is_best = self._run.best_step() == step
         if is_best:
-            self._kept = step, copied_off_devices(info.state)
+            self._kept = step, copied_off_devices(self._run.compaction.joined(info.state))
         opened, scores = self._opened, self._scores_at(step)
         if is_best or (opened is not None and opened.is_best(step, scores)):
             self._due_step = step
@@ -159,14 +160,14 @@ class Saving(Service):
 
     def _save(self, info: StepInfo, *, is_last: bool) -> None:
         """Starts to save a checkpoint, after which nothing is saved if `is_last`."""
-        step, reader = info.step, self._run.reader
+        step, reader, state = info.step, self._run.reader, self._run.compaction.joined(info.state)
         # The metrics of a checkpoint's steps are written before it. On one host, the thread that
         # saves reads them, and looks at the parameters that it has copied. Several hosts do both
         # together, in their main threads.
         is_alone = jax.process_count() == 1
         if not is_alone:
             reader.catch_up()
-            has_finite = bool(finite_members(info.state.params, self._run.info.ensemble).any())
+            has_finite = bool(finite_members(state.params, self._run.info.ensemble).any())
             if not self._failure_response.may_replace_checkpoints(
                 step, has_finite_member=has_finite
             ):
@@ -177,7 +178,7 @@ class Saving(Service):
             self._opened.delete_oldest(kept_step)
             return
         states = saved_states(self._run.services, self._data, step)
-        leaves = leaves_off_devices(info.state)
+        leaves = leaves_off_devices(state)
 
         def before() -> Mapping[str, bytes] | None:
             reader.catch_up(step)

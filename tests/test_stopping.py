@@ -1,0 +1,219 @@
+"""Members that stop: which ones, what they keep, and that the others do not notice."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import dist_ens as de
+from dist_ens.callbacks import EarlyStopping, SuccessiveHalving, stop_members
+from dist_ens.ground.errors import UserError
+from dist_ens.training.runner import MetricsReader
+from saving import assert_same, steps_in
+from test_hyper import DATA, sweep
+
+TEST = {name: values[:32] for name, values in DATA.items()}
+HYPER = {
+    "learning_rate": de.hyper.log_uniform(1e-4, 1e-1),
+    "decay": 0.001,
+    "dropout": de.hyper.choice(0.0, 0.1),
+}
+
+
+def of_members(num_members=16, **options):
+    options = {"execution": "loop"} | options
+    return sweep(num_members, hyper=HYPER, **options)
+
+
+def trained(ensemble, callbacks, steps=120, **options):
+    options = {"eval_data": TEST, "eval_every": 10, "steps_per_call": 5} | options
+    return de.fit(
+        ensemble,
+        DATA,
+        steps=steps,
+        batch_size=16,
+        callbacks=callbacks,
+        progress=False,
+        **options,
+    )
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Compiling seems to take no time, so that members leave as soon as they can."""
+    monkeypatch.setattr(MetricsReader, "compile_secs", property(lambda self: 0.0))
+
+
+def halving():
+    return SuccessiveHalving("nll", every=30, least=2)
+
+
+def test_halving_stops_the_worse_half_again_and_again():
+    result = trained(of_members(), [halving()])
+    assert sorted(result.stopped.values()) == [30] * 8 + [60] * 4 + [90] * 2
+    nll = {
+        record["step"]: {k: record[f"test/nll/member_{k:02d}"] for k in range(16)}
+        for record in result.history
+        if "test/nll" in record
+    }
+    kept = [k for k in range(16) if result.stopped.get(k, 120) > 30]
+    assert max(nll[30][k] for k in kept) <= min(nll[30][k] for k in {*range(16)} - {*kept})
+    first, last = ({k: nll[step][k] for k in {*range(16)} - {*kept}} for step in (30, 60))
+    assert first == last  # Those that have stopped rest.
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"execution": "vmap"}, {"failure_policy": "skip"}], ids=str
+)
+def test_members_that_go_on_are_what_they_would_have_been(at_once, options):
+    ensemble = of_members(**options)
+    never = trained(ensemble, [halving()], compact="never")
+    seen = []
+    auto = trained(ensemble, [halving(), lambda info: seen.append(info)], compact="auto")
+    assert auto.stopped == never.stopped
+    assert {info.state.member_id.shape for info in seen} == {(16,)}
+    assert {rows.shape[1] for info in seen for rows in info.metrics.values()} == {16}
+    assert [*auto.state.member_id] == [*range(16)]
+    assert auto.state.stopping == ()
+    if ensemble.execution == "loop":
+        assert_same(auto.state, never.state)
+        for found, expected in zip(auto.history, never.history, strict=True):
+            # Of a member that has stopped, a training loss is that of its last update.
+            scores = {k: v for k, v in expected.items() if k.startswith("test/")}
+            assert scores == {k: found[k] for k in scores}
+    else:
+        for name, expected in never.state.params.items():
+            np.testing.assert_allclose(auto.state.params[name], expected, rtol=1e-3, atol=1e-4)
+    assert len(auto.scores.members) == 16
+
+
+def test_fewer_members_are_updated_after_some_have_left(at_once, monkeypatch):
+    counts, dispatched = [], MetricsReader.dispatched
+
+    def counted(self, previous, step, metrics):
+        counts.append(metrics["loss"].shape[1])
+        return dispatched(self, previous, step, metrics)
+
+    monkeypatch.setattr(MetricsReader, "dispatched", counted)
+    layout = de.Layout.make(16, ensemble_axis=2, devices=jax.devices()[:2])
+    trained(of_members(layout=layout), [SuccessiveHalving("nll", keep=0.3, every=60)])
+    # 5 of 16 go on, and two rows of the mesh need an even number of members.
+    assert (set(counts[:12]), set(counts[12:])) == ({16}, {6})
+
+
+def test_each_member_stops_by_its_own_score_and_keeps_its_best_parameters():
+    stopping = EarlyStopping("nll", patience=2, of="members")
+    result = trained(of_members(8), [stopping], steps=400)
+    assert 0 < len(result.stopped) < 8
+    course = [record for record in result.history if "test/nll" in record]
+    for k in range(8):
+        values = {r["step"]: r[f"test/nll/member_{k:02d}"] for r in course}
+        best = min(values.values())
+        assert result.scores.members[k]["nll"] == pytest.approx(best, rel=1e-5)
+        if k in result.stopped:
+            own = [values[step] for step in sorted(values) if step <= result.stopped[k]]
+            assert min(own) == min(own[:-2])
+    plain = trained(
+        of_members(8), [EarlyStopping("nll", patience=2, of="members", restore_best=False)]
+    )
+    assert plain.scores.members != result.scores.members
+
+
+class Everyone:
+    stops_members = True
+
+    def evaluated(self, step, scores):
+        return stop_members(range(4)) if step == 20 else None
+
+
+def test_a_run_ends_when_all_its_members_have_stopped():
+    result = trained(of_members(4), [Everyone()])
+    assert (result.step, result.stopped_by) == (20, "Everyone")
+    assert result.stopped == dict.fromkeys(range(4), 20)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, 10))]
+)
+def test_a_run_that_is_interrupted_around_a_compaction_ends_with_the_same_bits(
+    at_once, tmp_path, seed
+):
+    def callbacks():
+        return [halving(), EarlyStopping("nll", patience=4, of="members")]
+
+    whole = trained(of_members(), callbacks())
+    draw = random.Random(seed)
+    for number, steps in enumerate(draw.sample(range(5, 120, 5), 2)):
+        folder = de.Checkpoints(tmp_path / str(number), every_steps=5, every_secs=None)
+        trained(of_members(), callbacks(), steps=steps, checkpoints=folder)
+        resumed = trained(of_members(), callbacks(), checkpoints=folder)
+        assert_same(resumed.state, whole.state)
+        assert resumed.stopped == whole.stopped
+        loaded = de.load(tmp_path / str(number), ensemble=of_members())
+        assert_same(loaded.state.params, whole.state.params)
+
+
+SCRIPT = """
+import sys
+from test_stopping import halving, of_members, trained
+import dist_ens as de
+from dist_ens.training.runner import MetricsReader
+MetricsReader.compile_secs = property(lambda self: 0.0)
+trained(of_members(), [halving()], checkpoints=de.Checkpoints(sys.argv[1], every_steps=5))
+"""
+
+
+@pytest.mark.long
+def test_a_killed_run_goes_on_with_its_stopped_members(at_once, tmp_path):
+    whole = trained(of_members(), [halving()])
+    environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__)}
+    draw, folder = random.Random(0), tmp_path / "run"
+    command = [sys.executable, "-c", SCRIPT, str(folder)]
+    for _ in range(20):
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+            waited, before = time.monotonic(), max(steps_in(folder), default=0)
+            while time.monotonic() - waited < 60 and process.poll() is None:
+                if max(steps_in(folder), default=0) > before:
+                    break
+                time.sleep(0.02)
+            time.sleep(draw.uniform(0, 0.3))
+            process.send_signal(signal.SIGKILL)
+        if max(steps_in(folder), default=0) == 120:
+            break
+    resumed = trained(of_members(), [halving()], checkpoints=de.Checkpoints(folder))
+    assert_same(resumed.state, whole.state)
+    assert resumed.stopped == whole.stopped
+
+
+class Unknown:
+    stops_members = True
+
+    def evaluated(self, step, scores):
+        return stop_members([99])
+
+
+class Silent:
+    def evaluated(self, step, scores):
+        return stop_members([0])
+
+
+@pytest.mark.parametrize(
+    ("callback", "told"),
+    [
+        (Unknown(), r"The callback Unknown stops the members \[99\], and the run has"),
+        (Silent(), "has no attribute that says so. Give its class the line stops_members = True"),
+        (SuccessiveHalving("nll", every=15), "chooses every 15 steps, and fit evaluates every 10"),
+        (SuccessiveHalving("rmse", every=30), "SuccessiveHalving waits for 'rmse', and the scores"),
+        (EarlyStopping("rmse", of="members"), "EarlyStopping waits for 'rmse', and the scores"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
+)
+def test_wrong_stops_are_told_in_a_sentence(callback, told):
+    with pytest.raises(UserError, match=told):
+        trained(of_members(4), [callback])
