@@ -36,7 +36,9 @@ class Scores:
         groups: Scores by name of the pooled prediction of each group of members, on the examples of
             the group. An ensemble is one group. A table with several splits has several groups.
         members: Scores of each member, with its `member_id`.
-        left_out: Ids of the members that are not pooled.
+        left_out: Ids of the members that are not pooled, or with weight 0.
+        member_weights: Weights of the members in the pool, in their order, with sum 1. None if they
+            are equal.
         intervals: 95 % bootstrap intervals, `(low, high)` in place of each score: `ensemble` and
             `mean_member`, dicts by name, and `members`, a list of dicts with `member_id`. None if
             they were not requested, or there are too many rows to resample.
@@ -51,6 +53,7 @@ class Scores:
     intervals: JsonDict | None = None
     metrics: tuple[Metric, ...] = ()
     by_class: Sequence[JsonDict] = ()
+    member_weights: Sequence[float] | None = None
 
     @property
     def ensemble(self) -> dict[str, float]:
@@ -75,6 +78,8 @@ class Scores:
         if len(self.groups) > 1:
             scores["test_std"] = self._over_groups(np.std)
         scores["members"] = self.members
+        if self.member_weights is not None:
+            scores["member_weights"] = list(self.member_weights)
         if self.intervals is not None:
             scores["test_interval"] = self.intervals["ensemble"]
             scores["mean_member_interval"] = self.intervals["mean_member"]
@@ -111,8 +116,10 @@ class Scores:
             row(f"{mean_of}ensemble of {size}", test, "bold")
         row("mean member", mean)
         table.add_section()
-        for member in self.members[:_MOST_ROWS]:
+        for position, member in enumerate(self.members[:_MOST_ROWS]):
             out = ", left out" if member["member_id"] in self.left_out else ""
+            if self.member_weights is not None and not out:
+                out = f", weight {self.member_weights[position]:.3g}"
             row(f"member {int(member['member_id'])}{out}", member, "dim")
         if len(self.members) > _MOST_ROWS:
             table.add_row(f"… {len(self.members) - _MOST_ROWS} more {others}", style="dim")
@@ -145,7 +152,8 @@ class Evaluation:
         units: Standard deviation by which the targets of each group were divided.
         zeros: Mean that was subtracted from the targets of each group before the division.
         member_ids: Ids of the members. The member at position m is in group m % groups.
-        left_out: Ids of the members that are not pooled.
+        left_out: Ids of the members that are not pooled, or with weight 0.
+        member_weights: Weights of the members in the pool, float64[members]. None if equal.
         example_of_row: Position of each row's example in the data set, int[rows].
         labels: Labels, [groups, rows].
         groups: Statistics of each group's pooled prediction, float32[groups, rows].
@@ -175,6 +183,7 @@ class Evaluation:
     sizes: Sequence[int] = ()
     by_size: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     class_names: Sequence[str] = ()
+    member_weights: np.ndarray | None = None
 
     @property
     def num_groups(self) -> int:
@@ -221,6 +230,7 @@ class Evaluation:
             self._intervals(groups, members) if intervals and self._num_draws else None,
             tuple(m for m in self.metrics if m.name not in CATALOGUE and m.name in groups[0]),
             self._by_class() if self.num_groups == 1 else [],
+            None if self.member_weights is None else self.member_weights.tolist(),
         )
 
     def _intervals(
