@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dist_ens.evaluation.more_members import gain_of_more
 from dist_ens.ground.errors import BrokenMembersError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.types import Score
@@ -39,6 +40,9 @@ class Scores:
         left_out: Ids of the members that are not pooled, or with weight 0.
         member_weights: Weights of the members in the pool, in their order, with sum 1. None if they
             are equal.
+        more_members: Gain of some scores from twice as many members: `more`, their number, `gain`,
+            above 0 for a better score, and `low` and `high`, the ends of its 95 % interval over the
+            examples. Empty if nothing can be said, None if it was not computed.
         intervals: 95 % bootstrap intervals, `(low, high)` in place of each score: `ensemble` and
             `mean_member`, dicts by name, and `members`, a list of dicts with `member_id`. None if
             they were not requested, or there are too many rows to resample.
@@ -54,6 +58,7 @@ class Scores:
     metrics: tuple[Metric, ...] = ()
     by_class: Sequence[JsonDict] = ()
     member_weights: Sequence[float] | None = None
+    more_members: JsonDict | None = None
 
     @property
     def ensemble(self) -> dict[str, float]:
@@ -80,6 +85,8 @@ class Scores:
         scores["members"] = self.members
         if self.member_weights is not None:
             scores["member_weights"] = list(self.member_weights)
+        if self.more_members is not None:
+            scores["more_members"] = self.more_members
         if self.intervals is not None:
             scores["test_interval"] = self.intervals["ensemble"]
             scores["mean_member_interval"] = self.intervals["mean_member"]
@@ -231,7 +238,21 @@ class Evaluation:
             tuple(m for m in self.metrics if m.name not in CATALOGUE and m.name in groups[0]),
             self._by_class() if self.num_groups == 1 else [],
             None if self.member_weights is None else self.member_weights.tolist(),
+            self._more_members() if intervals else None,
         )
+
+    def _more_members(self) -> JsonDict | None:
+        """Returns the gains from more members; see `gain_of_more`."""
+        if not self.sizes or self.member_weights is not None:
+            return None
+        found = {
+            metric.name: gain_of_more(
+                self.sizes, np.array(drawn), np.array(scores), metric.direction
+            )
+            for metric in self.metrics
+            for scores, drawn in [self._scores_by_size.get(metric.name, ([], []))]
+        }
+        return {name: dataclasses.asdict(gain) for name, gain in found.items() if gain is not None}
 
     def _intervals(
         self, groups: Sequence[dict[str, Score]], members: Sequence[dict[str, Score]]
@@ -270,15 +291,22 @@ class Evaluation:
     def score_against_members(self) -> JsonDict:
         """Returns the scores of 1, 2, … random members, with intervals or NaN for many rows."""
         curve: JsonDict = {"num_members": [int(size) for size in self.sizes]}
-        nothing = [None] * self.num_groups
-        for name, of_sizes in self.by_size.items():
-            means = [float(self._over_groups(name, rows, nothing)) for rows in of_sizes]
-            ends = [(np.nan, np.nan)] * len(means)
-            if self._num_draws:
-                ends = [interval(self._over_groups(name, rows, self._draws)) for rows in of_sizes]
+        for name, (means, drawn) in self._scores_by_size.items():
+            ends = [interval(each) for each in drawn] or [(np.nan, np.nan)] * len(means)
             low, high = zip(*ends, strict=True)
             curve[name] = {"mean": means, "low": list(low), "high": list(high)}
         return curve
+
+    @cached_property
+    def _scores_by_size(self) -> dict[str, tuple[list[float], list[Score]]]:
+        """Scores of each size, and their resamples unless there are too many rows, by metric."""
+        nothing, found = [None] * self.num_groups, {}
+        for name, of_sizes in self.by_size.items():
+            means = [float(self._over_groups(name, rows, nothing)) for rows in of_sizes]
+            resampled = of_sizes if self._num_draws else ()
+            drawn = [self._over_groups(name, rows, self._draws) for rows in resampled]
+            found[name] = means, drawn
+        return found
 
     def _over_groups(
         self, name: str, rows: np.ndarray, draws: Sequence[np.ndarray | None]
