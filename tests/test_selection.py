@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -10,13 +11,24 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import softmax
 from scipy.stats import norm
+from sklearn.datasets import load_digits
 
 import dist_ens as de
+import test_trust
+from commands import dist_ens
+from dist_ens.data import ArraySplit
 from dist_ens.evaluation.conformal import jackknife_plus
 from dist_ens.evaluation.evaluator import Evaluator
+from dist_ens.evaluation.examples import Examples
+from dist_ens.evaluation.more_members import gain_of_more
 from dist_ens.evaluation.selection import METHODS
+from dist_ens.experiment import open_source
+from dist_ens.experiment.members import copy_members
+from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
+from dist_ens.metrics import bootstrap_weights
 from dist_ens.metrics.pooling import mean_of_members
+from dist_ens.report.facts import listed_weights, told_of_more
 
 ROWS, CLASSES = 60, 3
 LEVELS = (0.1, 0.5, 0.9)
@@ -500,3 +512,172 @@ def test_weighted_means_ignore_what_does_not_count():
     mask = np.array([[1.0, 0], [0, 0], [0, 1.0]])
     np.testing.assert_array_equal(mean_of_members(values, mask), [1.0, 6.0])
     np.testing.assert_array_equal(mean_of_members(jax.numpy.array(values[::2])), [2.0, 4.0])
+
+
+# The choice that a run keeps.
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("chosen") / "run"
+    data = test_trust.DIGITS | {"validation": 0.2}
+    checkpoint = {"every_steps": 10, "keep": 5}
+    options = {"num_members": 5, "steps": 20, "steps_per_call": 10, "checkpoint": checkpoint}
+    train(test_trust.experiment(data, **options), workdir)
+    return workdir
+
+
+def command(*words):
+    ended = dist_ens(*map(str, words))
+    assert ended.returncode == 0, ended.stderr
+    return " ".join(ended.stdout.split())
+
+
+@pytest.mark.slow
+def test_a_choice_is_kept_in_the_run_and_used_until_all_members_are(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    x = load_digits().images[:9]
+    np.save(tmp_path / "x.npy", x)
+    predict = ["predict", f"--workdir={run}", f"--input={tmp_path / 'x.npy'}"]
+    predict.append(f"--output={tmp_path / 'p.npz'}")
+    opened = de.load(run)
+    plain = opened.predict(x).mean
+    of_all = opened.evaluate().ensemble["nll"]
+    command("evaluate", f"--workdir={run}")
+    told = command("members", run, "choose", "--size=3")
+    source = open_source(opened.run.experiment.data)
+    valid = Examples(source.valid, source.spec)
+    chosen = de.select(opened.ensemble, opened.state, valid, size=3)
+    assert 1 < len(chosen.member_ids) < 5
+    listed = listed_weights(chosen.member_ids, chosen.weights)
+    assert f"Chose {len(chosen.member_ids)} of 5 members of step 20, with weights: {listed}" in told
+    # The page says that its scores were made before.
+    command("report", run, f"--output={tmp_path / 'report.html'}")
+    page = (tmp_path / "report.html").read_text()
+    assert "5 more members would gain" in page
+    assert "by greedy selection on the validation NLL; these scores were made before" in page
+    opened = de.load(run)
+    found = opened.predict(x)
+    expected = opened.ensemble.predict(chosen.state, x, weights=chosen.weights)
+    np.testing.assert_allclose(found.mean, expected.mean, atol=1e-6)
+    assert np.abs(np.asarray(found.mean) - plain).max() > 1e-3
+    note = f"The ensemble is the chosen members, with weights: {listed}."
+    assert note in command(*predict)
+    np.testing.assert_allclose(np.load(tmp_path / "p.npz")["probs"], expected.mean, atol=1e-6)
+    file = tmp_path / "scores.json"
+    words = [f"--workdir={run}", f"--json={file}", "--calibration=temperature", "--conformal=lac"]
+    told = command("evaluate", *words)
+    assert note in told
+    scores = json.loads(file.read_text())
+    by_python = opened.evaluate()
+    assert scores["test"]["nll"] == pytest.approx(by_python.ensemble["nll"], rel=1e-5)
+    assert scores["test"]["nll"] != pytest.approx(of_all, rel=1e-4)
+    assert scores["member_weights"] == pytest.approx(by_python.member_weights)
+    assert {*scores["left_out_members"]} == {*range(5)} - {*chosen.member_ids}
+    page = (run / "report.html").read_text()
+    assert f"<dd>{listed}</dd>" in page
+    assert "made before" not in page
+    assert "more members would gain" not in page
+    # A calibration of the chosen members is used with them, and refused with others.
+    found = opened.predict(x, calibrated=True, conformal=0.9)
+    command(*predict, "--calibrated", "--conformal=0.9")
+    np.testing.assert_allclose(np.load(tmp_path / "p.npz")["probs"], found.mean, atol=1e-6)
+    np.testing.assert_array_equal(np.load(tmp_path / "p.npz")["sets"], found.sets)
+    assert "All members of step 20 predict again" in command("members", run, "choose", "--size=all")
+    np.testing.assert_array_equal(de.load(run).predict(x).mean, plain)
+    with pytest.raises(UserError, match="The calibration was fitted for another prediction"):
+        de.load(run).predict(x, calibrated=True)
+    assert json.loads((run / "answers.json").read_text())["steps"]["20"]["answers"]["choice"] == {}
+    assert command("members", run, "verify").endswith("Step 20: sound.")
+
+
+@pytest.mark.slow
+def test_a_choice_is_of_one_step_and_its_members(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    x = load_digits().images[:9]
+    command("members", run, "choose", "--step=10", "--size=2", "--method=top", "--metric=accuracy")
+    at_10 = de.load(run, step=10)
+    assert len(at_10.choice.member_ids) == 2
+    assert at_10.choice.weights == pytest.approx([0.5, 0.5])
+    newest = de.load(run)
+    assert newest.choice.member_ids == ()
+    note = "All members of step 20 are used, because the choice of members is one of step 10."
+    assert newest.choice.note.startswith(note)
+    assert note in command("evaluate", f"--workdir={run}")
+    np.testing.assert_array_equal(newest.predict(x).mean, de.load(finished).predict(x).mean)
+    # Members that are asked for by their ids count equally.
+    two = de.load(run, step=10, members=[0, 4])
+    assert two.choice.member_ids == ()
+    # The same step of other members has no choice.
+    other = tmp_path / "other"
+    copy_members([finished], other, member_ids=[0, 1, 2], step=10)
+    shutil.copy(run / "answers.json", other / "answers.json")
+    assert de.load(other).choice.member_ids == ()
+
+
+@pytest.mark.slow
+def test_a_choice_needs_validation_data_and_a_number(finished, tmp_path):
+    workdir = tmp_path / "run"
+    train(test_trust.experiment(test_trust.DIGITS, num_members=2, steps=2), workdir)
+    ended = dist_ens("members", str(workdir), "choose")
+    assert ended.returncode == 2
+    assert "Members are chosen on validation data, and the run held none out" in ended.stderr
+    ended = dist_ens("members", str(finished), "choose", "--size=few")
+    assert "--size='few' is no number of choices. Try 5, or all." in ended.stderr
+
+
+# How many members are worth it.
+
+
+def test_the_gain_from_more_members_is_covered_by_its_interval():
+    # Squared errors of an example: bias + b / M and noise that all ensembles of it share in part.
+    sizes, rows, b, covered = [1, 2, 3, 4, 6, 8], 300, 0.8, 0
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        shared = random.exponential(0.5, size=rows)
+        slope = b * random.exponential(size=rows)
+        own = random.normal(0, 0.05, size=(len(sizes), rows))
+        values = shared + slope / np.array(sizes)[:, None] + own
+        drawn = values @ bootstrap_weights(rows, 200, seed).T / rows
+        found = gain_of_more(sizes, drawn, values.mean(1), "lower")
+        assert found.more == 8
+        covered += found.low <= b / 16 <= found.high
+    assert 0.9 <= covered / 200 <= 0.99
+
+
+def test_more_members_gain_in_accuracy_and_nothing_is_said_of_few():
+    sizes, draws = [1, 2, 4, 8], np.linspace(-0.01, 0.01, 101)
+    scores = 0.9 - 0.16 / np.array(sizes)
+    found = gain_of_more(sizes, scores[:, None] + draws, scores, "higher")
+    assert found.gain == pytest.approx(0.01)  # 0.16 / 8 - 0.16 / 16
+    assert told_of_more({"accuracy": vars(found)}) == [
+        "8 more members would gain 0.0100 ± 0.0000 accuracy."
+    ]
+    some = {"more": 8, "gain": 0.0002, "low": -0.0008, "high": 0.0012}
+    assert told_of_more({"nll": some}) == [
+        "8 more members would gain nothing that can be measured: 0.0002 ± 0.0010 NLL."
+    ]
+    assert gain_of_more([1, 2, 3], scores[:3, None] + draws, scores[:3], "lower") is None
+    assert gain_of_more(sizes, np.array([]), scores, "lower") is None
+    scores[1] = np.nan
+    assert gain_of_more(sizes, scores[:, None] + draws, scores, "lower") is None
+
+
+def scored(members, **options):
+    outputs, labels = drawn(0, members, rows=400)
+    ensemble, state = tabled(outputs)
+    evaluator = Evaluator(ensemble, 200, **options)
+    return evaluator.evaluate(
+        state, ArraySplit(np.eye(400, dtype=np.float32), labels), by_size=True
+    )
+
+
+def test_scores_hold_the_gain_from_more_members_or_that_nothing_can_be_said():
+    scores = scored(8).scores(intervals=True)
+    gain = scores.to_dict()["more_members"]["nll"]
+    assert gain["more"] == 8
+    assert 0 < gain["low"] < gain["gain"] < gain["high"]
+    assert scored(8).scores().more_members is None
+    assert "more_members" not in scored(8).scores().to_dict()
+    assert scored(2).scores(intervals=True).to_dict()["more_members"] == {}
+    assert scored(8, weights=np.arange(8)).scores(intervals=True).more_members is None

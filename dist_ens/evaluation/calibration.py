@@ -48,7 +48,7 @@ class Predictor:
         steps, ids = to_host((state.step, state.member_id))
         given = np.ones(len(ids)) if weights is None else weights.copy()
         given[list(left_out)] = 0
-        pooled = given[given > 0]
+        pooled = np.round(given[given > 0], 12)  # Sums of weights are rounded.
         return cls(
             int(steps.max()),
             tuple(ids[given > 0].tolist()),

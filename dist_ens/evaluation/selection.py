@@ -45,6 +45,10 @@ class Selection:
         choices: Id of the member that was chosen at each step. A member may be chosen again.
         ensemble: Ensemble of the chosen members, for `fit` and `predict`.
         state: State of the chosen members, on the layout of `ensemble`.
+
+    >>> chosen = Selection((3, 17), (0.75, 0.25), (0.5, 0.4), (3, 17), ensemble=None, state=None)
+    >>> dict(zip(chosen.member_ids, chosen.weights))
+    {3: 0.75, 17: 0.25}
     """
 
     member_ids: tuple[int, ...]
@@ -56,11 +60,15 @@ class Selection:
 
 
 class Choice(NamedTuple):
-    """A choice of members by their positions: weights float64[members], and path and choices."""
+    """A choice of members by their positions: weights float64[members], path and choices.
+
+    `before` is the score of all members that can be chosen, with equal weights.
+    """
 
     weights: np.ndarray
     path: Sequence[float]
     choices: Sequence[int]
+    before: float
 
 
 def select(
@@ -247,7 +255,7 @@ class _Pool:
     def choice(self, choices: Sequence[int], path: Sequence[float]) -> Choice:
         """Returns the choice of members that weigh as often as they were chosen."""
         weights = np.bincount(choices, minlength=self._num_members) / len(choices)
-        return Choice(weights, [self._sign * score for score in path], choices)
+        return self._found(weights, path, choices)
 
     def stacked(self) -> Choice:
         """Returns the choice of the weights with which the mean of a statistic is lowest."""
@@ -289,8 +297,12 @@ class _Pool:
         weights = np.zeros(self._num_members)
         weights[self.candidates] = pool / pool.sum()
         chosen = np.flatnonzero(weights).tolist()
-        score = self._sign * self.score(chosen, weights[chosen].tolist())
-        return Choice(weights, [score], chosen)
+        return self._found(weights, [self.score(chosen, weights[chosen].tolist())], chosen)
+
+    def _found(self, weights: np.ndarray, path: Sequence[float], choices: Sequence[int]) -> Choice:
+        before = self.score(self.candidates, [1] * len(self.candidates))
+        scores = [self._sign * score for score in (*path, before)]
+        return Choice(weights, scores[:-1], choices, scores[-1])
 
 
 def _counted(choices: Sequence[int]) -> tuple[list[int], list[int]]:
