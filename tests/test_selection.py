@@ -489,6 +489,9 @@ def test_calibrations_are_of_the_weighted_pool_and_of_no_other():
     for other in (None, WEIGHTS[::-1]):
         with pytest.raises(UserError, match="The calibration was fitted for another prediction"):
             ensemble.predict(state, data["inputs"], weights=other, calibration=made)
+    some = de.calibrate(ensemble, state, data, weights=[1, 2, 3, 4])
+    with pytest.raises(UserError, match=r"another prediction: weights \(0.1, 0.2, 0.3, 0.4\)"):
+        ensemble.predict(state, data["inputs"], weights=[4, 3, 2, 1], calibration=some)
     equal = de.calibrate(ensemble, state, data, weights=[3] * 4)
     ensemble.predict(state, data["inputs"], calibration=equal)
 
@@ -640,8 +643,8 @@ def test_the_gain_from_more_members_is_covered_by_its_interval():
         values = shared + slope / np.array(sizes)[:, None] + own
         drawn = values @ bootstrap_weights(rows, 200, seed).T / rows
         found = gain_of_more(sizes, drawn, values.mean(1), "lower")
-        assert found.more == 8
-        covered += found.low <= b / 16 <= found.high
+        assert found["more"] == 8
+        covered += found["low"] <= b / 16 <= found["high"]
     assert 0.9 <= covered / 200 <= 0.99
 
 
@@ -649,8 +652,8 @@ def test_more_members_gain_in_accuracy_and_nothing_is_said_of_few():
     sizes, draws = [1, 2, 4, 8], np.linspace(-0.01, 0.01, 101)
     scores = 0.9 - 0.16 / np.array(sizes)
     found = gain_of_more(sizes, scores[:, None] + draws, scores, "higher")
-    assert found.gain == pytest.approx(0.01)  # 0.16 / 8 - 0.16 / 16
-    assert told_of_more({"accuracy": vars(found)}) == [
+    assert found["gain"] == pytest.approx(0.01)  # 0.16 / 8 - 0.16 / 16
+    assert told_of_more({"accuracy": found}) == [
         "8 more members would gain 0.0100 ± 0.0000 accuracy."
     ]
     some = {"more": 8, "gain": 0.0002, "low": -0.0008, "high": 0.0012}

@@ -186,6 +186,6 @@ def objective_of(ensemble: Ensemble) -> Objective:
     if ensemble.objective is None:
         raise UserError(
             "The loss of this ensemble is a function, which says nothing of predictions that could "
-            "be calibrated. Use an objective, such as losses.categorical(10)."
+            "be calibrated or chosen. Use an objective, such as losses.categorical(10)."
         )
     return ensemble.objective

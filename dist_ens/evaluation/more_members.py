@@ -1,36 +1,19 @@
 """How much a score would gain from more members, from the scores of ensembles of fewer."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
+from dist_ens.ground.json_text import JsonDict
 from dist_ens.metrics import interval
 
 # A line has two numbers, so fewer sizes than this say nothing about how well it fits.
 _FEWEST_SIZES = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Gain:
-    """The gain of a score from twice as many members, in the unit of the score.
-
-    Attributes:
-        more: Number of further members.
-        gain: Estimated gain, above 0 if the score becomes better.
-        low: Lower end of its 95 % interval.
-        high: Upper end of its 95 % interval.
-    """
-
-    more: int
-    gain: float
-    low: float
-    high: float
-
-
 def gain_of_more(
     sizes: Sequence[int], drawn: np.ndarray, scores: np.ndarray, direction: str | None
-) -> Gain | None:
+) -> JsonDict | None:
     """Estimates what a score would gain from twice as many members.
 
     The least squares of `score = a + b / M` over the sizes M give b. An ensemble of twice M members
@@ -45,14 +28,15 @@ def gain_of_more(
         direction: Whether a "lower" or a "higher" score is better.
 
     Returns:
-        The gain, with the interval over the resamples of the examples: another set of examples
-        would give another gain. It does not hold what other members would change. None if there are
-        fewer than 4 sizes, or scores that are not finite.
+        `more`, the number of further members; `gain`, above 0 if the score becomes better; and
+        `low` and `high`, the ends of its 95 % interval over the resamples. The interval does not
+        hold what other members would change. None if there are fewer than 4 sizes, or scores that
+        are not finite.
 
     >>> sizes = [1, 2, 4, 8]
     >>> scores = 0.5 + 0.8 / np.array(sizes)
     >>> drawn = scores[:, None] + np.linspace(-0.1, 0.1, 100)
-    >>> round(gain_of_more(sizes, drawn, scores, "lower").gain, 4)  # 0.8 / 16
+    >>> round(gain_of_more(sizes, drawn, scores, "lower")["gain"], 4)  # 0.8 / 16
     0.05
     """
     if len(sizes) < _FEWEST_SIZES or direction is None:
@@ -66,4 +50,4 @@ def gain_of_more(
     sign = 1 if direction == "lower" else -1
     share = sign * centred / np.square(centred).sum() * inverse[-1] / 2
     low, high = interval(share @ drawn)
-    return Gain(int(sizes[-1]), float(share @ scores), low, high)
+    return {"more": int(sizes[-1]), "gain": float(share @ scores), "low": low, "high": high}

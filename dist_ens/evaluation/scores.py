@@ -252,7 +252,7 @@ class Evaluation:
             for metric in self.metrics
             for scores, drawn in [self._scores_by_size.get(metric.name, ([], []))]
         }
-        return {name: dataclasses.asdict(gain) for name, gain in found.items() if gain is not None}
+        return {name: gain for name, gain in found.items() if gain is not None}
 
     def _intervals(
         self, groups: Sequence[dict[str, Score]], members: Sequence[dict[str, Score]]

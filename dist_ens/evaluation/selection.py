@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ METHODS = ("greedy", "top", "stacking")
 # Scores that differ by a smaller part are tied, because predictions are in float32.
 _TIE = 1e-6
 # Weights of stacking stay above the first, so that each has a slope, and are 0 below the second.
-_LEAST_WEIGHT, _NO_WEIGHT = 1e-9, 1e-6
+_LEAST_WEIGHT, _NO_WEIGHT = 1e-9, 1e-4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,7 +89,8 @@ def select(
       same member may be added again. Its weight is its number of times divided by `size`.
     - "top" takes the members with the best scores of their own, with equal weights.
     - "stacking" finds the weights of all members with which the pool scores best. This is a convex
-      problem for the NLL of classes. Members whose weight is 0 are dropped, and `size` is not read.
+      problem for the NLL of classes. Members with weights below 1e-4 are dropped, and `size` is not
+      read.
 
     Among tied members the one at the lower position is chosen.
 
@@ -221,7 +222,7 @@ class _Pool:
             m for m in evaluator.metrics if m.name == metric and known.issuperset(m.statistics)
         )
         self._sign = -1 if directions[metric] == "higher" else 1
-        self._statistics = jax.jit(self._statistics_of)
+        self._statistics = jax.jit(self._needed_of)
 
     def _statistics_of(
         self, values: Values, labels: jax.Array, positions: jax.Array, pool: jax.Array
@@ -236,6 +237,13 @@ class _Pool:
         rows = self._evaluator.programs.statistics(pooled, labels)
         rows = {name: leaf.ravel() for name, leaf in rows.items()}
         return rows, distribution.classwise(pooled, labels, counts)
+
+    def _needed_of(self, *args: Any) -> tuple[Values, jax.Array]:
+        """Returns what the metric needs of `_statistics_of`, so that the rest is not computed."""
+        rows, classwise = self._statistics_of(*args)
+        needed = {*self._metric.statistics, "nll"}  # Metrics of order look whether the NLL is NaN.
+        classwise = classwise if CLASSWISE in needed else jnp.zeros(0)
+        return {name: leaf for name, leaf in rows.items() if name in needed}, classwise
 
     def score(self, positions: list[int], weights: Sequence[float]) -> float:
         """Returns the score of the pool of some members."""
@@ -267,12 +275,12 @@ class _Pool:
 
         @jax.jit
         @jax.value_and_grad
-        def mean(pool: jax.Array) -> jax.Array:
-            rows, _ = self._statistics_of(self._values, self._labels, members, pool)
+        def mean(pool: jax.Array, values: Values, labels: jax.Array) -> jax.Array:
+            rows, _ = self._statistics_of(values, labels, members, pool)
             return self._sign * mean_of_members(rows[name], row_weights)
 
         def with_slope(pool: np.ndarray) -> tuple[float, np.ndarray]:
-            value, slope = mean(pool.astype(np.float32))
+            value, slope = mean(pool.astype(np.float32), self._values, self._labels)
             return float(value), np.asarray(slope, np.float64)
 
         pool = np.full(count, 1 / count)
