@@ -27,6 +27,7 @@ from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS
 from dist_ens.metrics.pooling import mean_of_members
 
 METHODS = ("greedy", "top", "stacking")
+_MOST_CHOICES = 10_000
 # Scores that differ by a smaller part are tied, because predictions are in float32.
 _TIE = 1e-6
 # Weights of stacking stay above the first, so that each has a slope, and are 0 below the second.
@@ -83,7 +84,8 @@ def select(
 ) -> Selection:
     """Chooses the best few members of an ensemble on data that was not trained on.
 
-    The members predict once. Members that predict NaN or infinity, or are frozen, are not chosen.
+    The members predict once. Members that predict NaN or infinity, or are frozen, are not chosen,
+    nor are those whose own score is infinite, unless all are.
 
     - "greedy" begins with the best member, and adds the member with which the pool scores best. The
       same member may be added again. Its weight is its number of times divided by `size`.
@@ -99,7 +101,7 @@ def select(
         state: State of the ensemble, or of some members.
         data: Held-out data: a dict of arrays with `inputs` and `labels`, an iterable of batches, or
             a source of `dist_ens.data` (its validation split).
-        size: Number of choices, at least 1. It may exceed the number of members.
+        size: Number of choices, from 1 to 10,000. It may exceed the number of members.
         metric: Name of a metric of the objective, such as `nll`, `accuracy`, `rmse` or `crps`, of
             which "lower" or "higher" is better. Stacking needs one that is a mean over the
             examples, or the root of one, and changes smoothly with the weights.
@@ -164,7 +166,7 @@ def choose(
     evaluator: Evaluator, state: State, split: Split, *, size: int, metric: str, method: str
 ) -> Choice:
     """Chooses members by their scores on a split, with an evaluator; see `select`."""
-    size = whole_number("size", size, least=1)
+    size = whole_number("size", size, least=1, most=_MOST_CHOICES)
     require_one_of("method", method, METHODS)
     pool = _Pool(evaluator, state, split, metric)
     if method == "stacking":
@@ -223,6 +225,9 @@ class _Pool:
         )
         self._sign = -1 if directions[metric] == "higher" else 1
         self._statistics = jax.jit(self._needed_of)
+        # Errors of members that diverged may be finite or not, as their squares may.
+        finite = [each for each in self.candidates if math.isfinite(self.score([each], [1]))]
+        self.candidates = finite or self.candidates
 
     def _statistics_of(
         self, values: Values, labels: jax.Array, positions: jax.Array, pool: jax.Array

@@ -46,9 +46,10 @@ def kept_choice(workdir: Place, step: int) -> KeptChoice:
     if step not in steps or kept[str(step)]["state"] != state_digest(workdir, step):
         if not steps:
             return KeptChoice()
+        of = "other members" if step in steps else f"step {max(steps):,}"
         return KeptChoice(
             note=f"All members of step {step:,} are used, because the choice of members is one of "
-            f"step {max(steps):,}. Choose again with dist-ens members RUN choose."
+            f"{of}. Choose again with dist-ens members RUN choose."
         )
     found = kept[str(step)]["answers"][CHOICE]
     listed = listed_weights(found["member_ids"], found["weights"])

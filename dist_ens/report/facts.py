@@ -90,12 +90,12 @@ def told_of_more(gains: Mapping[str, Json]) -> list[str]:
         ]
     told = []
     for name, found in gains.items():
-        half = (found["high"] - found["low"]) / 2
-        verb = "would gain" if found["low"] > 0 else "would gain nothing that can be measured:"
-        told.append(
-            f"{found['more']:,} more members {verb} {found['gain']:.4f} ± {half:.4f} "
-            f"{label_of(name)}."
+        gain, half = (
+            number(each, {name: each})
+            for each in (found["gain"], (found["high"] - found["low"]) / 2)
         )
+        verb = "would gain" if found["low"] > 0 else "would gain nothing that can be measured:"
+        told.append(f"{found['more']:,} more members {verb} {gain} ± {half} {label_of(name)}.")
     return told
 
 
