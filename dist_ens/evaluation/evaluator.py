@@ -129,7 +129,7 @@ class Evaluator:
         """
         programs, length = self.programs, len(split) // self._num_groups
         parts: list[PyTree] = []
-        classwise: PyTree = None
+        totals: PyTree = None
         for batch, mask, count in self._batches(split):
             outputs = self.ensemble.outputs(state, batch[Objective.INPUTS])
             labels, weights = self.aligned(
@@ -137,9 +137,11 @@ class Evaluator:
             )
             scored = to_host(programs.score(outputs, labels, mask, weights, self._pool))
             (groups, of_groups), (members, of_members) = scored
-            of_sizes = {}
+            of_sizes, of_orders = {}, {}
             if by_size:
-                of_sizes = to_host(programs.score_by_size(outputs, labels, self._pool))
+                of_sizes, of_orders = to_host(
+                    programs.score_by_size(outputs, labels, mask, weights, self._pool)
+                )
             rows: PyTree = to_host(labels).reshape(self._num_groups, self.filled_size, -1)
             if weights is not None:
                 of_examples = to_host(weights).astype(np.float64).reshape(1, len(mask), -1)
@@ -150,14 +152,17 @@ class Evaluator:
                     (rows, groups, members, of_sizes, weights),
                 )
             )
-            sums = [each.sum(axis=1, dtype=np.float64) for each in (of_groups, of_members)]
-            classwise = sums if classwise is None else jax.tree.map(np.add, classwise, sums)
+            sums = jax.tree.map(
+                lambda leaf: leaf.sum(axis=1, dtype=np.float64), (of_groups, of_members, of_orders)
+            )
+            totals = sums if totals is None else jax.tree.map(np.add, totals, sums)
         all_rows = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
         rows_per_example = rows.shape[-1]
         example_of_row = np.repeat(np.arange(length), rows_per_example)
         all_rows, counts = self._counted(all_rows, length, outputs.shape[-1])
         labels, groups, members, of_sizes, weights = all_rows
-        self.directions(groups, classwise[0])
+        self.directions(groups, totals[0])
+        num_counted = labels.shape[1] if weights is None else weights.sum()
         member_ids = to_host(state.member_id)
         return Evaluation(
             distribution=self.distribution,
@@ -173,13 +178,17 @@ class Evaluator:
             labels=labels,
             groups=groups,
             members=members,
-            group_classwise=classwise[0],
-            member_classwise=classwise[1],
+            group_classwise=totals[0],
+            member_classwise=totals[1],
             weights=weights,
             sizes=programs.sizes if by_size else (),
             by_size={
                 name: leaf.reshape(len(programs.sizes), self._num_groups, -1)
                 for name, leaf in of_sizes.items()
+            },
+            by_order={
+                name: leaf.reshape(-1, self._num_groups, len(programs.sizes)) / num_counted
+                for name, leaf in totals[2].items()
             },
         )
 

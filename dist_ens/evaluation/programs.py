@@ -101,10 +101,7 @@ class Programs:
             pool: jax.Array | None,
         ) -> tuple[Scored, Scored]:
             """Scores the members of a device on its column's part of the batch."""
-            counts = mask
-            if weights is not None:
-                shaped = mask.reshape(-1, *(1,) * (weights.ndim - 1))
-                counts = jnp.where(shaped, weights, 0).astype(jnp.float32)
+            counts = _counts(mask, weights)
             labels = labels if several else labels[None]
             of_all = jax.vmap(of_one, in_axes=(0, 0, None))
             everyone = self._pooled_members(outputs)
@@ -142,18 +139,21 @@ class Programs:
         return np.unique(np.geomspace(1, count, min(count, _SIZES)).round().astype(int)).tolist()
 
     @cached_property
-    def score_by_size(self) -> Callable[..., Values]:
+    def score_by_size(self) -> Callable[..., tuple[Values, Values]]:
         """The program that scores ensembles of the first members in some random orders.
 
         For each name in `by_size` it returns the first statistic of the metric, float32[sizes *
-        groups, batch, rows of an example].
+        groups, batch, rows of an example], and its weighted sum over the batch in each order,
+        float32[orders * groups * sizes, columns].
         """
         distribution, count = self._distribution, len(self._pooled)
         random = np.random.default_rng(0)
         orders = np.stack([random.permutation(count) for _ in range(_ORDERS if count > 1 else 1)])
         statistics = {name: metric.statistics[0] for name, metric in self.by_size.items()}
 
-        def of_group(predictions: Values, labels: jax.Array, pool: jax.Array | None) -> Values:
+        def of_group(
+            predictions: Values, labels: jax.Array, counts: jax.Array, pool: jax.Array | None
+        ) -> tuple[Values, Values]:
             def of_order(order: jax.Array) -> Values:
                 in_order, weights = jax.tree.map(lambda leaf: leaf[order], (predictions, pool))
                 of_sizes = []
@@ -165,15 +165,28 @@ class Programs:
                 return jax.tree.map(lambda *leaves: jnp.stack(leaves), *of_sizes)
 
             drawn = jax.lax.map(of_order, jnp.asarray(orders))
-            return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn)
+            counted = counts.reshape(1, 1, len(labels), -1)
+            sums = jax.tree.map(
+                lambda leaf: (jnp.where(counted > 0, leaf, 0) * counted).sum(axis=(-2, -1)), drawn
+            )
+            return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn), sums
 
-        def score(outputs: jax.Array, labels: jax.Array, pool: jax.Array | None) -> Values:
+        def score(
+            outputs: jax.Array,
+            labels: jax.Array,
+            mask: jax.Array,
+            weights: jax.Array | None,
+            pool: jax.Array | None,
+        ) -> tuple[Values, Values]:
             labels = labels if self._num_groups > 1 else labels[None]
-            of_groups = jax.vmap(of_group, in_axes=(1, 0, None), out_axes=1)
-            values = of_groups(self._pooled_members(outputs), labels, pool)
-            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), values)
+            of_groups = jax.vmap(of_group, in_axes=(1, 0, None, None), out_axes=1)
+            counts = _counts(mask, weights)
+            values, sums = of_groups(self._pooled_members(outputs), labels, counts, pool)
+            values = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), values)
+            return values, jax.tree.map(lambda leaf: leaf.reshape(-1, 1), sums)
 
-        return self._compiled(score, (MEMBER_BATCH, self.examples_spec), BATCHES)
+        specs = (MEMBER_BATCH, self.examples_spec, BATCH, BATCH)
+        return self._compiled(score, specs, (BATCHES, BATCHES))
 
     @cached_property
     def member_values(self) -> Callable[[jax.Array], Values]:
@@ -259,6 +272,14 @@ def programs_of(
     if "scores" not in kept or kept["scores"][0] != key:
         kept["scores"] = key, Programs(ensemble, distribution, metrics, left_out)
     return kept["scores"][1]
+
+
+def _counts(mask: jax.Array, weights: jax.Array | None) -> jax.Array:
+    """Returns the mask of the examples that count, or their weights, 0 for those that do not."""
+    if weights is None:
+        return mask
+    shaped = mask.reshape(-1, *(1,) * (weights.ndim - 1))
+    return jnp.where(shaped, weights, 0).astype(jnp.float32)
 
 
 def _in_rows(values: Values, labels: jax.Array) -> Values:

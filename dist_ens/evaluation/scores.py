@@ -41,8 +41,8 @@ class Scores:
         member_weights: Weights of the members in the pool, in their order, with sum 1. None if they
             are equal.
         more_members: Gain of some scores from twice as many members: `more`, their number, `gain`,
-            above 0 for a better score, and `low` and `high`, the ends of its 95 % interval over the
-            examples. Empty if nothing can be said, None if it was not computed.
+            above 0 for a better score, and `low` and `high`, the ends of its 95 % interval. Empty
+            if nothing can be said, None if it was not computed.
         intervals: 95 % bootstrap intervals, `(low, high)` in place of each score: `ensemble` and
             `mean_member`, dicts by name, and `members`, a list of dicts with `member_id`. None if
             they were not requested, or there are too many rows to resample.
@@ -171,6 +171,8 @@ class Evaluation:
         sizes: Numbers of members of the ensembles in `by_size`. Empty if these were not scored.
         by_size: First statistic of some metrics, by the metrics' names, for ensembles of randomly
             drawn members, float32[sizes, groups, rows].
+        by_order: Means of these over the rows in each random order of the members, of which
+            `by_size` is the mean, float64[orders, groups, sizes].
     """
 
     distribution: Distribution
@@ -189,6 +191,7 @@ class Evaluation:
     weights: np.ndarray | None = None
     sizes: Sequence[int] = ()
     by_size: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    by_order: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     class_names: Sequence[str] = ()
     member_weights: np.ndarray | None = None
 
@@ -245,13 +248,16 @@ class Evaluation:
         """Returns the gains from more members; see `gain_of_more`."""
         if not self.sizes or self.member_weights is not None:
             return None
-        found = {
-            metric.name: gain_of_more(
-                self.sizes, np.array(drawn), np.array(scores), metric.direction
-            )
-            for metric in self.metrics
-            for scores, drawn in [self._scores_by_size.get(metric.name, ([], []))]
-        }
+        found = {}
+        for name, (scores, drawn) in self._scores_by_size.items():
+            metric = next(metric for metric in self.metrics if metric.name == name)
+
+            def score(mean: float, unit: float, metric: Metric = metric) -> float:
+                return metric.score(Rows({metric.statistics[0]: np.array([mean])}, unit=unit))
+
+            units = np.array(self.units)[:, None]
+            by_order = np.vectorize(score)(self.by_order[name], units).mean(axis=1)
+            found[name] = gain_of_more(self.sizes, scores, drawn, by_order, metric.direction)
         return {name: gain for name, gain in found.items() if gain is not None}
 
     def _intervals(
