@@ -23,6 +23,8 @@ _NAMES = {
     "evaluate": "dist_ens.evaluation",
     "calibrate": "dist_ens.evaluation.fit_calibration",
     "Calibration": "dist_ens.evaluation.calibration",
+    "select": "dist_ens.evaluation.selection",
+    "Selection": "dist_ens.evaluation.selection",
     "load": "dist_ens.experiment",
     "stack_members": "dist_ens.ground.state",
     "unstack_members": "dist_ens.ground.state",
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from dist_ens.evaluation import evaluate
     from dist_ens.evaluation.calibration import Calibration
     from dist_ens.evaluation.fit_calibration import calibrate
+    from dist_ens.evaluation.selection import Selection, select
     from dist_ens.execution.lift import lift
     from dist_ens.experiment import load
     from dist_ens.ground.state import State, select_members, stack_members, unstack_members
@@ -58,6 +61,7 @@ __all__ = [
     "Ensemble",
     "FailurePolicy",
     "Layout",
+    "Selection",
     "State",
     "as_member",
     "calibrate",
@@ -72,6 +76,7 @@ __all__ = [
     "methods",
     "metrics",
     "models",
+    "select",
     "select_members",
     "stack_members",
     "unstack_members",

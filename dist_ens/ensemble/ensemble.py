@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 import jax
 import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr
-from numpy.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
+from numpy.typing import DTypeLike
 
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.checks import (
@@ -22,7 +22,7 @@ from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.initial_state import begin_label_scale, network_for, state_from
 from dist_ens.ensemble.optimizer import check_optimizer
 from dist_ens.ensemble.own_step import OwnStep, loss_of_scoring
-from dist_ens.ensemble.padding import explained_inputs, placed_inputs, unpadded
+from dist_ens.ensemble.padding import AppliedCalibration, explained_inputs, placed_inputs, unpadded
 from dist_ens.ensemble.programs import Programs
 from dist_ens.ensemble.update_steps import Update
 from dist_ens.ensemble.variants import Variants
@@ -51,15 +51,6 @@ from dist_ens.methods import LossFunction, Method
 from dist_ens.processes import cluster
 from dist_ens.processes.compile_cache import use_compile_cache_by_default
 from dist_ens.sampling.hyper import Drawn, Hyper
-
-
-class AppliedCalibration(Protocol):
-    """A calibration of predictions, such as `dist_ens.Calibration`."""
-
-    def applied(
-        self, prediction: Prediction, ensemble: "Ensemble", state: State, inputs: Inputs
-    ) -> Prediction:
-        """Returns the calibrated prediction."""
 
 
 class Ensemble(Variants):
@@ -351,7 +342,12 @@ class Ensemble(Variants):
         return self.programs.update_steps
 
     def predict(
-        self, state: State, inputs: Inputs, *, calibration: AppliedCalibration | None = None
+        self,
+        state: State,
+        inputs: Inputs,
+        *,
+        calibration: AppliedCalibration | None = None,
+        weights: ArrayLike | None = None,
     ) -> Prediction:
         """Returns the pooled prediction of the members, with its uncertainty.
 
@@ -360,7 +356,10 @@ class Ensemble(Variants):
             inputs: Inputs, any pytree with leaves [batch, ...]. Every host gives all of them. With
                 a loss function, inputs whose leaves have different lengths are given to the network
                 as they are, and so are all inputs of an ensemble with `batch_specs`.
-            calibration: Calibration of the same state, from `dist_ens.calibrate`. Default: none.
+            calibration: Calibration of the same state and weights, from `dist_ens.calibrate`.
+                Default: none.
+            weights: Weights of the members in the pool, such as those of `dist_ens.select`; not
+                negative, float[members], in the order of the state. Default: equal weights.
 
         Returns:
             The prediction, on the devices. With an objective, its fields are those of the
@@ -371,18 +370,19 @@ class Ensemble(Variants):
 
         Raises:
             UserError: If the network has no `apply` or does not take the inputs, inputs on the host
-                are NaN or infinite, the ensemble has several groups, or the calibration is that of
-                another prediction.
+                are NaN or infinite, the ensemble has several groups, the weights do not fit the
+                members, or the calibration is that of another prediction.
         """
         here, needed, placed, size = placed_inputs(self, state, inputs)
+        weights = here.programs.checked_weights(weights)
         with explained_inputs(inputs):
-            prediction = here.programs.predict(needed, placed)
+            prediction = here.programs.predict(needed, placed, weights)
         prediction = settled(here.layout, prediction if size is None else prediction.first(size))
         if state.class_names:
             prediction = dataclasses.replace(prediction, class_names=state.class_names)
         if calibration is None:
             return prediction
-        return calibration.applied(prediction, here, needed, inputs)
+        return calibration.applied(prediction, here, needed, inputs, weights)
 
     def apply(self, state: State, inputs: Inputs) -> Outputs:
         """Returns the outputs of every member's network, leaves [members, batch, ...].

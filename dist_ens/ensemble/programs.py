@@ -7,6 +7,8 @@ from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
+from jax.typing import ArrayLike
 
 from dist_ens.ensemble.batches import Batches, CallBatches
 from dist_ens.ensemble.checks import explained_errors, require_rows
@@ -42,6 +44,7 @@ from dist_ens.layout import (
     without_axes,
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
+from dist_ens.losses.distribution import checked_weights, passed
 from dist_ens.members.member import member_label_scale
 from dist_ens.methods import MemberLoss, loss_of_function, loss_of_objective
 from dist_ens.processes import cluster
@@ -220,8 +223,8 @@ class Programs:
         return of_all(state, inputs)
 
     @cached_property
-    def predict(self) -> Callable[[State, Inputs], Prediction]:
-        """The pooled prediction for inputs on the layout, `predict(state, inputs)`."""
+    def predict(self) -> Callable[[State, Inputs, np.ndarray | None], Prediction]:
+        """The pooled prediction for inputs on the layout, `predict(state, inputs, weights)`."""
         ensemble = self._ensemble
         if ensemble.num_groups > 1:
             raise UserError(
@@ -230,19 +233,28 @@ class Programs:
             )
         objective, has_samples = ensemble.objective, ensemble.dropout_samples is not None
 
-        def pooled(outputs: Outputs, state: State) -> Prediction:
+        def pooled(outputs: Outputs, state: State, weights: jax.Array | None) -> Prediction:
+            weights = None if weights is None else weights.astype(jax.numpy.float32)
             if objective is None:
-                return predict_leaves(outputs)
+                return predict_leaves(outputs, weights)
             samples = jax.numpy.moveaxis(outputs, 2, 1) if has_samples else outputs
-            prediction = objective.distribution.predict(samples, has_samples=has_samples)
+            prediction = objective.distribution.predict(
+                samples, has_samples=has_samples, **passed(weights)
+            )
             if objective.standardize:
                 prediction = prediction.in_unit(*member_label_scale(state))
             return prediction
 
         if ensemble.waves > 1:
             pool = jax.jit(pooled)
-            return lambda state, inputs: pool(self.outputs(state, inputs), state)
-        return jax.jit(lambda state, inputs: pooled(self._outputs(state, inputs), state))
+            return lambda state, inputs, w: pool(self.outputs(state, inputs), state, w)
+        return jax.jit(lambda state, inputs, w: pooled(self._outputs(state, inputs), state, w))
+
+    def checked_weights(self, weights: ArrayLike | None) -> np.ndarray | None:
+        """Returns weights of the members in a pool, float64[members] with sum 1; None for none."""
+        objective = self._ensemble.objective
+        distribution = None if objective is None else objective.distribution
+        return checked_weights(weights, self._ensemble.num_members, distribution)
 
     def needed(self, state: State) -> State:
         """Returns a state without the parts on which no prediction depends."""

@@ -17,7 +17,15 @@ from dist_ens.report.examples import class_lists, example_lists
 from dist_ens.report.facts import MOST_MEMBERS, facts, interval, is_finite, number
 from dist_ens.report.figures import MOST_MEMBER_LINES
 from dist_ens.report.files import RunReport
-from dist_ens.report.panels import MEAN_MEMBER, SECTIONS, Shown, named, older, undrawn_training
+from dist_ens.report.panels import (
+    MEAN_MEMBER,
+    SECTIONS,
+    Shown,
+    more_members,
+    named,
+    older,
+    undrawn_training,
+)
 from dist_ens.report.style import colours, on_any_screen, svg
 
 
@@ -48,6 +56,7 @@ def page_of(runs: Sequence[RunReport]) -> str:
         most_lines=MOST_MEMBER_LINES,
         named=named,
         older=older,
+        more_members=more_members,
         undrawn_training=undrawn_training,
         answers=answer_tables(shown),
         classes=class_lists(shown),

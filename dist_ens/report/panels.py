@@ -11,6 +11,7 @@ from dist_ens.ground.json_text import Json
 from dist_ens.layout import ENSEMBLE
 from dist_ens.metrics.catalogue import COMPARED, HEADLINES, NLL, label_of
 from dist_ens.report import figures
+from dist_ens.report.facts import told_of_more
 from dist_ens.report.figures import Curve
 from dist_ens.report.files import RunReport
 from dist_ens.report.style import COLOURS, INK, Numbers, colours, finite
@@ -241,6 +242,16 @@ def _disagreement(shown: Sequence[Shown]) -> Iterator[Panel]:
 def named(shown: Sequence[Shown], section: str, field: str) -> str:
     """Returns the values of a field in the data of a section, joined by "or"."""
     return " or ".join(dict.fromkeys(str(of[field]) for _, of in having(shown, section)))
+
+
+def more_members(shown: Sequence[Shown]) -> str:
+    """Returns sentences about the gain from more members of each run that estimated it."""
+    return " ".join(
+        f"{each.title}: {told}" if each.title else told
+        for each in shown
+        if each.run.summary.get("more_members") is not None
+        for told in told_of_more(each.run.summary["more_members"])
+    )
 
 
 def older(shown: Sequence[Shown], question: str) -> str:
