@@ -48,7 +48,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -152,7 +152,14 @@ HOOKS = (
 )
 
 
-def direction_of(callback: Any, run: RunInfo) -> str:
+class Waiting(Protocol):
+    """A callback that waits for a score, of which a person may have given the direction."""
+
+    metric: str
+    direction: str | None
+
+
+def direction_of(callback: Waiting, run: RunInfo) -> str:
     """Returns the direction of the score `metric` for which a callback waits, "lower" or "higher".
 
     A `UserError` says that nothing, or no such score, is there in training.
