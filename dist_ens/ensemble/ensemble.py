@@ -95,12 +95,12 @@ class Ensemble(Variants):
             as "skip". Default: updates are not checked.
         own_step: Step in place of a gradient of the loss and an update of the optimizer, which
             `from_step` sets. `loss` is then what scores the members, or None.
-        hyper: Settings whose values differ from member to member: a dict from their names to one
-            number for each member, float[members], or a distribution, such as
-            `dist_ens.hyper.log_uniform(1e-4, 1e-2)`. They are given by name, float32[] each, to a
-            function `optimizer(hyper)` that makes the optimizer, to a loss function, a step of your
-            own and a network that have an argument `hyper`, and to methods as `info.hyper`. One
-            program serves all values. Once made, the attribute holds the values, float32[members].
+        hyper: Settings whose values differ from member to member: a dict from names to one number
+            for each member, float[members], or a distribution, such as
+            `dist_ens.hyper.log_uniform(1e-4, 1e-2)`. An optimizer may be made by a function
+            `optimizer(hyper)` of them, {name: float32[]}. Loss functions, steps and networks with
+            an argument `hyper` are given them, and methods `info.hyper`. Once made, the attribute
+            holds the values, float32[members].
         batch_specs: Parts of a batch that hold no rows, and are therefore not divided over the
             data axis: a dict from their keys to "shared", such as `{"boundary": "shared"}`, or
             "shared" for the whole batch. Every host gives equal arrays for them. Training looks at

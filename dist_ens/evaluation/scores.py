@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dist_ens.evaluation.more_members import gain_of_more
+from dist_ens.evaluation.score_table import table_of
 from dist_ens.ground.errors import BrokenMembersError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.types import Score
 from dist_ens.losses import Distribution
 from dist_ens.metrics import CATALOGUE, Metric, Rows, bootstrap_weights, interval, scores_of
-from dist_ens.metrics.catalogue import formatted, in_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,8 +25,7 @@ _DRAWS = 400
 _MOST_DRAWN = 40_000_000
 _FEWEST_DRAWS = 100
 _OF_EACH_CLASS = ("accuracy", "nll", "brier")  # Scores that are means over the examples.
-# Largest numbers of members, of classes and of scores in a table, and its width as a text.
-_MOST_ROWS, _MOST_COLUMNS, _WIDTH = 20, 10, 160
+_WIDTH = 160  # Width of a table as a text.
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -108,46 +107,7 @@ class Scores:
             title: Title of the table.
             others: Text that says where the scores of further members are.
         """
-        from rich.table import Table  # The library rich is slow to import.
-
-        groups, test, mean = len(self.groups), self.ensemble, self.mean_member
-        names = in_table(test or mean, self.metrics)[:_MOST_COLUMNS]
-        table = Table(title=title, title_justify="left")
-        table.add_column("")
-        for name in (*self.hyper, *names):
-            table.add_column(name, justify="right")
-
-        def row(
-            label: str,
-            scores: Mapping[str, float],
-            style: str | None = None,
-            settings: Sequence[float] | None = None,
-        ) -> None:
-            cells = (formatted(scores, name) if name in scores else "" for name in names)
-            shown = [f"{value:.3g}" for value in settings or ()] or [""] * len(self.hyper)
-            table.add_row(label, *shown, *cells, style=style)
-
-        if test:
-            size = (len(self.members) - len(self.left_out)) // groups
-            mean_of = f"mean of {groups} groups, " if groups > 1 else ""
-            row(f"{mean_of}ensemble of {size}", test, "bold")
-        row("mean member", mean)
-        table.add_section()
-        for number, member in enumerate(self.members[:_MOST_ROWS]):
-            out = ", left out" if member["member_id"] in self.left_out else ""
-            if self.member_weights is not None and not out:
-                out = f", weight {self.member_weights[number]:.3g}"
-            settings = [values[number] for values in self.hyper.values()]
-            row(f"member {int(member['member_id'])}{out}", member, "dim", settings)
-        if len(self.members) > _MOST_ROWS:
-            table.add_row(f"… {len(self.members) - _MOST_ROWS} more {others}", style="dim")
-        if self.by_class:
-            table.add_section()
-        for each in self.by_class[:_MOST_ROWS]:
-            row(f"class {each['class']}", each)
-        if len(self.by_class) > _MOST_ROWS:
-            table.add_row(f"… {len(self.by_class) - _MOST_ROWS} more classes", style="dim")
-        return table
+        return table_of(self, title, others)
 
     def __repr__(self) -> str:
         """Returns the scores as a table of plain text."""
