@@ -217,3 +217,22 @@ class Silent:
 def test_wrong_stops_are_told_in_a_sentence(callback, told):
     with pytest.raises(UserError, match=told):
         trained(of_members(4), [callback])
+
+
+def test_a_member_that_is_dropped_leaves_the_arrays_too(at_once, monkeypatch):
+    counts, dispatched = [], MetricsReader.dispatched
+
+    def counted(self, previous, step, metrics):
+        counts.append(metrics["loss"].shape[1])
+        return dispatched(self, previous, step, metrics)
+
+    monkeypatch.setattr(MetricsReader, "dispatched", counted)
+    layout = de.Layout.make(4, devices=jax.devices()[:1])
+    hyper = HYPER | {"learning_rate": [1e-2, np.inf, 1e-2, 1e-2]}
+    ensemble = sweep(4, hyper=hyper, layout=layout, failure_policy="drop", execution="loop")
+    result = trained(ensemble, [])
+    assert (counts[0], counts[-1]) == (4, 3)
+    assert [each.member_id for each in result.failed_members] == [1]
+    assert result.scores.left_out == [1]
+    whole = trained(ensemble, [], compact="never")
+    assert_same(result.state, whole.state)

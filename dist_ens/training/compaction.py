@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ensemble import Ensemble
+from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.ensemble.stopping import stopped_members
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Leaf
@@ -37,15 +38,17 @@ class Compaction:
     def fewer(self, state: State) -> list[int] | None:
         """Returns the ids of the members to go on with; None if all must stay.
 
-        Each row of the mesh holds as many members as any other, so some of those that have stopped
-        may have to stay.
+        Those that have stopped leave, and those that the policy `drop` has given up. Each row of
+        the mesh holds as many members as any other, so some of them may have to stay.
         """
-        stopped = stopped_members(state)
         ids: list[int] = self.ensemble.ids.tolist()
-        running = [each for each in ids if each not in stopped]
+        gone = {*stopped_members(state)}
+        if self.whole.failure_policy.policy == "drop":
+            gone |= {ids[position] for position in frozen_positions(state)}
+        running = [each for each in ids if each not in gone]
         rows = self.ensemble.layout.ensemble_axis
         count = -(-len(running) // rows) * rows
-        kept = {*running, *[*stopped][: count - len(running)]}
+        kept = {*running, *sorted(gone)[: count - len(running)]}
         return [each for each in ids if each in kept] if 0 < len(kept) < len(ids) else None
 
     def shrink(self, state: State, member_ids: Sequence[int]) -> State:

@@ -71,6 +71,7 @@ class FailureResponse(Service):
         joined: Callable[[State], State] = lambda state: state,
     ) -> None:
         self._joined = joined  # Returns the state of all members.
+        self.has_dropped = False  # Whether a member was dropped since this was last looked at.
         self._ensemble, self._policy = ensemble, ensemble.failure_policy
         self._member_ids: Sequence[int] = ensemble.ids.tolist()
         self._warn, self._opened, self._step = warn, opened, step
@@ -251,6 +252,7 @@ class FailureResponse(Service):
         self._warn(f"{self._cause(position, record)}; {response}")
         is_dropped = policy == "drop" and is_frozen
         if is_dropped:
+            self.has_dropped = True
             member = member_of(record, position, self._member_ids[position])
             self._dropped[member.member_id] = member
         if self._opened is not None:

@@ -100,6 +100,8 @@ class Run(Runner):
     def before(self) -> bool:
         """Evaluates, saves and lets members leave, and returns whether the run goes on."""
         goes_on = super().before()
+        self.have_some_stopped |= self.failure_response.has_dropped
+        self.failure_response.has_dropped = False
         if goes_on and self.have_some_stopped and self._job.arguments.compact == AUTO:
             self._compact()
         return goes_on
