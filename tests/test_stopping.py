@@ -27,12 +27,13 @@ HYPER = {
 
 
 def of_members(num_members=16, **options):
-    options = {"execution": "loop"} | options
+    layout = de.Layout.make(num_members, ensemble_axis=2, devices=jax.devices()[:2])
+    options = {"execution": "loop", "layout": layout} | options
     return sweep(num_members, hyper=HYPER, **options)
 
 
-def trained(ensemble, callbacks, steps=120, **options):
-    options = {"eval_data": TEST, "eval_every": 10, "steps_per_call": 5} | options
+def trained(ensemble, callbacks, steps=60, **options):
+    options = {"eval_data": TEST, "eval_every": 5, "steps_per_call": 5} | options
     return de.fit(
         ensemble,
         DATA,
@@ -51,25 +52,27 @@ def at_once(monkeypatch):
 
 
 def halving():
-    return SuccessiveHalving("nll", every=30, least=2)
+    return SuccessiveHalving("nll", every=15, least=2)
 
 
 def test_halving_stops_the_worse_half_again_and_again():
     result = trained(of_members(), [halving()])
-    assert sorted(result.stopped.values()) == [30] * 8 + [60] * 4 + [90] * 2
+    assert sorted(result.stopped.values()) == [15] * 8 + [30] * 4 + [45] * 2
     nll = {
         record["step"]: {k: record[f"test/nll/member_{k:02d}"] for k in range(16)}
         for record in result.history
         if "test/nll" in record
     }
-    kept = [k for k in range(16) if result.stopped.get(k, 120) > 30]
-    assert max(nll[30][k] for k in kept) <= min(nll[30][k] for k in {*range(16)} - {*kept})
-    first, last = ({k: nll[step][k] for k in {*range(16)} - {*kept}} for step in (30, 60))
+    kept = [k for k in range(16) if result.stopped.get(k, 60) > 15]
+    assert max(nll[15][k] for k in kept) <= min(nll[15][k] for k in {*range(16)} - {*kept})
+    first, last = ({k: nll[step][k] for k in {*range(16)} - {*kept}} for step in (15, 30))
     assert first == last  # Those that have stopped rest.
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"execution": "vmap"}, {"failure_policy": "skip"}], ids=str
+    "options",
+    [{}, {"execution": "vmap"}, pytest.param({"failure_policy": "skip"}, marks=pytest.mark.long)],
+    ids=str,
 )
 def test_members_that_go_on_are_what_they_would_have_been(at_once, options):
     ensemble = of_members(**options)
@@ -101,15 +104,14 @@ def test_fewer_members_are_updated_after_some_have_left(at_once, monkeypatch):
         return dispatched(self, previous, step, metrics)
 
     monkeypatch.setattr(MetricsReader, "dispatched", counted)
-    layout = de.Layout.make(16, ensemble_axis=2, devices=jax.devices()[:2])
-    trained(of_members(layout=layout), [SuccessiveHalving("nll", keep=0.3, every=60)])
+    trained(of_members(), [SuccessiveHalving("nll", keep=0.3, every=30)])
     # 5 of 16 go on, and two rows of the mesh need an even number of members.
-    assert (set(counts[:12]), set(counts[12:])) == ({16}, {6})
+    assert (set(counts[:6]), set(counts[6:])) == ({16}, {6})
 
 
 def test_each_member_stops_by_its_own_score_and_keeps_its_best_parameters():
     stopping = EarlyStopping("nll", patience=2, of="members")
-    result = trained(of_members(8), [stopping], steps=400)
+    result = trained(of_members(8), [stopping], steps=200)
     assert 0 < len(result.stopped) < 8
     course = [record for record in result.history if "test/nll" in record]
     for k in range(8):
@@ -149,7 +151,7 @@ def test_a_run_that_is_interrupted_around_a_compaction_ends_with_the_same_bits(
 
     whole = trained(of_members(), callbacks())
     draw = random.Random(seed)
-    for number, steps in enumerate(draw.sample(range(5, 120, 5), 2)):
+    for number, steps in enumerate(draw.sample(range(5, 60, 5), 2)):
         folder = de.Checkpoints(tmp_path / str(number), every_steps=5, every_secs=None)
         trained(of_members(), callbacks(), steps=steps, checkpoints=folder)
         resumed = trained(of_members(), callbacks(), checkpoints=folder)
@@ -184,7 +186,7 @@ def test_a_killed_run_goes_on_with_its_stopped_members(at_once, tmp_path):
                 time.sleep(0.02)
             time.sleep(draw.uniform(0, 0.3))
             process.send_signal(signal.SIGKILL)
-        if max(steps_in(folder), default=0) == 120:
+        if max(steps_in(folder), default=0) == 60:
             break
     resumed = trained(of_members(), [halving()], checkpoints=de.Checkpoints(folder))
     assert_same(resumed.state, whole.state)
@@ -208,7 +210,7 @@ class Silent:
     [
         (Unknown(), r"The callback Unknown stops the members \[99\], and the run has"),
         (Silent(), "has no attribute that says so. Give its class the line stops_members = True"),
-        (SuccessiveHalving("nll", every=15), "chooses every 15 steps, and fit evaluates every 10"),
+        (SuccessiveHalving("nll", every=13), "chooses every 13 steps, and fit evaluates every 5"),
         (SuccessiveHalving("rmse", every=30), "SuccessiveHalving waits for 'rmse', and the scores"),
         (EarlyStopping("rmse", of="members"), "EarlyStopping waits for 'rmse', and the scores"),
     ],

@@ -86,6 +86,9 @@ class Compaction:
 
         Those of a member that is not updated any more stay what they were.
         """
+        if self.ensemble.num_members == self.whole.num_members:
+            self._last = {name: values[-1] for name, values in metrics.items()}
+            return dict(metrics)
         columns = np.isin(self.whole.ids, self.ensemble.ids)
         found = {}
         for name, values in metrics.items():
