@@ -109,15 +109,20 @@ class EarlyStopping:
         self._direction = direction
         self._is_restored = False
         self._courses: dict[int, _Course] = {}
+        self._stopped: set[int] = set()
         self._step: int | None = None  # Step of the last evaluation.
 
     def begin(self, run: RunInfo) -> Stop | None:
         """Checks the score, and returns `STOP` if the run that is resumed has ended already."""
         if not self._is_restored:  # An earlier run may have used this callback.
             self._courses = {}
-        self._is_restored = False
+        self._is_restored, self._stopped = False, set()
         self._direction = direction_of(self, run)
         return STOP if self._has_ended(run.member_ids) else None
+
+    def members_stopped(self, member_ids: Sequence[int]) -> None:
+        """Notes which members have stopped, for whatever reason."""
+        self._stopped = {*member_ids}
 
     def evaluated(self, step: int, scores: Scores) -> Stop | StopMembers | None:
         """Stops what has not improved for `patience` evaluations."""
@@ -129,7 +134,7 @@ class EarlyStopping:
         stops = []
         for member in scores.members:
             member_id = int(member["member_id"])
-            if not self._is_over(member_id):
+            if member_id not in self._stopped:
                 self._add(member_id, step, member.get(self.metric, math.nan))
                 stops += [member_id] if self._is_over(member_id) else []
         return stop_members(stops) if stops else None

@@ -14,6 +14,7 @@ A callback is any object with some of these methods; `fit` calls those that it h
     state() -> JSON data, restore(state)               saved with the checkpoint
     reason() -> str                                    why it returned STOP, to be printed
     stops_members: bool                                whether it may return stop_members(...)
+    members_stopped(member_ids) -> None                all that have stopped so far, after each stop
     keeps_best: bool                                   whether improved_members() is asked
     improved_members() -> ids                          of members evaluated best so far
     every: int                                         number of steps between two calls
@@ -147,7 +148,16 @@ class RunInfo(NamedTuple):
 
 # Methods of a callback that `fit` calls by name.
 HOOKS = (
-    *("begin", "evaluated", "write", "sync", "members_failed", "finished", "close"),
+    *(
+        "begin",
+        "evaluated",
+        "write",
+        "sync",
+        "members_failed",
+        "members_stopped",
+        "finished",
+        "close",
+    ),
     *("best_step", "improved_members", "state", "restore", "reason"),
 )
 

@@ -1,6 +1,7 @@
 """Successive halving: the worst members stop, again and again."""
 
 import math
+from collections.abc import Sequence
 
 from dist_ens.callbacks.protocol import RunInfo, StopMembers, direction_of, stop_members
 from dist_ens.evaluation import Scores
@@ -55,11 +56,12 @@ class SuccessiveHalving:
         self.least = whole_number("least", least, least=1)
         self._direction = direction
         self._stopped: set[int] = set()
+        self._previous_step, self._last_step = 0, math.inf
 
     def begin(self, run: RunInfo) -> None:
         """Checks that the score is there when members are chosen."""
-        if run.first_step == 0:
-            self._stopped = set()
+        self._stopped = set()
+        self._previous_step, self._last_step = run.first_step, run.last_step
         self._direction = direction_of(self, run)
         if run.eval_every is None or self.every_steps % run.eval_every:
             raise UserError(
@@ -67,9 +69,15 @@ class SuccessiveHalving:
                 f"every {run.eval_every} steps. Make every a multiple of eval_every."
             )
 
+    def members_stopped(self, member_ids: Sequence[int]) -> None:
+        """Notes which members have stopped, for whatever reason."""
+        self._stopped = {*member_ids}
+
     def evaluated(self, step: int, scores: Scores) -> StopMembers | None:
         """Stops the worst members, if it is time."""
-        if step % self.every_steps:
+        is_time = step // self.every_steps > self._previous_step // self.every_steps
+        self._previous_step = step
+        if not is_time or step >= self._last_step:
             return None
         sign = -1.0 if self._direction == "higher" else 1.0
         values = {
@@ -79,13 +87,4 @@ class SuccessiveHalving:
         }
         order = sorted(values, key=lambda each: (math.isnan(values[each]), values[each]))
         worst = order[max(self.least, math.ceil(self.keep * len(order))) :]
-        self._stopped |= {*worst}
         return stop_members(sorted(worst)) if worst else None
-
-    def state(self) -> list[int]:
-        """Returns the ids of the members that were stopped."""
-        return sorted(self._stopped)
-
-    def restore(self, state: list[int]) -> None:
-        """Restores a state that `state` returned."""
-        self._stopped = set(state)

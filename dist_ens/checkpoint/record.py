@@ -125,10 +125,15 @@ class StepRecord:
             self, execution=execution, num_devices=num_devices, steps_per_call=steps_per_call
         )
 
-    def with_members(self, member_ids: Sequence[int]) -> Self:
-        """Returns the record of a run with other members."""
-        ids = tuple(member_ids)
-        return dataclasses.replace(self, num_members=len(ids), member_ids=ids, leaves=None)
+    def with_members(
+        self, member_ids: Sequence[int], hyper: Mapping[str, Sequence[float]] | None = None
+    ) -> Self:
+        """Returns the record of a run with other members, and with these settings of them."""
+        ids, keys = tuple(member_ids), list(map(str, member_ids))
+        of = {n: dict(zip(keys, values, strict=True)) for n, values in (hyper or {}).items()}
+        return dataclasses.replace(
+            self, num_members=len(ids), member_ids=ids, leaves=None, hyper=of or self.hyper
+        )
 
     def differences(self, saved: "StepRecord") -> list[tuple[str, Json, Json]]:
         """Returns `(what, value in saved, value here)` for each difference from a saved run.

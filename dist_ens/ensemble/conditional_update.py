@@ -35,7 +35,7 @@ def take_if_running(update: Callable[..., Updated], state: State, *args: PyTree)
     old = Updated.of(state)
     if state.stopping == ():
         return update(old, *args).merged_into(state)
-    holds = state.stopping.stopped_step == 0
+    holds = state.stopping.stopped_step < 0
     return apply_update(update, holds, old, *args).merged_into(state)
 
 

@@ -1,7 +1,7 @@
 """Failed updates of a member: their detection on the device, and their record."""
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from typing import NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 
 from dist_ens.ensemble.conditional_update import Updated, apply_update
 from dist_ens.ensemble.failure_policy import FailurePolicy
-from dist_ens.ground.state import State, Stopping
+from dist_ens.ground.state import State
 from dist_ens.ground.types import Gradients, Metrics, PyTree
 from dist_ens.layout import to_host
 
@@ -93,24 +93,6 @@ def no_failures(shape: tuple[int, ...] = ()) -> FailureRecord:
     )
 
 
-def saved_structures(abstract: State) -> tuple[State, ...]:
-    """Returns the structures that a saved state may have, first its own.
-
-    The others are of runs with another policy, or with callbacks that may stop members.
-    """
-    record = jax.eval_shape(partial(no_failures, abstract.step.shape))
-    like = jax.tree.map(lambda leaf: leaf.update(sharding=abstract.step.sharding), record)
-    is_checked = isinstance(abstract.failures, FailureRecord)
-    policies = (abstract.failures, () if is_checked else like)
-    best = abstract.params, abstract.model_state
-    stops = ((), Stopping(abstract.step), Stopping(abstract.step, best))
-    return tuple(
-        abstract._replace(failures=failures, stopping=stopping)
-        for stopping in stops
-        for failures in policies
-    )
-
-
 def taken_unless_failed(
     policy: FailurePolicy,
     update: Callable[..., Updated],
@@ -130,7 +112,7 @@ def taken_unless_failed(
     cause = _cause_of(policy, record, loss, jnp.where(is_finite, 0, cause_otherwise))
     rests = record.is_frozen
     if state.stopping != ():
-        rests |= state.stopping.stopped_step > 0
+        rests |= state.stopping.stopped_step >= 0
     takes = (cause == 0) & ~rests
     new = apply_update(update, takes, Updated.of(state), *args)
     record = _recorded(policy, record, state.step + 1, jnp.where(rests, 0, cause))

@@ -8,12 +8,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dist_ens.ensemble.failures import FailureRecord, no_failures
+from dist_ens.ensemble.optimizer import evaluates_others
 from dist_ens.ground.state import State, Stopping
-from dist_ens.ground.types import Tree
+from dist_ens.ground.types import PyTree, Tree
 from dist_ens.layout import MEMBERS, Waves, copied_like, copied_off_devices, to_host
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
+
+_RUNS = -1  # In place of the step at which a member has stopped, or was best.
+
+
+def saved_structures(abstract: State) -> tuple[State, ...]:
+    """Returns the structures that a saved state may have, first its own.
+
+    The others are of runs with another policy, or with callbacks that may stop members.
+    """
+    record = jax.eval_shape(partial(no_failures, abstract.step.shape))
+    like = jax.tree.map(lambda leaf: leaf.update(sharding=abstract.step.sharding), record)
+    is_checked = isinstance(abstract.failures, FailureRecord)
+    policies = (abstract.failures, () if is_checked else like)
+    step = abstract.step
+    stops = ((), Stopping(step), Stopping(step, step, _evaluated_parts(abstract)))
+    return tuple(
+        abstract._replace(failures=failures, stopping=stopping)
+        for stopping in stops
+        for failures in policies
+    )
 
 
 def with_stopping(state: State, *, stops: bool, keeps_best: bool = False) -> State:
@@ -25,23 +47,23 @@ def with_stopping(state: State, *, stops: bool, keeps_best: bool = False) -> Sta
     held = state.stopping
     if not stops:
         return state if held == () else finished(state)
-    step = (
-        held.stopped_step if isinstance(held, Stopping) else jnp.zeros(state.step.shape, np.int32)
-    )
-    best = held.best if isinstance(held, Stopping) else ()
-    if keeps_best and best == ():
-        best = state.params, state.model_state
-    best = copied_like(best, best) if keeps_best else ()
-    return state._replace(stopping=Stopping(copied_like(step, state.step), best))
+    runs = jnp.full(state.step.shape, _RUNS, np.int32)
+    held = held if isinstance(held, Stopping) else Stopping(runs)
+    if not keeps_best:
+        held = held._replace(best_step=(), best=())
+    elif held.best == ():
+        held = held._replace(best_step=runs, best=_evaluated_parts(state))
+    like = Stopping(state.step, () if held.best == () else state.step, held.best)
+    return state._replace(stopping=copied_like(held, like))
 
 
 def finished(state: State) -> State:
     """Returns a state with each member's best parameters, if it holds them, and no record."""
     if not isinstance(state.stopping, Stopping):
         return state
-    if state.stopping.best != ():
-        params, model_state = state.stopping.best
-        state = state._replace(params=params, model_state=model_state)
+    held = state.stopping
+    if held.best != ():
+        state = _with_best(state, held.best_step != _RUNS)
     return state._replace(stopping=())
 
 
@@ -50,7 +72,7 @@ def stopped_members(state: State) -> dict[int, int]:
     if not isinstance(state.stopping, Stopping):
         return {}
     steps, ids = to_host((state.stopping.stopped_step, state.member_id))
-    return {int(ids[k]): int(steps[k]) for k in np.flatnonzero(steps)}
+    return {int(ids[k]): int(steps[k]) for k in np.flatnonzero(steps != _RUNS)}
 
 
 def stop(ensemble: "Ensemble", state: State, member_ids: Sequence[int], step: int) -> State:
@@ -58,9 +80,15 @@ def stop(ensemble: "Ensemble", state: State, member_ids: Sequence[int], step: in
     return _changed(ensemble, partial(_stopped, step=np.int32(step)), state, member_ids)
 
 
-def keep_best(ensemble: "Ensemble", state: State, member_ids: Sequence[int]) -> State:
+def keep_best(ensemble: "Ensemble", state: State, member_ids: Sequence[int], step: int) -> State:
     """Returns a state whose parameters are now the best of some members."""
-    return _changed(ensemble, _kept, state, member_ids)
+    return _changed(ensemble, partial(_kept, step=np.int32(step)), state, member_ids)
+
+
+def _evaluated_parts(state: State) -> tuple[PyTree, PyTree, PyTree]:
+    """Returns the parts of a state by which a member is evaluated."""
+    opt_state = state.opt_state if evaluates_others(state.opt_state) else ()
+    return state.params, state.model_state, opt_state
 
 
 def _changed(
@@ -84,19 +112,28 @@ def _changed(
 @partial(jax.jit, donate_argnums=0)
 def _stopped(state: State, are_meant: jax.Array, step: jax.Array) -> State:
     held = state.stopping
-    stops = are_meant & (held.stopped_step == 0)
-    held = held._replace(stopped_step=jnp.where(stops, step, held.stopped_step))
+    stops = are_meant & (held.stopped_step == _RUNS)
     if held.best != ():
-        params, model_state = _where(stops, held.best, (state.params, state.model_state))
-        state = state._replace(params=params, model_state=model_state)
+        state = _with_best(state, stops & (held.best_step != _RUNS))
+    held = held._replace(stopped_step=jnp.where(stops, step, held.stopped_step))
     return state._replace(stopping=held)
 
 
 @partial(jax.jit, donate_argnums=0)
-def _kept(state: State, are_meant: jax.Array) -> State:
+def _kept(state: State, are_meant: jax.Array, step: jax.Array) -> State:
     held = state.stopping
-    best = _where(are_meant, (state.params, state.model_state), held.best)
-    return state._replace(stopping=held._replace(best=best))
+    best = _where(are_meant, _evaluated_parts(state), held.best)
+    best_step = jnp.where(are_meant, step, held.best_step)
+    return state._replace(stopping=held._replace(best_step=best_step, best=best))
+
+
+def _with_best(state: State, are_meant: jax.Array) -> State:
+    """Returns a state with the best parameters of some members in place of the present ones."""
+    present = _evaluated_parts(state)
+    params, model_state, opt_state = _where(are_meant, state.stopping.best, present)
+    if present[2] != ():
+        state = state._replace(opt_state=opt_state)
+    return state._replace(params=params, model_state=model_state)
 
 
 def _where(are_meant: jax.Array, new: Tree, old: Tree) -> Tree:

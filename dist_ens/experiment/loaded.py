@@ -12,8 +12,7 @@ from dist_ens.checkpoint import (
     saved_step,
 )
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.failures import saved_structures
-from dist_ens.ensemble.stopping import finished
+from dist_ens.ensemble.stopping import finished, saved_structures
 from dist_ens.experiment.build import build_ensemble, record_of_run
 from dist_ens.experiment.chosen import KeptChoice, kept_choice
 from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnParts

@@ -83,13 +83,18 @@ class Run:
                 exit_code=ExitCode.DAMAGED,
             ) from error
 
-    def with_members(self, member_ids: Sequence[int]) -> "Run":
-        """Returns a run with other members."""
-        return dataclasses.replace(
-            self,
-            experiment=self.experiment.with_members(member_ids),
-            record=self.record and self.record.with_members(member_ids),
-        )
+    def with_members(
+        self, member_ids: Sequence[int], hyper: Mapping[str, tuple[float, ...]] | None = None
+    ) -> "Run":
+        """Returns a run with other members, and with these settings of them."""
+        experiment = self.experiment
+        if hyper:
+            given = dataclasses.replace(experiment.hyper, options=hyper)
+            experiment = dataclasses.replace(experiment.with_members(member_ids), hyper=given)
+        else:
+            experiment = experiment.with_members(member_ids)
+        record = self.record and self.record.with_members(member_ids, hyper)
+        return dataclasses.replace(self, experiment=experiment, record=record)
 
     def batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes and types of a batch of the source."""

@@ -30,11 +30,13 @@ class Stopping(NamedTuple):
     """The record of a member that a callback may stop.
 
     Attributes:
-        stopped_step: Step at which it has stopped, int32[]; 0 while it is trained.
-        best: Parameters and model state at its best evaluation; empty if they are not kept.
+        stopped_step: Step at which it has stopped, int32[]; -1 while it is trained.
+        best_step: Step of its best evaluation, int32[]; -1 before it. Empty without `best`.
+        best: Parts of the state by which it is evaluated, at that step; empty if not kept.
     """
 
     stopped_step: jax.Array
+    best_step: PyTree = ()
     best: PyTree = ()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from dist_ens.callbacks import RunInfo
@@ -14,11 +15,10 @@ from dist_ens.checkpoint import OpenCheckpoints, ids_text
 from dist_ens.data import parts_of
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
-from dist_ens.ensemble.failures import saved_structures
 from dist_ens.ensemble.initial_state import set_label_scale
 from dist_ens.ensemble.microbatches import microbatch_warning
 from dist_ens.ensemble.select_execution import choose
-from dist_ens.ensemble.stopping import finished, with_stopping
+from dist_ens.ensemble.stopping import finished, saved_structures, with_stopping
 from dist_ens.execution.lowerings import CONVOLUTION, PRODUCT
 from dist_ens.execution.rewrite import contains, equations
 from dist_ens.execution.spec import AUTO
@@ -204,6 +204,13 @@ def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State
             "state of the same network, optimizer and number of members."
         )
     with jax.transfer_guard("allow"):
+        for name, values in to_host(state.hyper or {}).items():
+            if not np.array_equal(values, ensemble.hyper[name]):
+                raise UserError(
+                    f"The given state has hyper[{name!r}]={repr(values.tolist())[:200]}, and the "
+                    f"ensemble {repr(ensemble.hyper[name].tolist())[:200]}. Give the values of the "
+                    "state to the ensemble, or begin without a state."
+                )
         member_ids = to_host(state.member_id).tolist()
         # The arrays count modulo 2^32, so that a step from 2^31 on is negative there.
         steps = {int(step) % 2**32 for step in to_host(state.step)}

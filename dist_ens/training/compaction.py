@@ -1,17 +1,34 @@
 """Compaction: members that have stopped leave the arrays of a run, and come back at its end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dist_ens.callbacks import StepInfo
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.ensemble.stopping import stopped_members
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Leaf
 from dist_ens.layout import MEMBERS, Layout
+
+
+class OfAllMembers(StepInfo):
+    """Information for a callback, whose state is put together when the callback looks at it."""
+
+    def joined_by(self, join: Callable[[State], State]) -> Self:
+        """Returns this information with a function that puts the state of all members together."""
+        self._join = join
+        return self
+
+    @cached_property
+    def state(self) -> State:
+        """State of all members, in the place of the field of the same name."""
+        return self._join(self[1])
 
 
 class Compaction:
@@ -23,11 +40,13 @@ class Compaction:
     Attributes:
         whole: Ensemble of all members.
         ensemble: Ensemble of the members that are updated.
+        leaving: Ids with which to go on if that pays; None if that is not known yet.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
         self.whole = self.ensemble = ensemble
         self._resting: State | None = None
+        self.leaving: list[int] | None = None
         self._last: dict[str, np.ndarray] = {}  # Last metrics of all members, float32[members].
 
     @property
@@ -35,8 +54,8 @@ class Compaction:
         """Number of members that wait in the host's memory."""
         return self.whole.num_members - self.ensemble.num_members
 
-    def fewer(self, state: State) -> list[int] | None:
-        """Returns the ids of the members to go on with; None if all must stay.
+    def fewer(self, state: State) -> list[int]:
+        """Returns the ids of the members to go on with, which may be all of them.
 
         Those that have stopped leave, and those that the policy `drop` has given up. Each row of
         the mesh holds as many members as any other, so some of them may have to stay.
@@ -49,7 +68,7 @@ class Compaction:
         rows = self.ensemble.layout.ensemble_axis
         count = -(-len(running) // rows) * rows
         kept = {*running, *sorted(gone)[: count - len(running)]}
-        return [each for each in ids if each in kept] if 0 < len(kept) < len(ids) else None
+        return [each for each in ids if each in kept] or ids
 
     def shrink(self, state: State, member_ids: Sequence[int]) -> State:
         """Returns the state of some members, with which the run goes on."""

@@ -75,10 +75,10 @@ def end_run(run: Run, job: Job) -> FitResult:
     """Ends a run whose loop has ended, and returns its result."""
     run.call_all("wait", own_only=True)
     run.reader.catch_up()
-    last = run.compaction.joined(run.state)
-    stopped, run.state = stopped_members(last), finished(last)
-    best = None if run.is_interrupted else run.best.at_end(run.step, run.state)
-    step, state = best or (run.step, run.state)
+    run.state = last = run.compaction.joined(run.state)
+    best = None if run.is_interrupted else run.best.at_end(run.step, last)
+    step, state = best or (run.step, last)
+    stopped, state = stopped_members(last), finished(state)
     scores, evaluation, failed = None, None, run.failure_response.reported(run.state)
     if failed:
         run.call_all("members_failed", failed)

@@ -119,7 +119,13 @@ class Recording(Service):
         if previous == 0 and info.ensemble.hyper:
             self._run.write(0, hyper_record(info.member_ids, info.ensemble.hyper))
         if crossed(self._every_steps, previous, step) or step == info.last_step:
-            self._run.write(step, training_record(info.member_ids, metrics))
+            ids = info.member_ids
+            if stopped := self._run.stopped:  # Their last metrics are old.
+                running = [k for k, each in enumerate(ids) if each not in stopped]
+                ids = [ids[k] for k in running]
+                metrics = {name: values[:, running] for name, values in metrics.items()}
+            if ids:
+                self._run.write(step, training_record(ids, metrics))
 
 
 class Evaluating(Service):

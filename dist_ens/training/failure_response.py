@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -120,6 +120,11 @@ class FailureResponse(Service):
         if self._policy.policy == "drop" and lineage.dropped_step is None:
             return False
         return int(record.last_step[position]) in steps
+
+    @property
+    def dropped(self) -> Collection[int]:
+        """Ids of the members that were dropped."""
+        return self._dropped.keys()
 
     def state(self) -> Callable[[], JsonDict | None]:
         """Returns a function, called later, of what the records of the members do not hold."""

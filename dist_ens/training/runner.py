@@ -6,13 +6,13 @@ The metrics of a call are read one call later, so that no device waits for the h
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import jax
 import numpy as np
 
-from dist_ens.callbacks import STOP, ProgressBar, RunInfo, StepInfo
+from dist_ens.callbacks import STOP, RunInfo, StepInfo
 from dist_ens.callbacks.protocol import (
     Service,
     StopMembers,
@@ -21,14 +21,14 @@ from dist_ens.callbacks.protocol import (
     name_of_callback,
 )
 from dist_ens.ensemble.batches import CallBatches, steps_in
-from dist_ens.ensemble.stopping import stop, stopped_members
+from dist_ens.ensemble.stopping import keep_best, stop, stopped_members
 from dist_ens.ground.errors import SaveError, UserError, kind_of
 from dist_ens.ground.state import State, differing, leaf_types
 from dist_ens.ground.types import Callback
 from dist_ens.layout import MEMBERS, to_host
 from dist_ens.processes import cluster
 from dist_ens.processes.stop_signal import StopSignal
-from dist_ens.training.compaction import Compaction
+from dist_ens.training.compaction import Compaction, OfAllMembers
 
 
 class _OfAnotherHost:
@@ -61,7 +61,7 @@ class Runner:
         self.info, self.state, self.step = info, state, info.first_step
         self.is_last = info.first_step >= info.last_step
         self.compaction = Compaction(info.ensemble)
-        self.have_some_stopped = False
+        self.stopped: Collection[int] = ()
         self.stopper: Callback | None = None
         self.services: Sequence[Callback] = ()
         self.history: list[dict[str, float]] = []
@@ -94,6 +94,8 @@ class Runner:
         own = any(not isinstance(each, Service) for each, _, _ in self._after)
         self._ask_hosts = cluster.any_host(own)
         stops = self.ask("begin", self.info)
+        if self.state.stopping != ():
+            self._tell_stopped()
         if stops or self.is_last:  # Nothing is trained, but callbacks still see the last state.
             self._call_after_update(is_last=True, keeps=self.is_last)
             self.is_last = True
@@ -143,6 +145,8 @@ class Runner:
         """
         results = [(each, call_hook(each, hook, *args)) for each in self.services]
         meant = [(each, found) for each, found in results if isinstance(found, StopMembers)]
+        if hook == "evaluated":
+            self._keep_best()
         has_stopped_all = self._stop_members(meant)
         stoppers = [each for each, found in results if found is STOP]
         stoppers += [meant[-1][0]] if has_stopped_all and meant else []
@@ -208,26 +212,35 @@ class Runner:
         if is_last:
             self.reader.catch_up()
         metrics = self.reader.unseen()  # Without this call, unseen metrics would pile up.
-        info = StepInfo(self.step, self.state, metrics, is_last, self.reader.step)
+        info: StepInfo = StepInfo(self.step, self.state, metrics, is_last, self.reader.step)
+        if self.compaction.num_resting:
+            info = OfAllMembers(*info).joined_by(self.compaction.joined)
         stoppers, meant, is_changed = [], [], False
         for service, call, every in self._after:
             if every is not None and not crossed(every, self._previous_step, self.step):
                 continue
-            if not isinstance(service, Service | ProgressBar) and info.state is self.state:
-                info = info._replace(state=self.compaction.joined(self.state))
             result = call(info)
             if result is STOP:
                 stoppers.append(service)
             elif isinstance(result, StopMembers):
                 meant.append((service, result))
             elif result is not None:
-                info = info._replace(state=_placed(service, result, info.state, self.info))
-                is_changed = True
+                state = _placed(service, result, info.state, self.info)
+                info, is_changed = StepInfo(*info)._replace(state=state), True
         if is_changed and keeps:
             self.state = self.compaction.split(info.state)
         if meant:
             stoppers += [meant[-1][0]] if self._stop_members(meant) else []
         return stoppers
+
+    def _keep_best(self) -> None:
+        """Keeps the parameters of the members that a callback says to be evaluated best now."""
+        keeping = [each for each in self.services if getattr(each, "keeps_best", False)]
+        improved = [k for each in keeping for k in call_hook(each, "improved_members") or ()]
+        if improved:
+            with jax.transfer_guard("allow"):
+                ensemble = self.compaction.ensemble
+                self.state = keep_best(ensemble, self.state, improved, self.step)
 
     def _stop_members(self, meant: Sequence[tuple[Callback, StopMembers]]) -> bool:
         """Stops the members that services have named, and returns whether none is left.
@@ -251,10 +264,16 @@ class Runner:
                 self.state = stop(ensemble, self.state, found.member_ids, self.step)
         if not meant:
             return False
-        self.have_some_stopped = True
+        return self._tell_stopped() == len(self.info.member_ids)
+
+    def _tell_stopped(self) -> int:
+        """Tells the services which members have stopped, and returns how many."""
         with jax.transfer_guard("allow"):
-            stopped = len(stopped_members(self.state)) + self.compaction.num_resting
-        return stopped == len(self.info.member_ids)
+            resting = {*self.info.member_ids} - {*self.compaction.ensemble.ids.tolist()}
+            self.stopped = resting | stopped_members(self.state).keys()
+        self.compaction.leaving = None
+        self.call_all("members_stopped", sorted(self.stopped))
+        return len(self.stopped)
 
     def _is_stopped(self, stoppers: Sequence[Callback]) -> bool:
         """Returns whether a service of any host stops the run, and keeps the first that does."""

@@ -15,8 +15,7 @@ from dist_ens.checkpoint import (
     Snapshot,
     leaves_off_devices,
 )
-from dist_ens.ensemble.failures import saved_structures
-from dist_ens.ensemble.stopping import keep_best
+from dist_ens.ensemble.stopping import saved_structures
 from dist_ens.evaluation import Scores
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, first_line
@@ -71,11 +70,6 @@ class BestState(Service):
         step, self._evaluated_step = self._evaluated_step, None
         if step != info.step:
             return
-        improved = [each for service in self._run.services for each in _improved(service)]
-        if improved:
-            with jax.transfer_guard("allow"):
-                ensemble = self._run.compaction.ensemble
-                self._run.state = keep_best(ensemble, self._run.state, improved)
         is_best = self._run.best_step() == step
         if is_best:
             self._kept = step, copied_off_devices(self._run.compaction.joined(info.state))
@@ -109,11 +103,6 @@ class BestState(Service):
         structures = saved_structures(ensemble.abstract_state(self._batch))
         found = self._opened.restore_at(step, *structures, member_ids=ensemble.ids.tolist())
         return None if found is None else ensemble.with_record(found)
-
-
-def _improved(service: Callback) -> Sequence[int]:
-    """Returns the ids of the members whose last evaluation is their best, as a callback says."""
-    return call_hook(service, "improved_members") if getattr(service, "keeps_best", False) else ()
 
 
 class Saving(Service):

@@ -12,7 +12,6 @@ from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.memory import explained_memory
 from dist_ens.ensemble.select_execution import choose
-from dist_ens.ensemble.stopping import stopped_members
 from dist_ens.execution.spec import AUTO
 from dist_ens.layout import holdings
 from dist_ens.processes import progress
@@ -60,7 +59,6 @@ class Run(Runner):
     ) -> None:
         super().__init__(begun.info, begun.state, begun.batches, stop)
         self._job, self._steps_per_call = job, begun.steps_per_call
-        self.have_some_stopped = bool(stopped_members(self.state))
         self.failure_response = FailureResponse(
             begun.info.ensemble, self.step, self.state, job.warn, opened, self.compaction.joined
         )
@@ -100,29 +98,30 @@ class Run(Runner):
     def before(self) -> bool:
         """Evaluates, saves and lets members leave, and returns whether the run goes on."""
         goes_on = super().before()
-        self.have_some_stopped |= self.failure_response.has_dropped
-        self.failure_response.has_dropped = False
-        if goes_on and self.have_some_stopped and self._job.arguments.compact == AUTO:
+        if self.failure_response.has_dropped:
+            self.failure_response.has_dropped, self.compaction.leaving = False, None
+        have_left = self.stopped or self.failure_response.dropped
+        if goes_on and have_left and self._job.arguments.compact == AUTO:
             self._compact()
         return goes_on
 
     def _compact(self) -> None:
         """Goes on with fewer members, if that spares more time than to compile their program."""
         before, pace = self.compaction.ensemble, self.reader.steps_per_second()
-        ids = None
         # Several hosts would have to move members to each other. Waves wait on the host anyway.
-        if before.waves == before.num_groups == jax.process_count() == 1:
-            with jax.transfer_guard("allow"):
-                ids = self.compaction.fewer(self.state)
-        if ids is None or pace == 0:  # Without a pace, it is asked again after the next call.
-            self.have_some_stopped = ids is not None
+        is_alone = before.waves == before.num_groups == jax.process_count() == 1
+        if not is_alone or pace == 0:
             return
+        if self.compaction.leaving is None:
+            with jax.transfer_guard("allow"):
+                self.compaction.leaving = self.compaction.fewer(self.state)
+        ids = self.compaction.leaving
         spared = (self.info.last_step - self.step) / pace * (1 - len(ids) / before.num_members)
-        if spared < self.reader.compile_secs:
+        if len(ids) == before.num_members or spared < self.reader.compile_secs:
             return
         self.reader.catch_up()
         self.state = self.compaction.shrink(self.state, ids)
-        self.have_some_stopped = False
+        self.compaction.leaving = ids
         train, small = self._job.data, self.compaction.ensemble
         if not isinstance(train, BatchIterable):  # Its batches are those of all members.
             rest = self.info._replace(member_ids=ids, first_step=self.step)
