@@ -102,6 +102,8 @@ class ConfigFlags:
         for name in sorted(self._given):
             section, _, setting = name.partition(".")
             if section == "hyper" and setting:  # A setting may have any name.
+                if setting in config.hyper:
+                    del config.hyper[setting]
                 config.hyper[setting] = placeholder(str)
         if fault := self._fault(rest, _paths(config)):
             raise UserError(fault)

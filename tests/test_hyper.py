@@ -15,7 +15,7 @@ from flax import nnx
 
 import dist_ens as de
 from dist_ens.experiment import Experiment, load
-from dist_ens.experiment.members import extend
+from dist_ens.experiment.members import copy_members, extend
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.randomness import INIT, key_of_step, member_key
@@ -305,6 +305,31 @@ def test_a_config_gives_settings_that_scores_and_files_show(tmp_path):
     assert np.isfinite(loaded.predict(np.zeros((2, 8, 8), np.uint8)).mean).all()
 
 
+def test_copies_of_two_runs_keep_their_own_settings(tmp_path):
+    for seed, name in enumerate("ab"):
+        train(Experiment.from_dict(CONFIG | {"seed": seed}), tmp_path / name)
+    copy_members([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    both, *own = (load(tmp_path / name) for name in ("both", "a", "b"))
+    for name, values in both.state.hyper.items():
+        expected = np.concatenate([each.state.hyper[name] for each in own])
+        np.testing.assert_array_equal(values, expected)
+        np.testing.assert_array_equal(both.ensemble.hyper[name], expected)
+
+
+def test_a_state_with_other_settings_is_refused():
+    state = fitted(sweep(4, hyper=SETTINGS | {"decay": 0.1})).state
+    with pytest.raises(UserError, match=r"The given state has hyper\['decay'\]=\[0.1"):
+        fitted(sweep(4, hyper=SETTINGS | {"decay": 0.2}), state=state)
+
+
+@pytest.mark.parametrize("name", ["learing_rate", "b1"])
+def test_a_config_with_a_setting_that_nothing_reads_is_told(tmp_path, name):
+    told = rf"Nothing reads hyper.{name}.*hyper may have clip_norm, dropout_rate, learning_rate"
+    config = CONFIG | {"hyper": {name: 0.1}}
+    with pytest.raises(UserError, match=told):
+        train(Experiment.from_dict(config), tmp_path / "a")
+
+
 def test_a_report_draws_scores_over_settings_and_over_each_two_of_them(tmp_path):
     report = de.callbacks.Report(tmp_path)
     fitted(sweep(8, hyper=SETTINGS | {"decay": 0.1}), eval_data=DATA, callbacks=[report])
@@ -329,7 +354,8 @@ def test_members_that_are_added_have_the_settings_of_the_larger_ensemble(tmp_pat
         ({"decay": [1.0, 2.0]}, r"hyper\['decay'\] has the shape \[2\], and there are 4 members"),
         ({"decay": "log_unifrm(1, 2)"}, "Did you mean 'log_uniform'"),
         ({"decay": "uniform(2, 1)"}, "uniform.2, 1. has no values. Give bounds with low < high"),
-        ({"decay": object()}, r"hyper\['decay'\] is an object. Give one number for each"),
+        ({"decay": object()}, r"hyper\['decay'\] is an object, and not finite numbers"),
+        ({"decay": np.nan}, r"hyper\['decay'\] is a float, and not finite numbers"),
         ([0.1], "hyper is a list. Give a dict from names to values"),
         ({"rate": 0.1}, r"hyper\['learning_rate'\] is read, and hyper has rate"),
         (

@@ -51,6 +51,13 @@ def at_once(monkeypatch):
     monkeypatch.setattr(MetricsReader, "compile_secs", property(lambda self: 0.0))
 
 
+class Everyone:
+    stops_members = True
+
+    def evaluated(self, step, scores):
+        return stop_members(range(4)) if step == 20 else None
+
+
 def halving():
     return SuccessiveHalving("nll", every=15, least=2)
 
@@ -127,11 +134,37 @@ def test_each_member_stops_by_its_own_score_and_keeps_its_best_parameters():
     assert plain.scores.members != result.scores.members
 
 
-class Everyone:
-    stops_members = True
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        lambda: [EarlyStopping("nll", patience=2, of="members"), EarlyStopping("nll")],
+        lambda: [halving(), EarlyStopping("nll", patience=50)],
+    ],
+)
+def test_callbacks_that_stop_members_and_the_run_go_together(at_once, callbacks):
+    result = trained(of_members(8), callbacks())
+    assert result.state.stopping == ()
+    assert result.best_step is not None
 
-    def evaluated(self, step, scores):
-        return stop_members(range(4)) if step == 20 else None
+
+def test_a_member_without_a_finite_score_is_not_given_back_untrained():
+    hyper = HYPER | {"learning_rate": [1e-2, 3e38]}
+    layout = de.Layout.make(2, devices=jax.devices()[:1])
+    ensemble = sweep(2, hyper=hyper, layout=layout, execution="loop")
+    result = trained(ensemble, [EarlyStopping("nll", patience=2, of="members")])
+    assert not np.isfinite(result.state.params["first"][1]).all()
+    assert np.isfinite(result.state.params["first"][0]).all()
+
+
+def test_a_member_that_is_stopped_where_it_is_best_keeps_that():
+    class AtOnce(Everyone):
+        def evaluated(self, step, scores):
+            return stop_members(range(4)) if step == 5 else None
+
+    early = EarlyStopping("nll", patience=9, of="members")
+    result = trained(of_members(4), [early, AtOnce()])
+    plain = trained(of_members(4), [], steps=5)
+    assert_same(result.state.params, plain.state.params)
 
 
 def test_a_run_ends_when_all_its_members_have_stopped():
@@ -230,7 +263,7 @@ def test_a_member_that_is_dropped_leaves_the_arrays_too(at_once, monkeypatch):
 
     monkeypatch.setattr(MetricsReader, "dispatched", counted)
     layout = de.Layout.make(4, devices=jax.devices()[:1])
-    hyper = HYPER | {"learning_rate": [1e-2, np.inf, 1e-2, 1e-2]}
+    hyper = HYPER | {"learning_rate": [1e-2, 3e38, 1e-2, 1e-2]}
     ensemble = sweep(4, hyper=hyper, layout=layout, failure_policy="drop", execution="loop")
     result = trained(ensemble, [])
     assert (counts[0], counts[-1]) == (4, 3)

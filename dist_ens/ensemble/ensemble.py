@@ -143,7 +143,7 @@ class Ensemble(Variants):
         dropout_samples: int | None = None,
         failure_policy: FailurePolicy | str | None = None,
         own_step: OwnStep | None = None,
-        hyper: Mapping[str, Drawn | ArrayLike] | None = None,
+        hyper: Mapping[str, Drawn | ArrayLike | str] | None = None,
         batch_specs: Specs = "batch",
     ) -> None:
         use_compile_cache_by_default()

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import Jaxpr, Literal, Var
 
+from dist_ens.ensemble.checks import explained_errors
 from dist_ens.execution.rewrite import equations, nested
 from dist_ens.ground.errors import UserError, call_error, name_of
 from dist_ens.ground.randomness import key_of_optimizer
@@ -42,7 +43,7 @@ def check_optimizer(optimizer: object, *, may_be_made: bool = False) -> None:
         shown = name_of(optimizer) if callable(optimizer) else repr(optimizer)[:80]
         raise UserError(
             f"The optimizer is {shown}, which lacks init and update. Give one of Optax's that was "
-            "called, such as optax.adam(1e-3)."
+            "called, such as optax.adam(1e-3), or, with hyper=, a function that makes one."
         )
 
 
@@ -50,7 +51,8 @@ def optimizer_of(optimizer: OptimizerOfMember, hyper: PyTree) -> Optimizer:
     """Returns the optimizer of one member, which a function of its settings may make."""
     if not callable(optimizer) or hasattr(optimizer, "update"):
         return cast("Optimizer", optimizer)
-    made = optimizer(Given(hyper))
+    with explained_errors("optimizer of some settings"):
+        made = optimizer(Given(hyper))
     check_optimizer(made)
     return made
 

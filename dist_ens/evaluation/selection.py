@@ -56,8 +56,8 @@ class Selection:
     weights: tuple[float, ...]
     path: tuple[float, ...]
     choices: tuple[int, ...]
-    ensemble: Ensemble
-    state: State
+    ensemble: Ensemble = dataclasses.field(repr=False)
+    state: State = dataclasses.field(repr=False)
 
 
 class Choice(NamedTuple):

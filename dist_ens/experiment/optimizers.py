@@ -82,6 +82,12 @@ def optimizer_options(name: str) -> Options:
     return options
 
 
+def own_fields(name: str) -> set[str]:
+    """Returns the fields of `OptimizerConfig` that an optimizer has, by its name."""
+    decays = {"weight_decay"} if name == "sgd" else set()
+    return decays | ({*_FIELDS} & inspect.signature(_optimizer(name)).parameters.keys())
+
+
 def _optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
     """Returns Optax's function that makes an optimizer, by its name."""
     function = _FUNCTIONS.get(name)

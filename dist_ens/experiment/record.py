@@ -11,7 +11,7 @@ from dist_ens.data import OrderRule, Source, Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluator
 from dist_ens.experiment.reading import leaves
-from dist_ens.experiment.schema import Experiment
+from dist_ens.experiment.schema import Experiment, HyperConfig
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ExitCode, RunError, UserError
 from dist_ens.ground.json_text import Json, JsonDict, fields_from_record
@@ -88,9 +88,9 @@ class Run:
     ) -> "Run":
         """Returns a run with other members, and with these settings of them."""
         experiment = self.experiment
-        if hyper:
-            given = dataclasses.replace(experiment.hyper, options=hyper)
-            experiment = dataclasses.replace(experiment.with_members(member_ids), hyper=given)
+        if hyper:  # Some of these members may be new to the run.
+            plain = dataclasses.replace(experiment, hyper=HyperConfig()).with_members(member_ids)
+            experiment = dataclasses.replace(plain, hyper=HyperConfig(options=hyper))
         else:
             experiment = experiment.with_members(member_ids)
         record = self.record and self.record.with_members(member_ids, hyper)

@@ -213,8 +213,14 @@ class HyperConfig:
         def values_of(value: Setting) -> Setting:
             if not isinstance(value, tuple):
                 return value
-            by_id = dict(zip(member_ids, value, strict=True))
-            return tuple(by_id[each] for each in others if each in by_id)
+            by_id = dict(zip(member_ids, value, strict=False))
+            absent = [each for each in others if each not in by_id]
+            if absent:
+                raise UserError(
+                    f"A setting in hyper is a list for the members {sorted(by_id)}, and has no "
+                    f"value for {absent}. Give a distribution, which has one for every member."
+                )
+            return tuple(by_id[each] for each in others)
 
         options = {name: values_of(value) for name, value in self.options.items()}
         return dataclasses.replace(self, options=options)

@@ -182,10 +182,12 @@ def _spec(name: object, value: object, ids: Sequence[int]) -> Drawn | dict[int, 
         return value
     try:
         values = np.asarray(value, np.float64)
+        if not (isinstance(name, str) and np.isfinite(values.astype(np.float32)).all()):
+            raise ValueError("it has no name, or is not finite")
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"hyper[{name!r}] is {kind_of(value)}. Give one number for each member, or a "
-            "distribution, such as dist_ens.hyper.uniform(0.0, 0.5)."
+            f"hyper[{name!r}] is {kind_of(value)}, and not finite numbers under a name. Give one "
+            "for each member, or a distribution, such as dist_ens.hyper.uniform(0.0, 0.5)."
         ) from error
     if values.shape not in ((), (len(ids),)):
         raise UserError(
