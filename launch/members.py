@@ -32,7 +32,7 @@ from dist_ens.experiment.chosen import choose_all, choose_members
 from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.members import copy_members, extend
 from dist_ens.experiment.networks import export_members, import_members
-from dist_ens.ground.commands import option, quoted
+from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import ExitCode, RunError, UserError, counted
 from dist_ens.ground.paths import shortened
 from dist_ens.ground.terminal import PlainConsole
@@ -188,7 +188,8 @@ def _choose(workdir: Place) -> int:
         raise UserError(f"--size={shortened(asked)} is no number of choices. Try 5, or all.")
     opened = open_finished(workdir, config=_CONFIG.file, step=_STEP.value)
     is_newest = _STEP.value is None
-    score_them = f"Type dist-ens evaluate {option('workdir', workdir)} to score them."
+    evaluate = command_line("dist-ens", "evaluate", workdir=workdir)
+    score_them = f"Type {evaluate} to score them."
     if asked == "all":
         choose_all(opened, is_newest=is_newest)
         _print(f"All members of step {opened.step:,} predict again. {score_them}")
