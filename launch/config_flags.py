@@ -28,7 +28,8 @@ _CONFIG, _EXPERIMENT = "config", "experiment"
 _OF_NEW_RUN = (
     "Config file, the path of a Python file. --config.FIELD=VALUE overrides one of its fields, "
     "such as --config.optimizer.learning_rate=0.01. The fields are the arguments of the network in "
-    "model, those of the optimizer in optimizer, those of the loss and methods in loss, and: "
+    "model, those of the optimizer in optimizer, those of the loss and methods in loss, settings "
+    "that differ from member to member in hyper, and: "
 )
 _OF_EXPERIMENT = (
     "Experiment in JSON instead of a config file, such as the experiment.json in the folder of a "

@@ -132,12 +132,14 @@ def _trained_on(experiment: Mapping[str, Json], network: str | None) -> list[tup
     beside = "".join(
         f", {name.replace('_', ' ')} {value}" for name, value in loss["options"].items() if value
     )
+    given = experiment.get("hyper", {}).get("options", {}).get("learning_rate")
+    rate = f"{optimizer['learning_rate']:g}" if given is None else "a rate of each member"
     schedule = "" if optimizer["schedule"] == "constant" else f", {optimizer['schedule']}"
     return [
         ("network", network or DASH),
         ("data", data["source"] + examples),
         ("loss", loss["name"] + beside),
-        ("optimizer", f"{optimizer['name']}, {optimizer['learning_rate']:g}{schedule}"),
+        ("optimizer", f"{optimizer['name']}, {rate}{schedule}"),
         ("batch", f"{data['global_batch_size']:,}"),
         ("seed", str(experiment["seed"])),
     ]

@@ -134,12 +134,18 @@ def _member_rows(summary: Mapping[str, Json]) -> JsonDict | None:
     if not scores:
         return None
     names = in_table(scores)
+    hyper = summary.get("hyper", {})
     rows = [
-        (m["member_id"], [number(m.get(name), test) for name in names])
-        for m in members[:MOST_MEMBERS]
+        (
+            m["member_id"],
+            [f"{values[k]:.3g}" for values in hyper.values()]
+            + [number(m.get(name), test) for name in names],
+        )
+        for k, m in enumerate(members[:MOST_MEMBERS])
     ]
+    labels = [described(name, summary.get("metrics", {}))[0] for name in names]
     return {
-        "names": [described(name, summary.get("metrics", {}))[0] for name in names],
+        "names": [*(name.replace("_", " ") for name in hyper), *labels],
         "rows": rows,
         "note": f"{len(rows)} of {counted(len(members), 'member')}. All their scores are in "
         "summary.json.",
