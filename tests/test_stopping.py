@@ -49,6 +49,7 @@ def trained(ensemble, callbacks, steps=60, **options):
 def at_once(monkeypatch):
     """Compiling seems to take no time, so that members leave as soon as they can."""
     monkeypatch.setattr(MetricsReader, "compile_secs", property(lambda self: 0.0))
+    monkeypatch.setattr("dist_ens.training.services._LEAST_SECS", 0.0)
 
 
 class Everyone:
@@ -198,8 +199,10 @@ SCRIPT = """
 import sys
 from test_stopping import halving, of_members, trained
 import dist_ens as de
+from dist_ens.training import services
 from dist_ens.training.runner import MetricsReader
 MetricsReader.compile_secs = property(lambda self: 0.0)
+services._LEAST_SECS = 0.0
 trained(of_members(), [halving()], checkpoints=de.Checkpoints(sys.argv[1], every_steps=5))
 """
 

@@ -7,8 +7,7 @@ import jax
 import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr
-from jax.typing import ArrayLike
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.checks import (

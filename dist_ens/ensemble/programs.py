@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
 
 from dist_ens.ensemble.batches import Batches, CallBatches
 from dist_ens.ensemble.checks import explained_errors, require_rows

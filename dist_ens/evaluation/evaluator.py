@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
 
 from dist_ens.data import ArraySplit, Spec, Split, evaluation_batches
 from dist_ens.ensemble import Ensemble

@@ -7,7 +7,7 @@ any calibration. So neither depends on the other, and the coverage of the rule h
 import dataclasses
 
 import numpy as np
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
 
 from dist_ens.data import Source, Split
 from dist_ens.ensemble import Ensemble

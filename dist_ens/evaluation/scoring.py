@@ -6,7 +6,7 @@ from functools import partial
 
 import jax
 import numpy as np
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
 
 from dist_ens.data import LabelScaledSplit, Spec, Split, Standardization, TreeSplit
 from dist_ens.data.checks import check_parts

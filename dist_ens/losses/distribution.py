@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from numpy.typing import ArrayLike
 
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.json_text import JsonDict

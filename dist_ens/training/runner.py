@@ -331,6 +331,8 @@ class MetricsReader:
         # Seconds and steps of the first call, which compiles.
         self._first_call: tuple[float, int] | None = None
         self._ended: float | None = None
+        # Seconds and step from which the pace is taken; None until the next call is read.
+        self._pace_from: tuple[float, int] | None = None
 
     def dispatched(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Stores the metrics of a call, float32[steps, members], and reads those before it."""
@@ -374,6 +376,16 @@ class MetricsReader:
         """Seconds of the first call, most of which it compiles; 0 before it."""
         return self._first_call[0] if self._first_call is not None else 0.0
 
+    def restart_pace(self) -> None:
+        """Takes the pace anew after the next call, which compiles another program."""
+        self._pace_from = None
+
+    def pace(self) -> float:
+        """Returns the steps per second of the present program; 0 before its second call."""
+        secs, step = self._pace_from or (0.0, self.step)
+        taken = self._training_secs - secs
+        return (self.step - step) / taken if taken > 0 else 0.0
+
     def steps_per_second(self) -> float:
         """Returns the pace without evaluations, and without the first call if there are more."""
         seconds, steps = self._training_secs, self.step - self._first_step
@@ -386,6 +398,7 @@ class MetricsReader:
         self._training_secs = self.seconds - self._paused_secs
         if self._first_call is None:
             self._first_call = (self._training_secs, step - previous_step)
+        self._pace_from = self._pace_from or (self._training_secs, step)
         with jax.transfer_guard("allow"):
             values = self._expanded(to_host(metrics))
         self.step = step

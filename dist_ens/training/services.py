@@ -26,6 +26,9 @@ from dist_ens.training.preparing import Job
 from dist_ens.training.runner import Runner
 from dist_ens.training.saving import BestState, Saving, restore_states
 
+# Seconds that it takes to let members leave, even if their program is in the compilation cache.
+_LEAST_SECS = 5.0
+
 
 class Progress(Service):
     """The service that shows the watchdog and the other processes that the run goes on."""
@@ -107,7 +110,7 @@ class Run(Runner):
 
     def _compact(self) -> None:
         """Goes on with fewer members, if that spares more time than to compile their program."""
-        before, pace = self.compaction.ensemble, self.reader.steps_per_second()
+        before, pace = self.compaction.ensemble, self.reader.pace()
         # Several hosts would have to move members to each other. Waves wait on the host anyway.
         is_alone = before.waves == before.num_groups == jax.process_count() == 1
         if not is_alone or pace == 0:
@@ -117,9 +120,10 @@ class Run(Runner):
                 self.compaction.leaving = self.compaction.fewer(self.state)
         ids = self.compaction.leaving
         spared = (self.info.last_step - self.step) / pace * (1 - len(ids) / before.num_members)
-        if len(ids) == before.num_members or spared < self.reader.compile_secs:
+        if len(ids) == before.num_members or spared < max(self.reader.compile_secs, _LEAST_SECS):
             return
         self.reader.catch_up()
+        self.reader.restart_pace()
         self.state = self.compaction.shrink(self.state, ids)
         self.compaction.leaving = ids
         train, small = self._job.data, self.compaction.ensemble
