@@ -17,6 +17,7 @@ from typing import Any
 
 from absl import flags
 
+from dist_ens.storage import Disk
 from launch import cli
 from launch.path_flags import define_path
 
@@ -106,7 +107,7 @@ def _measured(num_members: int) -> dict[str, Any]:
             found["save MB"] = _megabytes(newest)
         summary = {"test": scores.ensemble, "mean_member": scores.mean_member, **scores.to_dict()}
         started = time.perf_counter()
-        report.write_report(workdir, summary, curves_of(evaluation), [])
+        report.write_report(Disk(workdir), summary, curves_of(evaluation), [])
         found["report s"] = time.perf_counter() - started
         found["report MB"] = (workdir / report.PAGE).stat().st_size / 1e6
     return found

@@ -23,12 +23,20 @@ _NAMES = {
     "evaluate": "dist_ens.evaluation",
     "calibrate": "dist_ens.evaluation.fit_calibration",
     "Calibration": "dist_ens.evaluation.calibration",
+    "select": "dist_ens.evaluation.selection",
+    "Selection": "dist_ens.evaluation.selection",
     "load": "dist_ens.experiment",
     "stack_members": "dist_ens.ground.state",
     "unstack_members": "dist_ens.ground.state",
     "select_members": "dist_ens.ground.state",
 }
-_MODULES = ("losses", "metrics", "methods", "models", "callbacks", "data")
+_MODULES = {
+    **{
+        name: f"dist_ens.{name}"
+        for name in ("losses", "metrics", "methods", "models", "callbacks", "data")
+    },
+    "hyper": "dist_ens.sampling.hyper",
+}
 
 if TYPE_CHECKING:
     from dist_ens import callbacks, data, losses, methods, metrics, models
@@ -38,11 +46,13 @@ if TYPE_CHECKING:
     from dist_ens.evaluation import evaluate
     from dist_ens.evaluation.calibration import Calibration
     from dist_ens.evaluation.fit_calibration import calibrate
+    from dist_ens.evaluation.selection import Selection, select
     from dist_ens.execution.lift import lift
     from dist_ens.experiment import load
     from dist_ens.ground.state import State, select_members, stack_members, unstack_members
     from dist_ens.layout import Layout
     from dist_ens.members import as_member
+    from dist_ens.sampling import hyper
     from dist_ens.training import fit
 
 __all__ = [
@@ -51,6 +61,7 @@ __all__ = [
     "Ensemble",
     "FailurePolicy",
     "Layout",
+    "Selection",
     "State",
     "as_member",
     "calibrate",
@@ -58,12 +69,14 @@ __all__ = [
     "data",
     "evaluate",
     "fit",
+    "hyper",
     "lift",
     "load",
     "losses",
     "methods",
     "metrics",
     "models",
+    "select",
     "select_members",
     "stack_members",
     "unstack_members",
@@ -72,7 +85,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(_MODULES[name])
     if name in _NAMES:
         value = getattr(importlib.import_module(_NAMES[name]), name)
         globals()[name] = value

@@ -28,7 +28,8 @@ _CONFIG, _EXPERIMENT = "config", "experiment"
 _OF_NEW_RUN = (
     "Config file, the path of a Python file. --config.FIELD=VALUE overrides one of its fields, "
     "such as --config.optimizer.learning_rate=0.01. The fields are the arguments of the network in "
-    "model, those of the optimizer in optimizer, those of the loss and methods in loss, and: "
+    "model, those of the optimizer in optimizer, those of the loss and methods in loss, settings "
+    "that differ from member to member in hyper, and: "
 )
 _OF_EXPERIMENT = (
     "Experiment in JSON instead of a config file, such as the experiment.json in the folder of a "
@@ -99,6 +100,12 @@ class ConfigFlags:
             elif name == "loss":  # Methods change the file's own loss too.
                 methods = _complete(config.loss, name, cls, lambda _: method_options(), rest)
                 self._defaults += methods
+        for name in sorted(self._given):
+            section, _, setting = name.partition(".")
+            if section == "hyper" and setting:  # A setting may have any name.
+                if setting in config.hyper:
+                    del config.hyper[setting]
+                config.hyper[setting] = placeholder(str)
         if fault := self._fault(rest, _paths(config)):
             raise UserError(fault)
         self._overrides = config_flags.DEFINE_config_dict("config", config, sys_argv=rest)

@@ -106,7 +106,7 @@ def main() -> None:
         report.read_answers(workdir)
     found = _assessed(opened, request)
     if cluster.is_main():
-        _print_scores(opened.step, found)
+        _print_scores(opened, found)
         if is_kept:
             with cli.reported_writing(_WORKDIR):
                 _keep(workdir, opened.step, found)
@@ -140,12 +140,12 @@ def _assessed(opened: LoadedRun, request: EvaluationRequest) -> Assessment:
     return assess(opened.config_run, evaluator, opened.state, source, request)
 
 
-def _print_scores(step: int, found: Assessment) -> None:
+def _print_scores(opened: LoadedRun, found: Assessment) -> None:
     """Prints the scores, and writes them to the file of --json."""
     console = PlainConsole()
-    console.print(f"Scores of step {step:,}:")
+    console.print(f"Scores of step {opened.step:,}:")
     print_table(console, found.scores.table())
-    for sentence in found.sentences():
+    for sentence in filter(None, (opened.choice.note, *found.sentences())):
         console.print(sentence, soft_wrap=True)
     if _JSON.value is not None:
         cli.write_file(_JSON, to_json(found.to_dict(), indent=2) + "\n")

@@ -9,8 +9,11 @@
 - `extend` trains the members in --ids, and writes a new run that has all of them.
 - `export` writes each member as a safetensors file of one network.
 - `import` makes RUN out of networks that were trained elsewhere: RUN import FILE … --config=FILE.
+- `choose` chooses the best --size members on the validation split by the score --metric, and keeps
+  the choice in the run: RUN choose --size=5 --metric=nll. `evaluate`, `predict` and the report then
+  use these members, with their weights. RUN choose --size=all makes them use all members.
 
-No action changes a run that exists.
+No other action changes a run that exists.
 """
 
 import re
@@ -19,17 +22,22 @@ from collections.abc import Callable, Mapping
 from absl import flags
 from rich.table import Table
 
-from dist_ens.checkpoint import SavedMembers, ids_text, read_lineages, saved_steps
+from dist_ens.checkpoint import SavedMembers, ids_text, moving_on, saved_step, saved_steps
 from dist_ens.checkpoint.newest import checkpoints_of
 from dist_ens.checkpoint.reading import is_gone
 from dist_ens.checkpoint.run_digests import changed_files
 from dist_ens.checkpoint.verify import faults_of
+from dist_ens.evaluation.selection import METHODS
+from dist_ens.experiment.chosen import choose_all, choose_members
+from dist_ens.experiment.loaded import open_finished
 from dist_ens.experiment.members import copy_members, extend
 from dist_ens.experiment.networks import export_members, import_members
-from dist_ens.ground.commands import quoted
+from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import ExitCode, RunError, UserError, counted
 from dist_ens.ground.paths import shortened
 from dist_ens.ground.terminal import PlainConsole
+from dist_ens.metrics.catalogue import label_of
+from dist_ens.report.facts import listed_weights
 from dist_ens.storage import Place, place_of
 from launch import cli
 from launch.config_flags import ConfigFlags
@@ -42,6 +50,17 @@ _IDS = flags.DEFINE_string(
     "ids", None, "Ids of members, such as 3,5 or 8-15. Default: all members, for copy and export."
 )
 _TO = define_folder("to", None, "Folder of the new run, or of the exported files.")
+_SIZE = flags.DEFINE_string(
+    "size", None, "Number of choices, which may name a member again; or all, to use all members."
+)
+_METRIC = flags.DEFINE_string("metric", "nll", "Score by which choose compares members.")
+_METHOD = flags.DEFINE_enum(
+    "method",
+    "greedy",
+    METHODS,
+    "Method of choose: greedy (adds the member that helps most), top (the best members alone) or "
+    "stacking (the best weights of all members).",
+)
 _CONFIG = ConfigFlags()
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
@@ -73,15 +92,23 @@ class _CommandLine:
 
 def _list(workdir: Place) -> int:
     """Prints a table of the members."""
-    step, members = read_lineages(workdir, _STEP.value)
-    table = Table(title=f"{counted(len(members), 'member')} at step {step:,}", title_justify="left")
-    for column in ("member", "seed", "trained as", "in", "history"):
+    saved = moving_on(_STEP.value, lambda: saved_step(workdir, _STEP.value))
+    members, hyper = saved.members, saved.hyper()
+    title = f"{counted(len(members), 'member')} at step {saved.step:,}"
+    table = Table(title=title, title_justify="left")
+    for column in ("member", *hyper, "seed", "trained as", "in", "history"):
         table.add_column(column, overflow="fold")
-    for member in members:
+    for number, member in enumerate(members):
+        settings = [f"{values[number]:.3g}" for values in hyper.values()]
         history = "; ".join(f"{event.what} at step {event.step:,}" for event in member.events)
         seed = "" if member.seed is None else str(member.seed)
         table.add_row(
-            str(member.member_id), seed, str(member.original_id), member.run or "", history
+            str(member.member_id),
+            *settings,
+            seed,
+            str(member.original_id),
+            member.run or "",
+            history,
         )
     PlainConsole().print(table)
     return ExitCode.DONE
@@ -154,6 +181,34 @@ def _import(workdir: Place) -> int:
     return _reported(members, workdir)
 
 
+def _choose(workdir: Place) -> int:
+    """Chooses members, and keeps the choice in the run."""
+    asked = _SIZE.value or "5"
+    if asked != "all" and not asked.isdecimal():
+        raise UserError(f"--size={shortened(asked)} is no number of choices. Try 5, or all.")
+    opened = open_finished(workdir, config=_CONFIG.file, step=_STEP.value)
+    is_newest = _STEP.value is None
+    evaluate = command_line("dist-ens", "evaluate", workdir=workdir)
+    score_them = f"Type {evaluate} to score them."
+    if asked == "all":
+        choose_all(opened, is_newest=is_newest)
+        _print(f"All members of step {opened.step:,} predict again. {score_them}")
+        return ExitCode.DONE
+    metric, method = _METRIC.value, _METHOD.value
+    found = choose_members(
+        opened, size=int(asked), metric=metric, method=method, is_newest=is_newest
+    )
+    count = int((found.weights > 0).sum())
+    ids = [int(i) for i in opened.ensemble.ids[found.weights > 0]]
+    listed = listed_weights(ids, found.weights[found.weights > 0].tolist())
+    _print(
+        f"Chose {count:,} of {counted(len(found.weights), 'member')} of step {opened.step:,}, with "
+        f"weights: {listed}. Their validation {label_of(metric)} is {found.path[-1]:.4g}, and that "
+        f"of all members is {found.before:.4g}. {score_them}"
+    )
+    return ExitCode.DONE
+
+
 _ACTIONS: Mapping[str, Callable[[Place], int]] = {
     "list": _list,
     "verify": _verify,
@@ -161,6 +216,7 @@ _ACTIONS: Mapping[str, Callable[[Place], int]] = {
     "extend": _extend,
     "export": _export,
     "import": _import,
+    "choose": _choose,
 }
 _COMMAND_LINE = _CommandLine()
 

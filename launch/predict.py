@@ -94,7 +94,7 @@ def main() -> None:
     np.savez(file, **predictions)  # type: ignore[arg-type]
     cli.write_file(_OUTPUT, file.getvalue())
     *others, last = predictions
-    first, *rest = told
+    first, *rest = [*told, *filter(None, [opened.choice.note])]
     print(f"{quoted(output)}: {', '.join(others)} and {last} of {first}.")
     print(f"The members are those of step {opened.step:,}.", *rest, sep="\n")
 
@@ -129,12 +129,12 @@ def _calibrated(
     opened: LoadedRun, evaluator: Evaluator, inputs: np.ndarray, predictions: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of a prediction after the calibration that the run keeps."""
-    from dist_ens.evaluation.calibration import Predictor  # It imports scipy.optimize, slowly.
+    from dist_ens.evaluation.fit_calibration import predictor_of  # It imports scipy, slowly.
 
     distribution = evaluator.distribution
     calibration = kept_calibration(
         place_of(opened.folder, "folder"),
-        Predictor.of(evaluator.ensemble, opened.state, evaluator.left_out),
+        predictor_of(evaluator, opened.state),
         distribution,
         calibrated=_CALIBRATED.value,
         level=_CONFORMAL.value,

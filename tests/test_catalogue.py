@@ -216,7 +216,7 @@ def test_weights_are_of_examples_or_of_their_positions(of_positions):
 
 def test_means_of_a_loss_function_are_those_of_each_member_and_of_the_mean_member():
     means = {"loss": np.array([2.0, 4.0]), "perplexity": np.array([1.0, 3.0])}
-    scores = scores_of_means([5, 9], means)
+    scores = scores_of_means([5, 9], means, {})
     assert scores.members == [
         {"member_id": 5, "loss": 2.0, "perplexity": 1.0},
         {"member_id": 9, "loss": 4.0, "perplexity": 3.0},

@@ -87,7 +87,7 @@ def test_scores_and_predictions_take_one_collective_each(num_classes, num_groups
     group = jax.ShapeDtypeStruct((8,), "int32", sharding=layout.sharding(MEMBERS))
     for program in (
         programs.score_of_device.lower(outputs, group, labels, mask, None),
-        programs.score_by_size.lower(outputs, labels),
+        programs.score_by_size.lower(outputs, labels, mask, None),
         programs.predictions.lower(outputs),
         programs.pooled_predictions.lower(outputs),
     ):

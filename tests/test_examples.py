@@ -112,6 +112,21 @@ def test_members_that_fail_are_restarted_by_a_callback_and_the_others_do_not_not
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.long
+def test_optuna_suggests_the_settings_of_the_members_and_is_told_their_scores():
+    shown = load("optuna_sweep")["main"]()
+    trials = shown["study"].trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 64
+    for name, values in shown["hyper"].items():
+        np.testing.assert_array_equal([trial.params[name] for trial in trials], values)
+    assert len({trial.value for trial in trials}) == 64
+    chosen = shown["chosen"]
+    assert sum(chosen.weights) == pytest.approx(1)
+    assert shown["study"].best_trial.number == chosen.choices[0]  # Greedy begins with the best.
+    assert chosen.path[-1] < chosen.path[0]
+    assert shown["scores"].ensemble["nll"] < shown["best"]["nll"]
+
+
 @pytest.mark.torch
 def test_a_torch_data_loader_feeds_an_ensemble():
     shown = load("torch_dataloader")["main"]()

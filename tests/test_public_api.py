@@ -47,7 +47,7 @@ def test_no_room_has_the_name_of_a_public_function():
     rooms, kinds = json.loads(python("-c", EVERY_ROOM_FIRST)[0].splitlines()[-1])
     assert len(rooms) > 100
     modules = {name for name, kind in kinds.items() if kind == "module"}
-    assert modules == {"callbacks", "data", "losses", "methods", "metrics", "models"}
+    assert modules == {"callbacks", "data", "hyper", "losses", "methods", "metrics", "models"}
     assert sorted(kinds) == sorted(de.__all__)
 
 

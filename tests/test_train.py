@@ -311,7 +311,7 @@ def test_a_run_does_not_wait_for_the_server_of_its_metrics(tmp_path, monkeypatch
 def test_the_first_call_has_ended_before_the_second_is_dispatched(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    reader = MetricsReader(1, 0, lambda *_: None)
+    reader = MetricsReader(1, 0, lambda *_: None, dict)
     for step, secs in ((0, 50), (10, 3)):
         now[0] += secs  # which the call takes before it returns, as in waves
         reader.dispatched(step, step + 10, {"loss": jnp.zeros((10, 1))})

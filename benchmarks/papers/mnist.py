@@ -38,14 +38,14 @@ from dist_ens.experiment.record import Run
 from dist_ens.experiment.train import train
 from dist_ens.ground.state import State
 from dist_ens.layout import Layout
-from dist_ens.report import write_scores
+from dist_ens.report.files import to_json
 from launch import cli
-from launch.path_flags import define_path
+from launch.path_flags import define_file, define_path
 
 _DATA = define_path("data", None, "Folder of MNIST's IDX files.")
 _OOD = define_path("ood", None, "Folder of notMNIST's IDX files.")
 _EPOCHS = flags.DEFINE_float("epochs", 10.0, "Number of training epochs.", lower_bound=0.01)
-_JSON = define_path("json", None, "JSON file to write the results to.")
+_JSON = define_file("json", None, "JSON file to write the results to.")
 _SIZES = (1, 5, 10, 15)
 
 
@@ -87,7 +87,7 @@ def main() -> None:
     console.print(_table(found))
     console.print(f"Trained {max(_SIZES)} members in {seconds:.0f} s.")
     if _JSON.value is not None:
-        cli.write_file(_JSON, lambda path: write_scores(path, {"sizes": found}))
+        cli.write_file(_JSON, to_json({"sizes": found}, indent=2) + "\n")
 
 
 def _first(run: Run, state: State, size: int) -> tuple[Ensemble, State]:

@@ -22,14 +22,14 @@ from rich.console import Console
 from rich.table import Table
 
 from dist_ens.ground.errors import RunError
-from dist_ens.report import write_scores
+from dist_ens.report.files import to_json
 from launch import cli
-from launch.path_flags import define_path
+from launch.path_flags import define_file, define_path
 
 _DATA = define_path("data", None, "Folder of the tables.")
 _TABLES = flags.DEFINE_list("tables", None, "Tables to train; all if not given.")
 _ADVERSARIAL = flags.DEFINE_bool("adversarial", False, "Train on adversarial examples too.")
-_JSON = define_path("json", None, "JSON file to write the results to.")
+_JSON = define_file("json", None, "JSON file to write the results to.")
 _CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "uci.py"
 
 
@@ -83,7 +83,7 @@ def main() -> None:
     members = sum(each["num_members"] for each in found.values())
     console.print(f"{members} members in {total:.0f} s.")
     if _JSON.value is not None:
-        cli.write_file(_JSON, lambda path: write_scores(path, found))
+        cli.write_file(_JSON, to_json(found, indent=2) + "\n")
 
 
 def _trained(name: str, table: pathlib.Path, workdir: pathlib.Path) -> dict[str, Any]:

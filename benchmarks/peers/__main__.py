@@ -14,14 +14,14 @@ from rich.console import Console
 
 from benchmarks.peers.compare import WAYS, compare, table_of
 from benchmarks.workloads import WORKLOADS
-from dist_ens.report import write_scores
+from dist_ens.report.files import to_json
 from launch import cli
-from launch.path_flags import define_path
+from launch.path_flags import define_file
 
 _WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Workloads to run.")
 _WAYS = flags.DEFINE_list("ways", list(WAYS), "Ways to time.")
 _TURNS = flags.DEFINE_integer("turns", 5, "Number of rounds.", lower_bound=1)
-_JSON = define_path("json", None, "JSON file to write the results to.")
+_JSON = define_file("json", None, "JSON file to write the results to.")
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
         for way, reason in reasons.items():
             console.print(f"{way} was not timed: {reason}", soft_wrap=True)
         if _JSON.value:
-            cli.write_file(_JSON, lambda path: write_scores(path, {"workloads": results}))
+            cli.write_file(_JSON, to_json({"workloads": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -193,6 +193,19 @@ def score_record(
     return record
 
 
+def hyper_record(member_ids: Sequence[int], hyper: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Returns the record of the settings of the members, float[members] by name.
+
+    >>> hyper_record([0, 5], {"learning_rate": np.array([0.5, 0.25])})
+    {'hyper/learning_rate/member_00': 0.5, 'hyper/learning_rate/member_05': 0.25}
+    """
+    return {
+        f"hyper/{name}/member_{member_id:02d}": float(value)
+        for name, values in hyper.items()
+        for member_id, value in zip(member_ids, values, strict=True)
+    }
+
+
 def finite_scores(scores: Scores, member_score: str | None) -> dict[str, float]:
     """Returns the scores of the ensemble, or of its mean member, that are finite numbers.
 

@@ -13,6 +13,10 @@ A callback is any object with some of these methods; `fit` calls those that it h
     best_step() -> int | None                          step of the best evaluation so far
     state() -> JSON data, restore(state)               saved with the checkpoint
     reason() -> str                                    why it returned STOP, to be printed
+    stops_members: bool                                whether it may return stop_members(...)
+    members_stopped(member_ids) -> None                all that have stopped so far, after each stop
+    keeps_best: bool                                   whether improved_members() is asked
+    improved_members() -> ids                          of members evaluated best so far
     every: int                                         number of steps between two calls
 
 A record is a flat dict from names such as `train/loss` or `test/nll/member_03` to numbers. A plain
@@ -31,20 +35,27 @@ update that reaches a multiple of it. A number of steps that `fit` chooses for a
 `fit` returns the state of the step that `best_step()` of the first callback names, and not the last
 one. It is called after each evaluation, whose step it may name, and at the end.
 
+A callback with `stops_members = True` may return `stop_members([3, 7])` in place of None. These
+members take no more updates, and stay in the ensemble: they are scored, saved and returned. With
+`keeps_best = True`, its method `improved_members` is called after each evaluation, and parameters
+of the members that it names are kept. A member that stops, and every member at the end, has those
+that were kept last.
+
 On several hosts, every host has its own callbacks, and only process 0 calls `write`. The run ends
 on all hosts as soon as a callback of one of them returns `STOP`.
 """
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from dist_ens.ensemble import Ensemble
 from dist_ens.ground.errors import RunError, UserError, first_line
+from dist_ens.ground.numbers import whole_number
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Callback
 
@@ -57,6 +68,21 @@ class Stop(enum.Enum):
 
 # A callback returns it to end the run, which is evaluated and saved first.
 STOP = Stop.STOP
+
+
+class StopMembers(NamedTuple):
+    """What a callback returns to stop some members; see `stop_members`."""
+
+    member_ids: tuple[int, ...]
+
+
+def stop_members(member_ids: Iterable[int]) -> StopMembers:
+    """Returns what a callback returns to stop the members with some ids.
+
+    >>> stop_members([3, 7])
+    StopMembers(member_ids=(3, 7))
+    """
+    return StopMembers(tuple(whole_number("A member's id", each, least=0) for each in member_ids))
 
 
 class StepInfo(NamedTuple):
@@ -122,9 +148,47 @@ class RunInfo(NamedTuple):
 
 # Methods of a callback that `fit` calls by name.
 HOOKS = (
-    *("begin", "evaluated", "write", "sync", "members_failed", "finished", "close"),
-    *("best_step", "state", "restore", "reason"),
+    *(
+        "begin",
+        "evaluated",
+        "write",
+        "sync",
+        "members_failed",
+        "members_stopped",
+        "finished",
+        "close",
+    ),
+    *("best_step", "improved_members", "state", "restore", "reason"),
 )
+
+
+class Waiting(Protocol):
+    """A callback that waits for a score, of which a person may have given the direction."""
+
+    metric: str
+    direction: str | None
+
+
+def direction_of(callback: Waiting, run: RunInfo) -> str:
+    """Returns the direction of the score `metric` for which a callback waits, "lower" or "higher".
+
+    A `UserError` says that nothing, or no such score, is there in training.
+    """
+    scored: Mapping[str, str | None] = {} if run.eval_every is None else run.directions
+    name, metric = name_of_callback(callback), callback.metric
+    if metric not in scored:
+        raise UserError(
+            f"{name} waits for {metric!r}, and the scores during training are "
+            f"{', '.join(scored) or 'none'}. Choose one, or give fit eval_data and eval_every."
+        )
+    direction = callback.direction or scored[metric]
+    if direction is None:
+        raise UserError(
+            f"{name} waits for {metric!r}, of which neither a lower nor a higher score is known to "
+            "be better. Choose another, or give direction='lower' or 'higher'."
+        )
+    return direction
+
 
 OWN = "dist_ens."  # Prefix of the names of services.
 

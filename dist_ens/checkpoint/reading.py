@@ -23,6 +23,7 @@ from dist_ens.layout import read_onto_devices
 from dist_ens.storage import Place
 
 T = TypeVar("T")
+_HYPER = "hyper."  # Begin of the names of the leaves with the members' settings.
 
 
 class SavedStep:
@@ -65,6 +66,16 @@ class SavedStep:
         def read() -> dict[str, np.ndarray]:
             arrays = open_saved(self._data, self._manifest, positions)
             return {name: array.read_whole() for name, array in arrays.items()}
+
+        return self._reported(read)
+
+    def hyper(self) -> dict[str, np.ndarray]:
+        """Returns the settings of the members by name, float32[members] each, in their order."""
+
+        def read() -> dict[str, np.ndarray]:
+            arrays = open_saved(self._data, self._manifest)
+            named = {name: array for name, array in arrays.items() if name.startswith(_HYPER)}
+            return {name.removeprefix(_HYPER): each.read_whole() for name, each in named.items()}
 
         return self._reported(read)
 

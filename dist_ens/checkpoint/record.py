@@ -23,6 +23,7 @@ _NAMED_PARTS = {
     "num_members": "num_members",
     "member_ids": "member_ids",
     "seed": "the seed",
+    "hyper": "hyper",
     "batch": "the batch",
 }
 _DATA = {
@@ -41,11 +42,11 @@ _DIGITS = 12  # Number of digits of a hash that a message shows.
 class StepRecord:
     """The record of a run: its ensemble, its training data, and how it was trained.
 
-    Two runs are the same if their first eight fields are equal, and the facts of their training
-    data that both know. If the same versions traced both steps, their fingerprints must be equal
-    too. The execution, the number of devices and the steps per call are not compared. They say how
-    the run was trained, so that it resumes in the same way. The record of a run from a config has
-    the config beside these fields, in plain data, among them the key `experiment`.
+    Two runs are the same if their first eight fields and `hyper` are equal, and the facts of their
+    training data that both know. If the same versions traced both steps, their fingerprints must be
+    equal too. The execution, the number of devices and the steps per call are not compared. They
+    say how the run was trained, so that it resumes in the same way. The record of a run from a
+    config has the config beside these fields, in plain data, among them the key `experiment`.
 
     Attributes:
         member: Name of the network, or of the user's own step, which has no optimizer and no loss.
@@ -58,6 +59,8 @@ class StepRecord:
         examples: Hash of the training examples; None if they change each time they are read.
         leaves: Hash of the names, types and shapes of the state's leaves; None if not known.
         key_rule: Version of the rules in `dist_ens.ground.randomness`.
+        hyper: Settings that differ from member to member: the distribution of each, or its values
+            by the ids of the members; None without any.
         config: Config of the run and what belongs to it, by key; empty for a run made in Python.
     """
 
@@ -81,6 +84,7 @@ class StepRecord:
     leaves: str | None = None
     class_names: tuple[str, ...] | None = None
     key_rule: int | None = None
+    hyper: Mapping[str, str | Mapping[str, float]] | None = None
     config: Mapping[str, Json] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> JsonDict:
@@ -121,10 +125,15 @@ class StepRecord:
             self, execution=execution, num_devices=num_devices, steps_per_call=steps_per_call
         )
 
-    def with_members(self, member_ids: Sequence[int]) -> Self:
-        """Returns the record of a run with other members."""
-        ids = tuple(member_ids)
-        return dataclasses.replace(self, num_members=len(ids), member_ids=ids, leaves=None)
+    def with_members(
+        self, member_ids: Sequence[int], hyper: Mapping[str, Sequence[float]] | None = None
+    ) -> Self:
+        """Returns the record of a run with other members, and with these settings of them."""
+        ids, keys = tuple(member_ids), list(map(str, member_ids))
+        of = {n: dict(zip(keys, values, strict=True)) for n, values in (hyper or {}).items()}
+        return dataclasses.replace(
+            self, num_members=len(ids), member_ids=ids, leaves=None, hyper=of or self.hyper
+        )
 
     def differences(self, saved: "StepRecord") -> list[tuple[str, Json, Json]]:
         """Returns `(what, value in saved, value here)` for each difference from a saved run.

@@ -30,6 +30,15 @@ class Updated(NamedTuple):
         return state._replace(**self._asdict())
 
 
+def take_if_running(update: Callable[..., Updated], state: State, *args: PyTree) -> State:
+    """Returns the state after an update, or the same one if the member has stopped."""
+    old = Updated.of(state)
+    if state.stopping == ():
+        return update(old, *args).merged_into(state)
+    holds = state.stopping.stopped_step < 0
+    return apply_update(update, holds, old, *args).merged_into(state)
+
+
 def apply_update(update: Callable[..., Tree], holds: jax.Array, old: Tree, *args: PyTree) -> Tree:
     """Returns a member's new values `update(old, *args)` if `holds`, bool[], or else the old ones.
 

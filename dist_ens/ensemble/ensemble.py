@@ -1,14 +1,13 @@
 """`Ensemble`: the network, optimizer and loss of one member, lifted over the mesh."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.checks import (
@@ -22,7 +21,7 @@ from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.initial_state import begin_label_scale, network_for, state_from
 from dist_ens.ensemble.optimizer import check_optimizer
 from dist_ens.ensemble.own_step import OwnStep, loss_of_scoring
-from dist_ens.ensemble.padding import explained_inputs, placed_inputs, unpadded
+from dist_ens.ensemble.padding import AppliedCalibration, explained_inputs, placed_inputs, unpadded
 from dist_ens.ensemble.programs import Programs
 from dist_ens.ensemble.update_steps import Update
 from dist_ens.ensemble.variants import Variants
@@ -37,7 +36,7 @@ from dist_ens.ground.types import (
     Metrics,
     ModelState,
     Network,
-    Optimizer,
+    OptimizerOfMember,
     Outputs,
     Params,
     PyTree,
@@ -50,15 +49,7 @@ from dist_ens.members.member import has_label_scale
 from dist_ens.methods import LossFunction, Method
 from dist_ens.processes import cluster
 from dist_ens.processes.compile_cache import use_compile_cache_by_default
-
-
-class AppliedCalibration(Protocol):
-    """A calibration of predictions, such as `dist_ens.Calibration`."""
-
-    def applied(
-        self, prediction: Prediction, ensemble: "Ensemble", state: State, inputs: Inputs
-    ) -> Prediction:
-        """Returns the calibrated prediction."""
+from dist_ens.sampling.hyper import Drawn, Hyper
 
 
 class Ensemble(Variants):
@@ -73,7 +64,8 @@ class Ensemble(Variants):
     Attributes:
         member: Network of one member, in any form that `as_member` accepts.
         optimizer: Optimizer of one member, with `init` and `update` like Optax's optimizers. It is
-            given the loss as a function if it computes it again, as `optax.lbfgs()` does.
+            given the loss as a function if it computes it again, as `optax.lbfgs()` does. With
+            `hyper` it may be a function that makes it, `lambda hyper: optax.adam(hyper["rate"])`.
         loss: Objective, such as `losses.categorical(10)`, or a function
             `loss_fn(params, model_state, batch, key) -> (loss, (model_state, aux))`. If it also
             takes `train`, it is given True in training and False in evaluation.
@@ -102,6 +94,12 @@ class Ensemble(Variants):
             as "skip". Default: updates are not checked.
         own_step: Step in place of a gradient of the loss and an update of the optimizer, which
             `from_step` sets. `loss` is then what scores the members, or None.
+        hyper: Settings whose values differ from member to member: a dict from names to one number
+            for each member, float[members], or a distribution, such as
+            `dist_ens.hyper.log_uniform(1e-4, 1e-2)`. An optimizer may be made by a function
+            `optimizer(hyper)` of them, {name: float32[]}. Loss functions, steps and networks with
+            an argument `hyper` are given them, and methods `info.hyper`. Once made, the attribute
+            holds the values, float32[members].
         batch_specs: Parts of a batch that hold no rows, and are therefore not divided over the
             data axis: a dict from their keys to "shared", such as `{"boundary": "shared"}`, or
             "shared" for the whole batch. Every host gives equal arrays for them. Training looks at
@@ -128,7 +126,7 @@ class Ensemble(Variants):
     def __init__(
         self,
         member: Network,
-        optimizer: Optimizer,
+        optimizer: OptimizerOfMember,
         loss: Objective | LossFunction | None,
         *,
         num_members: int,
@@ -144,10 +142,11 @@ class Ensemble(Variants):
         dropout_samples: int | None = None,
         failure_policy: FailurePolicy | str | None = None,
         own_step: OwnStep | None = None,
+        hyper: Mapping[str, Drawn | ArrayLike | str] | None = None,
         batch_specs: Specs = "batch",
     ) -> None:
         use_compile_cache_by_default()
-        check_optimizer(optimizer)
+        check_optimizer(optimizer, may_be_made=hyper is not None)
         if own_step is None or loss is not None:
             check_loss(loss)
         Execution.parse(execution)
@@ -178,6 +177,7 @@ class Ensemble(Variants):
         self.waves = Waves.at_least(layout, whole_number("waves", waves, least=1)).count
         self.member_ids = checked_ids(member_ids, self.num_members)
         self.ids = np.asarray(self.member_ids or range(self.num_members), np.int32)
+        self.hyper = Hyper.of(hyper, self.ids.tolist(), self.seed)
         self.objective = loss if isinstance(loss, Objective) else None
         self.trained_objective = self.objective if own_step is None else None
         self.network = network_for(self.member, self.objective, self.compute_dtype)
@@ -200,6 +200,7 @@ class Ensemble(Variants):
         member_ids: Sequence[int] | None = None,
         waves: int = 1,
         failure_policy: FailurePolicy | str | None = None,
+        hyper: Mapping[str, Drawn | ArrayLike] | None = None,
         batch_specs: Specs = "batch",
     ) -> "Ensemble":
         """Returns an ensemble whose members take a step of your own.
@@ -252,6 +253,7 @@ class Ensemble(Variants):
             waves=waves,
             failure_policy=failure_policy,
             own_step=own_step,
+            hyper=hyper,
             batch_specs=batch_specs,
         )
 
@@ -266,7 +268,7 @@ class Ensemble(Variants):
         Returns:
             The state, leaves [members, ...].
         """
-        return self.programs.initializer(batch)(self.ids, self.seed)
+        return self.programs.initializer(batch)(self.ids, self.seed, self.hyper)
 
     def compile_init(self, batch: Batch) -> None:
         """Begins to compile the program of `init(batch)` in a thread, and does not wait."""
@@ -339,7 +341,12 @@ class Ensemble(Variants):
         return self.programs.update_steps
 
     def predict(
-        self, state: State, inputs: Inputs, *, calibration: AppliedCalibration | None = None
+        self,
+        state: State,
+        inputs: Inputs,
+        *,
+        calibration: AppliedCalibration | None = None,
+        weights: ArrayLike | None = None,
     ) -> Prediction:
         """Returns the pooled prediction of the members, with its uncertainty.
 
@@ -348,7 +355,10 @@ class Ensemble(Variants):
             inputs: Inputs, any pytree with leaves [batch, ...]. Every host gives all of them. With
                 a loss function, inputs whose leaves have different lengths are given to the network
                 as they are, and so are all inputs of an ensemble with `batch_specs`.
-            calibration: Calibration of the same state, from `dist_ens.calibrate`. Default: none.
+            calibration: Calibration of the same state and weights, from `dist_ens.calibrate`.
+                Default: none.
+            weights: Weights of the members in the pool, such as those of `dist_ens.select`; not
+                negative, float[members], in the order of the state. Default: equal weights.
 
         Returns:
             The prediction, on the devices. With an objective, its fields are those of the
@@ -359,18 +369,19 @@ class Ensemble(Variants):
 
         Raises:
             UserError: If the network has no `apply` or does not take the inputs, inputs on the host
-                are NaN or infinite, the ensemble has several groups, or the calibration is that of
-                another prediction.
+                are NaN or infinite, the ensemble has several groups, the weights do not fit the
+                members, or the calibration is that of another prediction.
         """
         here, needed, placed, size = placed_inputs(self, state, inputs)
+        weights = here.programs.checked_weights(weights)
         with explained_inputs(inputs):
-            prediction = here.programs.predict(needed, placed)
+            prediction = here.programs.predict(needed, placed, weights)
         prediction = settled(here.layout, prediction if size is None else prediction.first(size))
         if state.class_names:
             prediction = dataclasses.replace(prediction, class_names=state.class_names)
         if calibration is None:
             return prediction
-        return calibration.applied(prediction, here, needed, inputs)
+        return calibration.applied(prediction, here, needed, inputs, weights)
 
     def apply(self, state: State, inputs: Inputs) -> Outputs:
         """Returns the outputs of every member's network, leaves [members, batch, ...].

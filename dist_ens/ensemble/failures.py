@@ -1,7 +1,7 @@
 """Failed updates of a member: their detection on the device, and their record."""
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from typing import NamedTuple
 
 import jax
@@ -93,15 +93,6 @@ def no_failures(shape: tuple[int, ...] = ()) -> FailureRecord:
     )
 
 
-def saved_structures(abstract: State) -> tuple[State, State]:
-    """Returns the structures of a saved state: its own, and that with another policy."""
-    if isinstance(abstract.failures, FailureRecord):
-        return abstract, abstract._replace(failures=())
-    record = jax.eval_shape(partial(no_failures, abstract.step.shape))
-    like = jax.tree.map(lambda leaf: leaf.update(sharding=abstract.step.sharding), record)
-    return abstract, abstract._replace(failures=like)
-
-
 def taken_unless_failed(
     policy: FailurePolicy,
     update: Callable[..., Updated],
@@ -119,9 +110,12 @@ def taken_unless_failed(
     """
     record, loss = state.failures, metrics.get("loss", jnp.float32(0))
     cause = _cause_of(policy, record, loss, jnp.where(is_finite, 0, cause_otherwise))
-    takes = (cause == 0) & ~record.is_frozen
+    rests = record.is_frozen
+    if state.stopping != ():
+        rests |= state.stopping.stopped_step >= 0
+    takes = (cause == 0) & ~rests
     new = apply_update(update, takes, Updated.of(state), *args)
-    record = _recorded(policy, record, state.step + 1, jnp.where(record.is_frozen, 0, cause))
+    record = _recorded(policy, record, state.step + 1, jnp.where(rests, 0, cause))
     if policy.loss_threshold is not None:
         record = _with_loss(record, loss, takes)
     state = new.merged_into(state)._replace(failures=record)

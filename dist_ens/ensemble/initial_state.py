@@ -1,6 +1,6 @@
 """The state of an ensemble before its first step, on the devices, and the scale of its labels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from dist_ens.ensemble.failures import no_failures
-from dist_ens.ensemble.optimizer import optimizer_state
+from dist_ens.ensemble.optimizer import optimizer_of, optimizer_state
 from dist_ens.ground.errors import UserError, counted, kind_of
 from dist_ens.ground.narrowing import dtype_in_jax
 from dist_ens.ground.randomness import INIT, member_key, pinned_generator
@@ -21,7 +22,7 @@ from dist_ens.ground.types import (
     Key,
     Leaf,
     ModelState,
-    Optimizer,
+    OptimizerOfMember,
     Params,
     PyTree,
     Shapes,
@@ -51,27 +52,30 @@ def network_for(member: Member, objective: Objective | None, dtype: str | None) 
 
 
 def state_of_one(
-    member: Member, optimizer: Optimizer, shapes: Shapes, *, is_checked: bool
+    member: Member, optimizer: OptimizerOfMember, shapes: Shapes, *, is_checked: bool
 ) -> Callable[..., State]:
-    """Returns `make(member_id, seed) -> State` of one member, for inputs of some shapes."""
+    """Returns `make((member_id, hyper), seed) -> State` of one member, given shapes of inputs."""
 
     @pinned_generator()
-    def make(member_id: jax.Array, seed: jax.Array) -> State:
+    def make(of_member: tuple[jax.Array, PyTree], seed: jax.Array) -> State:
+        member_id, hyper = of_member
         key = member_key(seed, member_id)
         inputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         what = f"The network ({member.name}) could not be initialised on"
         with explained_network(what, shapes, f"It is given {INPUTS_RULE}."):
-            params, model_state = member.init(jax.random.fold_in(key, INIT), inputs)
-        return _at_step_0(optimizer, is_checked, member_id, key, params, model_state)
+            network = member.given(hyper)
+            params, model_state = network.init(jax.random.fold_in(key, INIT), inputs)
+        return _at_step_0(optimizer, is_checked, member_id, key, hyper, params, model_state)
 
     return make
 
 
 def _at_step_0(
-    optimizer: Optimizer,
+    optimizer: OptimizerOfMember,
     is_checked: bool,
     member_id: jax.Array,
     key: Key,
+    hyper: PyTree,
     params: Params,
     model_state: ModelState,
 ) -> State:
@@ -84,16 +88,24 @@ def _at_step_0(
             key=key,
             params=params,
             model_state=model_state,
-            opt_state=optimizer_state(optimizer, params, key),
+            opt_state=optimizer_state(optimizer_of(optimizer, hyper), params, key),
             failures=no_failures() if is_checked else (),
+            hyper=hyper,
         )
     )
 
 
 class Initializer:
-    """The program that makes the state of all members on the devices; of waves, on the hosts."""
+    """The program that makes the state of all members on the devices; of waves, on the hosts.
 
-    def __init__(self, make: Callable[..., State], layout: Layout, waves: int) -> None:
+    Attributes:
+        make: The function of one member; see `state_of_one`.
+    """
+
+    def __init__(
+        self, make: Callable[..., State], layout: Layout, waves: int, hyper: Collection[str]
+    ) -> None:
+        self.make, self._names = make, sorted(hyper)
         self._layout, self._waves = layout, Waves(layout, waves)
         self._of_wave = layout if waves == 1 else self._waves.layout_of_one
         self._program = self._of_wave.init_program(make)
@@ -113,19 +125,28 @@ class Initializer:
 
     @property
     def _arguments(self) -> Shapes:
-        """Shapes, types and shardings of the program's arguments, the ids and the seed."""
-        ids = jax.ShapeDtypeStruct(
-            (self._of_wave.num_members,), np.int32, sharding=self._of_wave.sharding(MEMBERS)
-        )
-        return ids, jax.ShapeDtypeStruct((), np.uint32)
+        """Shapes, types and shardings of the program's arguments: the members, and the seed."""
 
-    def __call__(self, ids: np.ndarray, seed: int) -> State:
-        """Returns the state at step 0 of the members with some ids, int32[members]."""
+        def of_members(dtype: DTypeLike) -> jax.ShapeDtypeStruct:
+            shape, sharding = (self._of_wave.num_members,), self._of_wave.sharding(MEMBERS)
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+        hyper = {name: of_members(np.float32) for name in self._names} or ()
+        return (of_members(np.int32), hyper), jax.ShapeDtypeStruct((), np.uint32)
+
+    def __call__(self, ids: np.ndarray, seed: int, hyper: Mapping[str, np.ndarray]) -> State:
+        """Returns the state at step 0 of the members with some ids, int32[members].
+
+        `hyper` holds their settings by name, float32[members] each.
+        """
         count, program = self._waves.count, self.compiled.result()
-        by_wave = ids.reshape(self._layout.ensemble_axis, count, -1).swapaxes(0, 1)
-        states = (
-            program(self._of_wave.put(wave.ravel(), MEMBERS), np.uint32(seed)) for wave in by_wave
-        )
+
+        def of_wave(values: np.ndarray, number: int) -> np.ndarray:
+            return values.reshape(self._layout.ensemble_axis, count, -1)[:, number].ravel()
+
+        members = ids, {name: hyper[name] for name in self._names} or ()
+        of_waves = (jax.tree.map(partial(of_wave, number=n), members) for n in range(count))
+        states = (program(self._of_wave.put(wave, MEMBERS), np.uint32(seed)) for wave in of_waves)
         if count == 1:
             return next(states)
         return self._waves.join([copied_off_devices(state) for state in states], MEMBERS)
@@ -162,11 +183,11 @@ def state_from(
             )
     parts = list(map(member.parts_of, params, model_states or [None] * len(params)))
     stacked = [stack_members([each[part] for each in parts]) for part in range(2)]
-    ids = jnp.asarray(ensemble.ids)
+    ids, hyper = jnp.asarray(ensemble.ids), dict(ensemble.hyper) or ()
     keys = jax.vmap(partial(member_key, ensemble.seed))(ids)
     make = partial(_at_step_0, ensemble.optimizer, ensemble.failure_policy.is_checked)
     with pinned_generator():
-        state = jax.vmap(make)(ids, keys, *stacked)
+        state = jax.vmap(make)(ids, keys, hyper, *stacked)
     state = ensemble.layout.put(state, MEMBERS)
     return state if ensemble.waves == 1 else copied_off_devices(state)
 

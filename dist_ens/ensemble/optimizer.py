@@ -2,32 +2,59 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.extend.core import Jaxpr, Literal, Var
 
+from dist_ens.ensemble.checks import explained_errors
 from dist_ens.execution.rewrite import equations, nested
-from dist_ens.ground.errors import UserError, name_of
+from dist_ens.ground.errors import UserError, call_error, name_of
 from dist_ens.ground.randomness import key_of_optimizer
-from dist_ens.ground.types import Gradients, Key, Leaf, Metrics, Optimizer, OptState, Params, PyTree
+from dist_ens.ground.types import (
+    Gradients,
+    Key,
+    Leaf,
+    Metrics,
+    Optimizer,
+    OptimizerOfMember,
+    OptState,
+    Params,
+    PyTree,
+)
 from dist_ens.members.modes import named_arguments
+from dist_ens.sampling.hyper import Given
 
 # Operations that draw random numbers, and operations that derive keys from keys.
 _DRAWS = {"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator", "rng_uniform"}
 _TAKE_KEYS = _DRAWS | {"random_wrap", "random_split", "random_fold_in", "random_clone"}
 
 
-def check_optimizer(optimizer: object) -> None:
-    """Raises a `UserError` unless an object has `init` and `update`, like Optax's optimizers."""
+def check_optimizer(optimizer: object, *, may_be_made: bool = False) -> None:
+    """Raises a `UserError` unless an object has `init` and `update`, like Optax's optimizers.
+
+    It `may_be_made` by a function of the settings of a member.
+    """
     has_both = all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
-    if not has_both or isinstance(optimizer, type):
+    is_function = may_be_made and call_error(optimizer, 1) is None if callable(optimizer) else False
+    if not (has_both or is_function) or isinstance(optimizer, type):
         shown = name_of(optimizer) if callable(optimizer) else repr(optimizer)[:80]
         raise UserError(
             f"The optimizer is {shown}, which lacks init and update. Give one of Optax's that was "
-            "called, such as optax.adam(1e-3)."
+            "called, such as optax.adam(1e-3), or, with hyper=, a function that makes one."
         )
+
+
+def optimizer_of(optimizer: OptimizerOfMember, hyper: PyTree) -> Optimizer:
+    """Returns the optimizer of one member, which a function of its settings may make."""
+    if not callable(optimizer) or hasattr(optimizer, "update"):
+        return cast("Optimizer", optimizer)
+    with explained_errors("optimizer of some settings"):
+        made = optimizer(Given(hyper))
+    check_optimizer(made)
+    return made
 
 
 def update_of(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.ensemble.checks import explained_errors, parts_text, require_same
+from dist_ens.ensemble.conditional_update import Updated, take_if_running
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import NEW_STATE, taken_unless_failed
 from dist_ens.ground.errors import UserError, name_of
@@ -15,8 +16,10 @@ from dist_ens.ground.state import State, require_arrays, without_weak_types
 from dist_ens.ground.types import Batch, Inputs, Key, Metrics, ModelState, Outputs, Params, PyTree
 from dist_ens.losses import Objective
 from dist_ens.members import Member
+from dist_ens.members.modes import hyper_argument
 from dist_ens.methods import LossFunction
 from dist_ens.methods.loss import LossResults
+from dist_ens.sampling.hyper import Given
 
 _SIGNATURE = "step(state, batch, key) -> (state, metrics)"
 
@@ -57,18 +60,18 @@ class OwnStep:
         """Returns the state after one step, and the metrics of the step by name, float32[]."""
         key = key_of_step(state.key, state.step)
         with explained_errors("step"):
-            new, metrics = _results(self.step(state.params, batch, key), state.params)
+            settings = hyper_argument(self.step, {"hyper": Given(state.hyper)})
+            new, metrics = _results(self.step(state.params, batch, key, **settings), state.params)
+
+        def update(old: Updated, new: PyTree) -> Updated:
+            return old._replace(params=new)
+
         if not self.failure_policy.is_checked:
-            state = state._replace(params=new)
+            state = take_if_running(update, state, new)
         else:
+            is_finite = _stays_finite(state.params, new)
             state, metrics = taken_unless_failed(
-                self.failure_policy,
-                lambda old, new: old._replace(params=new),
-                state,
-                metrics,
-                _stays_finite(state.params, new),
-                NEW_STATE,
-                new,
+                self.failure_policy, update, state, metrics, is_finite, NEW_STATE, new
             )
         return without_weak_types(state._replace(step=state.step + 1)), metrics
 

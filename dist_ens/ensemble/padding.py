@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,25 @@ from dist_ens.ground.narrowing import check_finite_inputs
 from dist_ens.ground.state import State, described, refuse_lists
 from dist_ens.ground.types import Array, Inputs, Leaf, Outputs
 from dist_ens.layout import BATCH, REPLICATED, Layout
+from dist_ens.losses import Prediction
 from dist_ens.members.member import explained_network
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
+
+
+class AppliedCalibration(Protocol):
+    """A calibration of predictions, such as `dist_ens.Calibration`."""
+
+    def applied(
+        self,
+        prediction: Prediction,
+        ensemble: "Ensemble",
+        state: State,
+        inputs: Inputs,
+        weights: np.ndarray | None,
+    ) -> Prediction:
+        """Returns the calibrated prediction of members with these weights, of sum 1."""
 
 
 def placed_inputs(

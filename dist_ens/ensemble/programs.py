@@ -7,6 +7,8 @@ from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
+from numpy.typing import ArrayLike
 
 from dist_ens.ensemble.batches import Batches, CallBatches
 from dist_ens.ensemble.checks import explained_errors, require_rows
@@ -42,6 +44,7 @@ from dist_ens.layout import (
     without_axes,
 )
 from dist_ens.losses import Objective, Prediction, predict_leaves
+from dist_ens.losses.distribution import checked_weights, passed
 from dist_ens.members.member import member_label_scale
 from dist_ens.methods import MemberLoss, loss_of_function, loss_of_objective
 from dist_ens.processes import cluster
@@ -113,7 +116,9 @@ class Programs:
                 shapes,
                 is_checked=ensemble.failure_policy.is_checked,
             )
-            self._initializers[key] = Initializer(make, ensemble.layout, ensemble.waves)
+            self._initializers[key] = Initializer(
+                make, ensemble.layout, ensemble.waves, ensemble.hyper
+            )
         return self._initializers[key]
 
     def update(self, state: State, batch: Batch) -> tuple[State, Metrics]:
@@ -196,6 +201,7 @@ class Programs:
         @pinned_generator()
         def of_one(state: State, inputs: Inputs) -> Outputs:
             params = evaluation_params(state.params, state.opt_state)
+            given = network.given(state.hyper)
             own = inputs
             if in_groups:
                 group = state.member_id % ensemble.num_groups
@@ -203,11 +209,11 @@ class Programs:
 
             key = jax.random.fold_in(state.key, PREDICT)
             if samples is None:
-                outputs = network.evaluate(params, state.model_state, own, key)[0]
+                outputs = given.evaluate(params, state.model_state, own, key)[0]
                 return require_rows(ensemble.objective, outputs, own)
 
             def sample(key: Key) -> Outputs:
-                outputs = network.apply(params, state.model_state, own, key, False)[0]
+                outputs = given.apply(params, state.model_state, own, key, False)[0]
                 return require_rows(ensemble.objective, outputs, own)
 
             return jax.vmap(sample, out_axes=1)(jax.random.split(key, samples))
@@ -217,8 +223,8 @@ class Programs:
         return of_all(state, inputs)
 
     @cached_property
-    def predict(self) -> Callable[[State, Inputs], Prediction]:
-        """The pooled prediction for inputs on the layout, `predict(state, inputs)`."""
+    def predict(self) -> Callable[[State, Inputs, np.ndarray | None], Prediction]:
+        """The pooled prediction for inputs on the layout, `predict(state, inputs, weights)`."""
         ensemble = self._ensemble
         if ensemble.num_groups > 1:
             raise UserError(
@@ -227,27 +233,36 @@ class Programs:
             )
         objective, has_samples = ensemble.objective, ensemble.dropout_samples is not None
 
-        def pooled(outputs: Outputs, state: State) -> Prediction:
+        def pooled(outputs: Outputs, state: State, weights: jax.Array | None) -> Prediction:
+            weights = None if weights is None else weights.astype(jax.numpy.float32)
             if objective is None:
-                return predict_leaves(outputs)
+                return predict_leaves(outputs, weights)
             samples = jax.numpy.moveaxis(outputs, 2, 1) if has_samples else outputs
-            prediction = objective.distribution.predict(samples, has_samples=has_samples)
+            prediction = objective.distribution.predict(
+                samples, has_samples=has_samples, **passed(weights)
+            )
             if objective.standardize:
                 prediction = prediction.in_unit(*member_label_scale(state))
             return prediction
 
         if ensemble.waves > 1:
             pool = jax.jit(pooled)
-            return lambda state, inputs: pool(self.outputs(state, inputs), state)
-        return jax.jit(lambda state, inputs: pooled(self._outputs(state, inputs), state))
+            return lambda state, inputs, w: pool(self.outputs(state, inputs), state, w)
+        return jax.jit(lambda state, inputs, w: pooled(self._outputs(state, inputs), state, w))
+
+    def checked_weights(self, weights: ArrayLike | None) -> np.ndarray | None:
+        """Returns weights of the members in a pool, float64[members] with sum 1; None for none."""
+        objective = self._ensemble.objective
+        distribution = None if objective is None else objective.distribution
+        return checked_weights(weights, self._ensemble.num_members, distribution)
 
     def needed(self, state: State) -> State:
         """Returns a state without the parts on which no prediction depends."""
         if self._evaluates_others is None:
             self._evaluates_others = evaluates_others(state.opt_state)
         if self._evaluates_others or self._ensemble.waves > 1:
-            return state._replace(class_names=())
-        return state._replace(opt_state=(), failures=(), class_names=())
+            return state._replace(class_names=(), stopping=())
+        return state._replace(opt_state=(), failures=(), class_names=(), stopping=())
 
 
 def step_of_one(ensemble: "Ensemble") -> Callable[..., tuple[State, Metrics]]:

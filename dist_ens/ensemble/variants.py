@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
+import numpy as np
 
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import FailureRecord, no_failures
@@ -24,6 +25,7 @@ class Variants:
     layout: Layout
     num_members: int
     execution: str
+    ids: np.ndarray
     waves: int
     failure_policy: FailurePolicy
     programs: Programs
@@ -45,7 +47,10 @@ class Variants:
         """The ensemble of the members of one wave, on the devices."""
         of_one = Waves(self.layout, self.waves).layout_of_one
         return self._variant(
-            layout=of_one, num_members=of_one.num_members, member_ids=None, waves=1
+            layout=of_one,
+            num_members=of_one.num_members,
+            member_ids=self.ids[: of_one.num_members].tolist(),
+            waves=1,
         )
 
     def on(self, layout: Layout, execution: str | None = None) -> "Ensemble":

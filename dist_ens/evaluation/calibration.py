@@ -1,7 +1,7 @@
 """A calibration of the pooled prediction, and the predictions that it changes."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import jax
@@ -19,7 +19,10 @@ from dist_ens.losses import Distribution, Objective, Prediction
 
 @dataclasses.dataclass(frozen=True)
 class Predictor:
-    """The ensemble at a step, without the members left out, that a calibration belongs to."""
+    """The ensemble at a step, without the members left out, that a calibration belongs to.
+
+    `weights` are those of these members in the pool, and None if they are equal.
+    """
 
     step: int
     member_ids: tuple[int, ...]
@@ -27,19 +30,33 @@ class Predictor:
     objective: str
     pooling: str
     dropout_samples: int | None
+    weights: tuple[float, ...] | None = None
 
     @classmethod
-    def of(cls, ensemble: Ensemble, state: State, left_out: tuple[int, ...] = ()) -> Self:
-        """Returns the predictor of an ensemble without some positions; all hosts must call this."""
+    def of(
+        cls,
+        ensemble: Ensemble,
+        state: State,
+        left_out: Sequence[int] = (),
+        weights: np.ndarray | None = None,
+    ) -> Self:
+        """Returns the predictor of an ensemble without some positions; all hosts must call this.
+
+        Members of weight 0 are left out too. `weights` are float64[members] with sum 1.
+        """
         objective = objective_of(ensemble)
         steps, ids = to_host((state.step, state.member_id))
+        given = np.ones(len(ids)) if weights is None else weights.copy()
+        given[list(left_out)] = 0
+        pooled = np.round(given[given > 0], 12)  # Sums of weights are rounded.
         return cls(
             int(steps.max()),
-            tuple(np.delete(ids, left_out).tolist()),
+            tuple(ids[given > 0].tolist()),
             ensemble.seed,
             objective.name,
             objective.distribution.pooling,
             ensemble.dropout_samples,
+            None if (pooled == pooled[0]).all() else tuple(pooled.tolist()),
         )
 
 
@@ -90,10 +107,15 @@ class Calibration:
                 )
 
     def applied(
-        self, prediction: Prediction, ensemble: Ensemble, state: State, inputs: Inputs
+        self,
+        prediction: Prediction,
+        ensemble: Ensemble,
+        state: State,
+        inputs: Inputs,
+        weights: np.ndarray | None = None,
     ) -> Prediction:
         """Returns the calibrated prediction of an ensemble, with its sets or intervals."""
-        self.require_of(Predictor.of(ensemble, state))
+        self.require_of(Predictor.of(ensemble, state, weights=weights))
         distribution = objective_of(ensemble).distribution
         prediction = jax.tree.map(
             lambda leaf: to_host(leaf) if isinstance(leaf, jax.Array) else leaf, prediction
@@ -147,7 +169,9 @@ class Calibration:
     def from_dict(cls, values: JsonDict) -> Self:
         """Returns the calibration that `to_dict` wrote, also after a round trip through JSON."""
         predictor = dict(values["predictor"])
-        predictor["member_ids"] = tuple(predictor["member_ids"])
+        for name in ("member_ids", "weights"):
+            if predictor.get(name) is not None:
+                predictor[name] = tuple(predictor[name])
         rule = values["conformal"]
         fields = {
             "predictor": Predictor(**predictor),
@@ -162,6 +186,6 @@ def objective_of(ensemble: Ensemble) -> Objective:
     if ensemble.objective is None:
         raise UserError(
             "The loss of this ensemble is a function, which says nothing of predictions that could "
-            "be calibrated. Use an objective, such as losses.categorical(10)."
+            "be calibrated or chosen. Use an objective, such as losses.categorical(10)."
         )
     return ensemble.objective

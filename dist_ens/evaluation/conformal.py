@@ -37,8 +37,9 @@ class ConformalRule:
     """A conformal method with its calibration examples.
 
     `examples` are arrays of the n examples: for sets the `scores` of the labels, for cqr the
-    `labels` and the leaves of the prediction, for cv+ and jackknife+ `residuals` and `out_of_bag`,
-    bool[members, n]. `mean` and `std` are those by which real targets were standardised.
+    `labels` and the leaves of the prediction, for cv+ and jackknife+ `residuals`, `out_of_bag`,
+    bool[members, n], and `weights` of the members if they are not equal. `mean` and `std` are
+    those by which real targets were standardised.
     """
 
     method: str
@@ -76,7 +77,8 @@ class ConformalRule:
         """Returns the lower and upper ends of the intervals in the calibration examples' unit."""
         examples = self.examples
         if self.method != "cqr":
-            return jackknife_plus(examples["residuals"], examples[_MASK], points(), level)
+            weights = examples.get("weights")
+            return jackknife_plus(examples["residuals"], examples[_MASK], points(), level, weights)
         held = {name: values for name, values in examples.items() if name != "labels"}
         ends = distribution.central_interval(held, level)
         margin = cqr_margin(*ends, examples["labels"], level)
@@ -196,7 +198,11 @@ def cqr_margin(lower: np.ndarray, upper: np.ndarray, targets: np.ndarray, level:
 
 
 def jackknife_plus(
-    residuals: np.ndarray, out_of_bag: np.ndarray, member_predictions: np.ndarray, level: float
+    residuals: np.ndarray,
+    out_of_bag: np.ndarray,
+    member_predictions: np.ndarray,
+    level: float,
+    weights: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes intervals from members that were each trained without some of the examples.
 
@@ -207,13 +213,14 @@ def jackknife_plus(
     Both are taken over the n training examples i. The method is called CV+ for members of a k-fold
     cross-validation, which cover at least 2 * level - 1 - sqrt(2 / n), and
     jackknife+-after-bootstrap for bootstrap samples. `out_of_bag` is bool[members, n], and
-    `member_predictions` are float[members, rows].
+    `member_predictions` are float[members, rows]. With `weights`, float[members], the means are
+    weighted.
 
     Source: Barber et al. (2021), https://arxiv.org/abs/1905.02928, for CV+; Kim, Xu and Barber
     (2020), https://arxiv.org/abs/2002.09025, for the bootstrap.
     """
     residuals = np.asarray(residuals, np.float64)
-    weights = _out_of_bag_weights(out_of_bag)
+    weights = _out_of_bag_weights(out_of_bag, weights)
     rank, num_rows = quantile_rank(len(residuals), level), member_predictions.shape[1]
     lower, upper = np.empty(num_rows), np.empty(num_rows)
     # An array of all rows by all examples may not fit in memory.
@@ -226,10 +233,12 @@ def jackknife_plus(
     return lower, upper
 
 
-def out_of_bag_means(out_of_bag: np.ndarray, member_predictions: np.ndarray) -> np.ndarray:
+def out_of_bag_means(
+    out_of_bag: np.ndarray, member_predictions: np.ndarray, weights: np.ndarray | None = None
+) -> np.ndarray:
     """Computes the mean prediction of each training example by members not trained on it."""
     predictions = np.asarray(member_predictions, np.float64)
-    return (_out_of_bag_weights(out_of_bag) * predictions).sum(axis=0)
+    return (_out_of_bag_weights(out_of_bag, weights) * predictions).sum(axis=0)
 
 
 def _kth_smallest(values: np.ndarray, k: int) -> np.ndarray:
@@ -238,7 +247,7 @@ def _kth_smallest(values: np.ndarray, k: int) -> np.ndarray:
     return values[:, k - 1]
 
 
-def _out_of_bag_weights(out_of_bag: np.ndarray) -> np.ndarray:
+def _out_of_bag_weights(out_of_bag: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     """Returns the weight of each member in mu_{-i}, float64[members, n]."""
     num_members = out_of_bag.sum(axis=0)
     seen_by_all = np.count_nonzero(num_members == 0)
@@ -247,4 +256,6 @@ def _out_of_bag_weights(out_of_bag: np.ndarray) -> np.ndarray:
             f"{seen_by_all:,} of {out_of_bag.shape[1]:,} examples are in the samples of all "
             f"{len(out_of_bag)} members. Train more members."
         )
-    return out_of_bag / num_members
+    if weights is not None:
+        out_of_bag = out_of_bag * weights[:, None]
+    return out_of_bag / out_of_bag.sum(axis=0)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dist_ens.data import ArraySplit, Spec, Split, evaluation_batches
 from dist_ens.ensemble import Ensemble
@@ -23,6 +24,7 @@ from dist_ens.ground.state import State
 from dist_ens.ground.types import Labels, Outputs, PyTree, Shapes, Weights
 from dist_ens.layout import BATCH, to_host
 from dist_ens.losses import Categorical, Distribution, Gaussian, Objective
+from dist_ens.losses.distribution import checked_weights
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, one_a_row
 from dist_ens.processes import progress
@@ -37,7 +39,8 @@ class Evaluator:
 
     A device gets the outputs of all members for its column's part of a batch. Without
     `distribution` it is `Categorical()` for classes, as without `spec`, and `Gaussian()` for real
-    targets. Members at the positions `left_out` are not pooled.
+    targets. Members at the positions `left_out` are not pooled. The others are pooled with
+    `weights`, float64[members] with sum 1, or equally without.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Evaluator:
         distribution: Distribution | None = None,
         metrics: Sequence[Metric] = (),
         left_out: Sequence[int] = (),
+        weights: ArrayLike | None = None,
     ) -> None:
         self.ensemble, self.left_out = ensemble, tuple(left_out)
         self._spec = spec
@@ -76,17 +80,46 @@ class Evaluator:
             twice = max(names, key=names.count)
             raise UserError(f"Two metrics are called {twice!r}. Give one another name.")
         self.programs = programs_of(ensemble, self.distribution, self.metrics, self.left_out)
+        self.weights, self._pool = self._weights(weights), None
+        if self.weights is not None:
+            self._pool = np.delete(self.weights, self.left_out).astype(np.float32)
 
     def without(self, positions: Sequence[int]) -> "Evaluator":
         """Returns an evaluator that also leaves out the members at some positions."""
+        return self.pooling(sorted({*self.left_out, *positions}), self.weights)
+
+    def pooling(self, left_out: Sequence[int], weights: ArrayLike | None) -> "Evaluator":
+        """Returns an evaluator that leaves out other members, or pools with other weights."""
         return Evaluator(
             self.ensemble,
             self._batch_size,
             self._spec,
             self.distribution,
             self.own_metrics,
-            sorted({*self.left_out, *positions}),
+            left_out,
+            weights,
         )
+
+    def _weights(self, weights: ArrayLike | None) -> np.ndarray | None:
+        """Returns checked weights, which are 0 for members left out."""
+        if weights is None:
+            return None
+        if self._num_groups > 1:
+            raise UserError(
+                f"weights are those of one pool, and this ensemble has {self._num_groups} groups "
+                "of members that were trained on other examples. Leave weights out."
+            )
+        count = self.ensemble.num_members
+        found = np.array(checked_weights(weights, count, self.distribution))
+        found[list(self.left_out)] = 0
+        return checked_weights(found, count)
+
+    @property
+    def not_pooled(self) -> list[int]:
+        """Positions of the members that are left out or have weight 0."""
+        if self.weights is None:
+            return list(self.left_out)
+        return np.flatnonzero(self.weights == 0).tolist()
 
     def evaluate(self, state: State, split: Split, *, by_size: bool = False) -> Evaluation:
         """Returns the row statistics of a split on every host, without rows of weight 0.
@@ -96,15 +129,19 @@ class Evaluator:
         """
         programs, length = self.programs, len(split) // self._num_groups
         parts: list[PyTree] = []
-        classwise: PyTree = None
+        totals: PyTree = None
         for batch, mask, count in self._batches(split):
             outputs = self.ensemble.outputs(state, batch[Objective.INPUTS])
             labels, weights = self.aligned(
                 outputs, batch[Objective.LABELS], batch.get(Objective.WEIGHTS)
             )
-            scored = to_host(programs.score(outputs, labels, mask, weights))
+            scored = to_host(programs.score(outputs, labels, mask, weights, self._pool))
             (groups, of_groups), (members, of_members) = scored
-            of_sizes = to_host(programs.score_by_size(outputs, labels)) if by_size else {}
+            of_sizes, of_orders = {}, {}
+            if by_size:
+                of_sizes, of_orders = to_host(
+                    programs.score_by_size(outputs, labels, mask, weights, self._pool)
+                )
             rows: PyTree = to_host(labels).reshape(self._num_groups, self.filled_size, -1)
             if weights is not None:
                 of_examples = to_host(weights).astype(np.float64).reshape(1, len(mask), -1)
@@ -115,14 +152,17 @@ class Evaluator:
                     (rows, groups, members, of_sizes, weights),
                 )
             )
-            sums = [each.sum(axis=1, dtype=np.float64) for each in (of_groups, of_members)]
-            classwise = sums if classwise is None else jax.tree.map(np.add, classwise, sums)
+            sums = jax.tree.map(
+                lambda leaf: leaf.sum(axis=1, dtype=np.float64), (of_groups, of_members, of_orders)
+            )
+            totals = sums if totals is None else jax.tree.map(np.add, totals, sums)
         all_rows = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
         rows_per_example = rows.shape[-1]
         example_of_row = np.repeat(np.arange(length), rows_per_example)
         all_rows, counts = self._counted(all_rows, length, outputs.shape[-1])
         labels, groups, members, of_sizes, weights = all_rows
-        self.directions(groups, classwise[0])
+        self.directions(groups, totals[0])
+        num_counted = labels.shape[1] if weights is None else weights.sum()
         member_ids = to_host(state.member_id)
         return Evaluation(
             distribution=self.distribution,
@@ -131,19 +171,25 @@ class Evaluator:
             zeros=self.zeros,
             class_names=(self._spec and self._spec.class_names) or (),
             member_ids=member_ids,
-            left_out=member_ids[list(self.left_out)].tolist(),
+            hyper=to_host(state.hyper or {}),
+            left_out=member_ids[self.not_pooled].tolist(),
+            member_weights=self.weights,
             rows_per_example=rows_per_example,
             example_of_row=example_of_row[counts],
             labels=labels,
             groups=groups,
             members=members,
-            group_classwise=classwise[0],
-            member_classwise=classwise[1],
+            group_classwise=totals[0],
+            member_classwise=totals[1],
             weights=weights,
             sizes=programs.sizes if by_size else (),
             by_size={
                 name: leaf.reshape(len(programs.sizes), self._num_groups, -1)
                 for name, leaf in of_sizes.items()
+            },
+            by_order={
+                name: leaf.reshape(-1, self._num_groups, len(programs.sizes)) / num_counted
+                for name, leaf in totals[2].items()
             },
         )
 
@@ -233,6 +279,31 @@ class Evaluator:
         for _, members in self._sound(state, batches):
             yield members
 
+    def member_values(
+        self, state: State, split: Split
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray | None]:
+        """Returns the members' predictions of a split, with its checked labels and weights.
+
+        Predictions are leaves [members, examples, ...] on every host, and labels [examples, ...].
+        Weights are float64[rows], and None if they are equal. There is one group.
+        """
+        parts: list[PyTree] = []
+        for batch, _, count in self._batches(split):
+            outputs = self.ensemble.outputs(state, batch[Objective.INPUTS])
+            labels, weights = self.aligned(
+                outputs, batch[Objective.LABELS], batch.get(Objective.WEIGHTS)
+            )
+            of_labels = jax.tree.map(lambda leaf: leaf[None], (labels, weights))
+            found = to_host((self.programs.member_values(outputs), of_labels))
+            parts.append(jax.tree.map(lambda leaf, n=count: leaf[:, :n], found))
+        values, (labels, weights) = _joined(parts)
+        rows = labels.reshape(1, -1)
+        if weights is not None:
+            given = weights.reshape(*weights.shape, *(1,) * (labels.ndim - weights.ndim))
+            weights = np.broadcast_to(given, labels.shape).reshape(1, -1).astype(np.float64)
+        self._counted((rows, weights), len(split), outputs.shape[-1])
+        return values, labels[0], None if weights is None else weights[0]
+
     def values_of(
         self,
         summary: Mapping[str, np.ndarray],
@@ -269,17 +340,18 @@ class Evaluator:
     ) -> Iterator[tuple[_Summary, _Summary]]:
         """Yields the batches; raises a `BrokenMembersError` if a pooled member predicts NaN."""
         for groups, members in batches:
-            broken = [p for p in broken_positions(members) if p not in self.left_out]
+            broken = [p for p in broken_positions(members) if p not in self.not_pooled]
             if broken:
                 raise BrokenMembersError(to_host(state.member_id)[broken].tolist())
             yield groups, members
 
     def _summaries(
-        self, state: State, split: Split, program: Callable[[jax.Array], PyTree]
+        self, state: State, split: Split, program: Callable[..., PyTree]
     ) -> Iterator[tuple[_Summary, _Summary]]:
         """Yields the results of a program of predictions for each batch, without padding."""
         for batch, _, count in self._batches(split):
-            found = to_host(program(self.ensemble.outputs(state, batch[Objective.INPUTS])))
+            outputs = self.ensemble.outputs(state, batch[Objective.INPUTS])
+            found = to_host(program(outputs, self._pool))
             yield jax.tree.map(lambda leaf, n=count: leaf[:, :n], found)
 
     def _batches(self, split: Split) -> Iterator[tuple[dict[str, jax.Array], jax.Array, int]]:

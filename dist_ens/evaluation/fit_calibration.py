@@ -7,6 +7,7 @@ any calibration. So neither depends on the other, and the coverage of the rule h
 import dataclasses
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dist_ens.data import Source, Split
 from dist_ens.ensemble import Ensemble
@@ -49,6 +50,7 @@ def calibrate(
     conformal: str | None = None,
     level: float = 0.9,
     batch_size: int = BATCH_SIZE,
+    weights: ArrayLike | None = None,
 ) -> Calibration:
     """Fits a calibration of the pooled prediction on data that was not trained on.
 
@@ -69,6 +71,8 @@ def calibrate(
             `cqr` for intervals of real targets. Default: none.
         level: Coverage of the sets or intervals, in (0, 1). `calibration.at(level)` changes it.
         batch_size: Number of examples at a time.
+        weights: Weights of the members in the pool, float[members], as for `Ensemble.predict`,
+            which must get the same. Default: equal weights.
 
     Returns:
         The calibration, for `ensemble.predict(state, inputs, calibration=…)`.
@@ -106,18 +110,23 @@ def calibrate(
     examples = Examples(scorable(here, given).split)
     if Objective.WEIGHTS in examples.split.take(np.zeros(1, np.int64)):
         raise UserError("The data has weights, which a calibration does not take. Leave them out.")
-    evaluator, split = evaluator_of(here, state, examples, (), batch_size)
+    evaluator, split = evaluator_of(here, state, examples, (), batch_size, weights)
     if method == _AUTO:
         method = next(iter(distribution.calibrations), None)
     if conformal is None and method is None:
         raise UserError(f"There is nothing to fit. Give conformal=, of {distribution.conformal}.")
-    found = Calibration(predictor=Predictor.of(here, state))
+    found = Calibration(predictor=predictor_of(evaluator, state))
     if method is not None:
         found = fit_map(method, evaluator, state, split)
     if conformal is not None:
         rule = fit_rule(conformal, level, evaluator, state, split)
         found = dataclasses.replace(found, conformal=rule, level=level)
     return found
+
+
+def predictor_of(evaluator: Evaluator, state: State) -> Predictor:
+    """Returns the predictor that an evaluator scores; all hosts must call this."""
+    return Predictor.of(evaluator.ensemble, state, evaluator.left_out, evaluator.weights)
 
 
 def fit_map(method: str, evaluator: Evaluator, state: State, split: Split | None) -> Calibration:
@@ -127,7 +136,7 @@ def fit_map(method: str, evaluator: Evaluator, state: State, split: Split | None
     summary, labels = pooled_of(evaluator, state, _required(split))
     parameters, warnings = distribution.calibrate(method, summary, labels)
     return Calibration(
-        predictor=Predictor.of(evaluator.ensemble, state, evaluator.left_out),
+        predictor=predictor_of(evaluator, state),
         method=method,
         parameters=parameters,
         warnings=warnings,
@@ -160,8 +169,12 @@ def fit_rule(
             )
         pooled = np.setdiff1d(np.arange(len(out_of_bag)), evaluator.left_out)
         points, mask = held_out_means(evaluator, state, split)[pooled], out_of_bag[pooled]
-        residuals = np.abs(labels_of(split) - out_of_bag_means(mask, points))
-        return ConformalRule(method, {"residuals": residuals, "out_of_bag": mask}, *scale)
+        examples = {"out_of_bag": mask}
+        if evaluator.weights is not None:
+            examples["weights"] = evaluator.weights[pooled]
+        means = out_of_bag_means(mask, points, examples.get("weights"))
+        examples["residuals"] = np.abs(labels_of(split) - means)
+        return ConformalRule(method, examples, *scale)
     summary, labels = pooled_of(evaluator, state, split)
     if method in SETS:
         probs, u = distribution.probabilities(summary), uniform_of_split(method, split)

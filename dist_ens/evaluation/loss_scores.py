@@ -34,6 +34,7 @@ from dist_ens.methods import LossInfo
 from dist_ens.metrics.catalogue import direction_of
 from dist_ens.processes import progress
 from dist_ens.processes.stop_signal import StopSignal
+from dist_ens.sampling.hyper import Given
 
 # The loss and the auxiliary scalars of each member by name, float32[members] or a `Ratio` of them.
 _Values = Mapping[str, jax.Array | Ratio]
@@ -69,7 +70,9 @@ def loss_scores(ensemble: Ensemble, state: State, split: Split, batch_size: int)
         values = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), values)
         sums = values if sums is None else jax.tree.map(np.add, sums, values)
     return scores_of_means(
-        to_host(state.member_id).tolist(), {n: _mean(v, num_batches) for n, v in sums.items()}
+        to_host(state.member_id).tolist(),
+        {n: _mean(v, num_batches) for n, v in sums.items()},
+        to_host(state.hyper or {}),
     )
 
 
@@ -163,7 +166,8 @@ def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
         def values(
             params: Params, model_state: ModelState, batch: Batch, key: Key
         ) -> tuple[Metrics, ModelState]:
-            info = LossInfo(key, state.key, state.member_id, None, None, train=False)
+            hyper = Given(state.hyper)
+            info = LossInfo(key, state.key, state.member_id, None, None, train=False, hyper=hyper)
             with explained_errors():
                 results = loss(params, model_state, batch, info)
                 _, new_state, values = loss_outputs(results, model_state)

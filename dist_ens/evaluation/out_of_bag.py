@@ -43,16 +43,17 @@ def held_out_predictions(
 ) -> Iterator[tuple[Mapping[str, np.ndarray], np.ndarray]]:
     """Yields summaries of the out-of-bag predictions, and whether a member left the example out.
 
-    An example that no member left out is predicted by all members.
+    An example that no member left out is predicted by all members, with their weights in the pool.
     """
     first = 0
+    weights = np.ones(len(out_of_bag)) if evaluator.weights is None else evaluator.weights
     for summaries in evaluator.member_predictions(state, split):
         size = len(next(iter(summaries.values()))[0])
         masks = out_of_bag[:, first : first + size]
         first += size
         is_held_out = np.asarray(masks.any(axis=0))
-        masks = masks | ~is_held_out[None]
-        yield evaluator.distribution.pool_summaries(summaries, masks), is_held_out
+        pool = (masks | ~is_held_out[None]) * weights[:, None]
+        yield evaluator.distribution.pool_summaries(summaries, pool), is_held_out
 
 
 def held_out_scores(

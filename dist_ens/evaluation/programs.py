@@ -10,9 +10,9 @@ import numpy as np
 from dist_ens.ensemble import Ensemble
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.types import Labels, Leaf, Outputs, Specs, Tree, Weights
-from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, all_members
+from dist_ens.layout import BATCH, BATCHES, MEMBER_BATCH, MEMBERS, REPLICATED, all_members
 from dist_ens.losses import Distribution
-from dist_ens.losses.distribution import Values
+from dist_ens.losses.distribution import Values, passed
 from dist_ens.metrics import Metric
 from dist_ens.metrics.catalogue import BY_SIZE
 
@@ -27,9 +27,10 @@ _SIZES = 12
 class Programs:
     """Compiled functions from members' outputs to row statistics and summaries.
 
-    A device gets the outputs of all members for its column's part of a batch. Each program has one
-    collective, outside of any loop. The devices of XLA:CPU share a pool of threads, and would
-    deadlock if they reached two collectives in different orders.
+    A device gets the outputs of all members for its column's part of a batch. The weights of the
+    pooled members, float32[members] with sum 1, are the last argument of each program, and None if
+    they are equal. Each program has one collective, outside of any loop. The devices of XLA:CPU
+    share a pool of threads, and would deadlock if they reached two collectives in different orders.
     """
 
     def __init__(
@@ -68,14 +69,19 @@ class Programs:
         return values
 
     def score(
-        self, outputs: Outputs, labels: Labels, mask: Leaf, weights: Weights
+        self,
+        outputs: Outputs,
+        labels: Labels,
+        mask: Leaf,
+        weights: Weights,
+        pool: Leaf | None = None,
     ) -> tuple[Scored, Scored]:
         """Returns statistics of each row and sums over classes, of the groups and of the members.
 
         Statistics are [groups or members, batch, rows of an example]. Sums are [groups or members,
         columns, ...]; the host adds those of the columns.
         """
-        return self.score_of_device(outputs, self._group_of_member, labels, mask, weights)
+        return self.score_of_device(outputs, self._group_of_member, labels, mask, weights, pool)
 
     @cached_property
     def score_of_device(self) -> Callable[..., tuple[Scored, Scored]]:
@@ -92,17 +98,17 @@ class Programs:
             labels: jax.Array,
             mask: jax.Array,
             weights: jax.Array | None,
+            pool: jax.Array | None,
         ) -> tuple[Scored, Scored]:
             """Scores the members of a device on its column's part of the batch."""
-            counts = mask
-            if weights is not None:
-                shaped = mask.reshape(-1, *(1,) * (weights.ndim - 1))
-                counts = jnp.where(shaped, weights, 0).astype(jnp.float32)
+            counts = _counts(mask, weights)
             labels = labels if several else labels[None]
             of_all = jax.vmap(of_one, in_axes=(0, 0, None))
             everyone = self._pooled_members(outputs)
-            pooled = jax.vmap(distribution.pool, in_axes=1)(everyone)
-            diversity = jax.vmap(distribution.diversity, in_axes=1)(everyone)
+            pooled = self._pool(everyone, pool)
+            diversity = jax.vmap(
+                lambda each: distribution.diversity(each, **passed(pool)), in_axes=1
+            )(everyone)
             members = self._of_members(outputs)
             if _types_of(pooled) == _types_of(members):
                 # One computation for both takes less time to compile.
@@ -117,13 +123,8 @@ class Programs:
                 of_members = of_all(members, labels[group], counts)
             return (groups | jax.vmap(_in_rows)(diversity, labels), sums), of_members
 
-        return jax.jit(
-            self._layout.shard_map(
-                score,
-                in_specs=(MEMBER_BATCH, MEMBERS, self.examples_spec, BATCH, BATCH),
-                out_specs=(BATCHES, MEMBER_BATCH),
-            )
-        )
+        specs = (MEMBER_BATCH, MEMBERS, self.examples_spec, BATCH, BATCH)
+        return self._compiled(score, specs, (BATCHES, MEMBER_BATCH))
 
     @property
     def by_size(self) -> dict[str, Metric]:
@@ -138,50 +139,67 @@ class Programs:
         return np.unique(np.geomspace(1, count, min(count, _SIZES)).round().astype(int)).tolist()
 
     @cached_property
-    def score_by_size(self) -> Callable[[jax.Array, jax.Array], Values]:
+    def score_by_size(self) -> Callable[..., tuple[Values, Values]]:
         """The program that scores ensembles of the first members in some random orders.
 
         For each name in `by_size` it returns the first statistic of the metric, float32[sizes *
-        groups, batch, rows of an example].
+        groups, batch, rows of an example], and its weighted sum over the batch in each order,
+        float32[orders * groups * sizes, columns].
         """
         distribution, count = self._distribution, len(self._pooled)
         random = np.random.default_rng(0)
         orders = np.stack([random.permutation(count) for _ in range(_ORDERS if count > 1 else 1)])
         statistics = {name: metric.statistics[0] for name, metric in self.by_size.items()}
 
-        def of_group(predictions: Values, labels: jax.Array) -> Values:
+        def of_group(
+            predictions: Values, labels: jax.Array, counts: jax.Array, pool: jax.Array | None
+        ) -> tuple[Values, Values]:
             def of_order(order: jax.Array) -> Values:
-                in_order = jax.tree.map(lambda leaf: leaf[order], predictions)
+                in_order, weights = jax.tree.map(lambda leaf: leaf[order], (predictions, pool))
                 of_sizes = []
                 for size in self.sizes:
-                    first = jax.tree.map(lambda leaf, n=size: leaf[:n], in_order)
-                    values = self.statistics(distribution.pool(first), labels)
+                    first, w = jax.tree.map(lambda leaf, n=size: leaf[:n], (in_order, weights))
+                    values = self.statistics(distribution.pool(first, **passed(w)), labels)
                     values = {n: values[s] for n, s in statistics.items() if s in values}
                     of_sizes.append(_in_rows(values, labels))
                 return jax.tree.map(lambda *leaves: jnp.stack(leaves), *of_sizes)
 
             drawn = jax.lax.map(of_order, jnp.asarray(orders))
-            return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn)
-
-        def score(outputs: jax.Array, labels: jax.Array) -> Values:
-            labels = labels if self._num_groups > 1 else labels[None]
-            of_groups = jax.vmap(of_group, in_axes=(1, 0), out_axes=1)
-            values = of_groups(self._pooled_members(outputs), labels)
-            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), values)
-
-        return jax.jit(
-            self._layout.shard_map(
-                score, in_specs=(MEMBER_BATCH, self.examples_spec), out_specs=BATCHES
+            counted = counts.reshape(1, 1, len(labels), -1)
+            sums = jax.tree.map(
+                lambda leaf: (jnp.where(counted > 0, leaf, 0) * counted).sum(axis=(-2, -1)), drawn
             )
-        )
+            return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn), sums
+
+        def score(
+            outputs: jax.Array,
+            labels: jax.Array,
+            mask: jax.Array,
+            weights: jax.Array | None,
+            pool: jax.Array | None,
+        ) -> tuple[Values, Values]:
+            labels = labels if self._num_groups > 1 else labels[None]
+            of_groups = jax.vmap(of_group, in_axes=(1, 0, None, None), out_axes=1)
+            counts = _counts(mask, weights)
+            values, sums = of_groups(self._pooled_members(outputs), labels, counts, pool)
+            values = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), values)
+            return values, jax.tree.map(lambda leaf: leaf.reshape(-1, 1), sums)
+
+        specs = (MEMBER_BATCH, self.examples_spec, BATCH, BATCH)
+        return self._compiled(score, specs, (BATCHES, BATCHES))
 
     @cached_property
-    def predictions(self) -> Callable[[jax.Array], tuple[Values, Values]]:
+    def member_values(self) -> Callable[[jax.Array], Values]:
+        """The program from outputs to the members' predictions, leaves [members, batch, ...]."""
+        return jax.jit(self._layout.shard_map(self._of_members, MEMBER_BATCH, MEMBER_BATCH))
+
+    @cached_property
+    def predictions(self) -> Callable[..., tuple[Values, Values]]:
         """The program from outputs to the summaries of the groups and of the members."""
         return self._with_groups(jax.vmap(self._distribution.summary))
 
     @cached_property
-    def pooled_predictions(self) -> Callable[[jax.Array], tuple[Values, Values]]:
+    def pooled_predictions(self) -> Callable[..., tuple[Values, Values]]:
         """The program from outputs to the groups' summaries, and to NaN for broken members."""
 
         def zero_or_nan(prediction: Values) -> Values:
@@ -198,19 +216,28 @@ class Programs:
 
     def _with_groups(
         self, of_members: Callable[[Values], Tree]
-    ) -> Callable[[jax.Array], tuple[Values, Tree]]:
+    ) -> Callable[..., tuple[Values, Tree]]:
         """Returns the program of the summaries of the groups and of a function of the members."""
-        distribution = self._distribution
+        summary = jax.vmap(self._distribution.summary)
 
-        def predictions(outputs: jax.Array) -> tuple[Values, Tree]:
-            pooled = jax.vmap(distribution.pool, in_axes=1)(self._pooled_members(outputs))
-            return jax.vmap(distribution.summary)(pooled), of_members(self._of_members(outputs))
+        def predictions(outputs: jax.Array, pool: jax.Array | None) -> tuple[Values, Tree]:
+            pooled = self._pool(self._pooled_members(outputs), pool)
+            return summary(pooled), of_members(self._of_members(outputs))
 
-        return jax.jit(
-            self._layout.shard_map(
-                predictions, in_specs=MEMBER_BATCH, out_specs=(BATCHES, MEMBER_BATCH)
-            )
-        )
+        return self._compiled(predictions, (MEMBER_BATCH,), (BATCHES, MEMBER_BATCH))
+
+    def _compiled(
+        self, program: Callable[..., Tree], in_specs: tuple[Specs, ...], out_specs: Specs
+    ) -> Callable[..., Tree]:
+        """Returns a program on the mesh, whose last argument is the weights in the pool or None."""
+        mapped = self._layout.shard_map(program, (*in_specs, REPLICATED), out_specs)
+        count = len(in_specs)
+        return jax.jit(lambda *args: mapped(*args[:count], args[count] if args[count:] else None))
+
+    def _pool(self, predictions: Values, pool: jax.Array | None) -> Values:
+        """Returns the groups' predictions from those of `_pooled_members`."""
+        pool_group = self._distribution.pool
+        return jax.vmap(lambda each: pool_group(each, **passed(pool)), in_axes=1)(predictions)
 
     def _pooled_members(self, outputs: jax.Array) -> Values:
         """Returns the predictions of all pooled members, leaves [members, groups, batch, ...]."""
@@ -245,6 +272,14 @@ def programs_of(
     if "scores" not in kept or kept["scores"][0] != key:
         kept["scores"] = key, Programs(ensemble, distribution, metrics, left_out)
     return kept["scores"][1]
+
+
+def _counts(mask: jax.Array, weights: jax.Array | None) -> jax.Array:
+    """Returns the mask of the examples that count, or their weights, 0 for those that do not."""
+    if weights is None:
+        return mask
+    shaped = mask.reshape(-1, *(1,) * (weights.ndim - 1))
+    return jnp.where(shaped, weights, 0).astype(jnp.float32)
 
 
 def _in_rows(values: Values, labels: jax.Array) -> Values:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dist_ens.evaluation.more_members import gain_of_more
+from dist_ens.evaluation.score_table import table_of
 from dist_ens.ground.errors import BrokenMembersError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.types import Score
 from dist_ens.losses import Distribution
 from dist_ens.metrics import CATALOGUE, Metric, Rows, bootstrap_weights, interval, scores_of
-from dist_ens.metrics.catalogue import formatted, in_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,8 +25,7 @@ _DRAWS = 400
 _MOST_DRAWN = 40_000_000
 _FEWEST_DRAWS = 100
 _OF_EACH_CLASS = ("accuracy", "nll", "brier")  # Scores that are means over the examples.
-# Largest numbers of members, of classes and of scores in a table, and its width as a text.
-_MOST_ROWS, _MOST_COLUMNS, _WIDTH = 20, 10, 160
+_WIDTH = 160  # Width of a table as a text.
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -36,13 +36,19 @@ class Scores:
         groups: Scores by name of the pooled prediction of each group of members, on the examples of
             the group. An ensemble is one group. A table with several splits has several groups.
         members: Scores of each member, with its `member_id`.
-        left_out: Ids of the members that are not pooled.
+        left_out: Ids of the members that are not pooled, or with weight 0.
+        member_weights: Weights of the members in the pool, in their order, with sum 1. None if they
+            are equal.
+        more_members: Gain of some scores from twice as many members: `more`, their number, `gain`,
+            above 0 for a better score, and `low` and `high`, the ends of its 95 % interval. Empty
+            if nothing can be said, None if it was not computed.
         intervals: 95 % bootstrap intervals, `(low, high)` in place of each score: `ensemble` and
             `mean_member`, dicts by name, and `members`, a list of dicts with `member_id`. None if
             they were not requested, or there are too many rows to resample.
         metrics: Metrics outside the catalogue.
         by_class: Scores of the ensemble on the examples of each class, with the name of the `class`
             and its number of `examples`. Empty if the classes have no names.
+        hyper: Settings of the members by name, in the order of `members`; see `Ensemble`.
     """
 
     groups: list[dict[str, float]]
@@ -51,6 +57,9 @@ class Scores:
     intervals: JsonDict | None = None
     metrics: tuple[Metric, ...] = ()
     by_class: Sequence[JsonDict] = ()
+    hyper: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
+    member_weights: Sequence[float] | None = None
+    more_members: JsonDict | None = None
 
     @property
     def ensemble(self) -> dict[str, float]:
@@ -75,12 +84,18 @@ class Scores:
         if len(self.groups) > 1:
             scores["test_std"] = self._over_groups(np.std)
         scores["members"] = self.members
+        if self.member_weights is not None:
+            scores["member_weights"] = list(self.member_weights)
+        if self.more_members is not None:
+            scores["more_members"] = self.more_members
         if self.intervals is not None:
             scores["test_interval"] = self.intervals["ensemble"]
             scores["mean_member_interval"] = self.intervals["mean_member"]
             scores["members_interval"] = self.intervals["members"]
         if self.by_class:
             scores["by_class"] = list(self.by_class)
+        if self.hyper:
+            scores["hyper"] = dict(self.hyper)
         if self.metrics:
             scores["metrics"] = {metric.name: metric.describe() for metric in self.metrics}
         return scores
@@ -92,37 +107,7 @@ class Scores:
             title: Title of the table.
             others: Text that says where the scores of further members are.
         """
-        from rich.table import Table  # The library rich is slow to import.
-
-        groups, test, mean = len(self.groups), self.ensemble, self.mean_member
-        names = in_table(test or mean, self.metrics)[:_MOST_COLUMNS]
-        table = Table(title=title, title_justify="left")
-        table.add_column("")
-        for name in names:
-            table.add_column(name, justify="right")
-
-        def row(label: str, scores: Mapping[str, float], style: str | None = None) -> None:
-            cells = (formatted(scores, name) if name in scores else "" for name in names)
-            table.add_row(label, *cells, style=style)
-
-        if test:
-            size = (len(self.members) - len(self.left_out)) // groups
-            mean_of = f"mean of {groups} groups, " if groups > 1 else ""
-            row(f"{mean_of}ensemble of {size}", test, "bold")
-        row("mean member", mean)
-        table.add_section()
-        for member in self.members[:_MOST_ROWS]:
-            out = ", left out" if member["member_id"] in self.left_out else ""
-            row(f"member {int(member['member_id'])}{out}", member, "dim")
-        if len(self.members) > _MOST_ROWS:
-            table.add_row(f"… {len(self.members) - _MOST_ROWS} more {others}", style="dim")
-        if self.by_class:
-            table.add_section()
-        for each in self.by_class[:_MOST_ROWS]:
-            row(f"class {each['class']}", each)
-        if len(self.by_class) > _MOST_ROWS:
-            table.add_row(f"… {len(self.by_class) - _MOST_ROWS} more classes", style="dim")
-        return table
+        return table_of(self, title, others)
 
     def __repr__(self) -> str:
         """Returns the scores as a table of plain text."""
@@ -145,7 +130,8 @@ class Evaluation:
         units: Standard deviation by which the targets of each group were divided.
         zeros: Mean that was subtracted from the targets of each group before the division.
         member_ids: Ids of the members. The member at position m is in group m % groups.
-        left_out: Ids of the members that are not pooled.
+        left_out: Ids of the members that are not pooled, or with weight 0.
+        member_weights: Weights of the members in the pool, float64[members]. None if equal.
         example_of_row: Position of each row's example in the data set, int[rows].
         labels: Labels, [groups, rows].
         groups: Statistics of each group's pooled prediction, float32[groups, rows].
@@ -156,6 +142,9 @@ class Evaluation:
         sizes: Numbers of members of the ensembles in `by_size`. Empty if these were not scored.
         by_size: First statistic of some metrics, by the metrics' names, for ensembles of randomly
             drawn members, float32[sizes, groups, rows].
+        hyper: Settings of the members by name, float32[members] each.
+        by_order: Means of these over the rows in each random order of the members, of which
+            `by_size` is the mean, float64[orders, groups, sizes].
     """
 
     distribution: Distribution
@@ -174,7 +163,10 @@ class Evaluation:
     weights: np.ndarray | None = None
     sizes: Sequence[int] = ()
     by_size: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    by_order: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     class_names: Sequence[str] = ()
+    hyper: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    member_weights: np.ndarray | None = None
 
     @property
     def num_groups(self) -> int:
@@ -221,7 +213,26 @@ class Evaluation:
             self._intervals(groups, members) if intervals and self._num_draws else None,
             tuple(m for m in self.metrics if m.name not in CATALOGUE and m.name in groups[0]),
             self._by_class() if self.num_groups == 1 else [],
+            {name: values.tolist() for name, values in self.hyper.items()},
+            None if self.member_weights is None else self.member_weights.tolist(),
+            self._more_members() if intervals else None,
         )
+
+    def _more_members(self) -> JsonDict | None:
+        """Returns the gains from more members; see `gain_of_more`."""
+        if not self.sizes or self.member_weights is not None:
+            return None
+        found = {}
+        for name, (scores, drawn) in self._scores_by_size.items():
+            metric = next(metric for metric in self.metrics if metric.name == name)
+
+            def score(mean: float, unit: float, metric: Metric = metric) -> float:
+                return metric.score(Rows({metric.statistics[0]: np.array([mean])}, unit=unit))
+
+            units = np.array(self.units)[:, None]
+            by_order = np.vectorize(score)(self.by_order[name], units).mean(axis=1)
+            found[name] = gain_of_more(self.sizes, scores, drawn, by_order, metric.direction)
+        return {name: gain for name, gain in found.items() if gain is not None}
 
     def _intervals(
         self, groups: Sequence[dict[str, Score]], members: Sequence[dict[str, Score]]
@@ -260,15 +271,22 @@ class Evaluation:
     def score_against_members(self) -> JsonDict:
         """Returns the scores of 1, 2, … random members, with intervals or NaN for many rows."""
         curve: JsonDict = {"num_members": [int(size) for size in self.sizes]}
-        nothing = [None] * self.num_groups
-        for name, of_sizes in self.by_size.items():
-            means = [float(self._over_groups(name, rows, nothing)) for rows in of_sizes]
-            ends = [(np.nan, np.nan)] * len(means)
-            if self._num_draws:
-                ends = [interval(self._over_groups(name, rows, self._draws)) for rows in of_sizes]
+        for name, (means, drawn) in self._scores_by_size.items():
+            ends = [interval(each) for each in drawn] or [(np.nan, np.nan)] * len(means)
             low, high = zip(*ends, strict=True)
             curve[name] = {"mean": means, "low": list(low), "high": list(high)}
         return curve
+
+    @cached_property
+    def _scores_by_size(self) -> dict[str, tuple[list[float], list[Score]]]:
+        """Scores of each size, and their resamples unless there are too many rows, by metric."""
+        nothing, found = [None] * self.num_groups, {}
+        for name, of_sizes in self.by_size.items():
+            means = [float(self._over_groups(name, rows, nothing)) for rows in of_sizes]
+            resampled = of_sizes if self._num_draws else ()
+            drawn = [self._over_groups(name, rows, self._draws) for rows in resampled]
+            found[name] = means, drawn
+        return found
 
     def _over_groups(
         self, name: str, rows: np.ndarray, draws: Sequence[np.ndarray | None]
@@ -344,11 +362,13 @@ def mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
     return {name: np.mean([each[name] for each in scores], axis=0) for name in scores[0]}
 
 
-def scores_of_means(member_ids: Sequence[int], means: Mapping[str, np.ndarray]) -> Scores:
+def scores_of_means(
+    member_ids: Sequence[int], means: Mapping[str, np.ndarray], hyper: Mapping[str, np.ndarray]
+) -> Scores:
     """Returns scores of members from a loss function's means, [members]; the ensemble has none."""
     members = [
         {"member_id": int(member_id)}
         | {name: float(values[position]) for name, values in means.items()}
         for position, member_id in enumerate(member_ids)
     ]
-    return Scores([{}], members)
+    return Scores([{}], members, hyper={name: each.tolist() for name, each in hyper.items()})

@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dist_ens.data import LabelScaledSplit, Spec, Split, Standardization, TreeSplit
 from dist_ens.data.checks import check_parts
@@ -40,6 +41,7 @@ def evaluate(
     metrics: Sequence[Metric] | None = None,
     batch_size: int = BATCH_SIZE,
     intervals: bool = True,
+    weights: ArrayLike | None = None,
 ) -> Scores:
     """Scores an ensemble and each of its members on every example once.
 
@@ -62,6 +64,9 @@ def evaluate(
         batch_size: Number of examples at a time. A loss function takes all examples as one batch,
             unless this needs more than half of the free memory of a device.
         intervals: Whether to compute 95 % bootstrap intervals.
+        weights: Weights of the members in the pool, such as those of `select`; not negative,
+            float[members], in the order of the state. Default: equal weights. The weights of the
+            examples are a part of the data.
 
     Returns:
         The scores, which print as a table: `.ensemble` and `.mean_member` by name, `.members` for
@@ -69,9 +74,10 @@ def evaluate(
         auxiliary scalars of the whole data for each member, and `.ensemble` is empty.
 
     Raises:
-        UserError: If the data or a metric does not fit the ensemble. Also if a loss function draws
-            random numbers or changes the model state without taking `train`, or the data does not
-            fit in memory as one batch and a value of the loss function is no `losses.Ratio`.
+        UserError: If the data, a metric or the weights do not fit the ensemble. Also if a loss
+            function draws random numbers or changes the model state without taking `train`, or the
+            data does not fit in memory as one batch and a value of the loss function is no
+            `losses.Ratio`.
 
     >>> import optax
     >>> from dist_ens.losses import categorical
@@ -92,7 +98,13 @@ def evaluate(
     if isinstance(examples.split, TreeSplit):
         check_inputs(ensemble.objective, examples.split.tree)
     scores, _ = score(
-        ensemble, state, examples, metrics=own, batch_size=batch_size, intervals=intervals
+        ensemble,
+        state,
+        examples,
+        metrics=own,
+        batch_size=batch_size,
+        intervals=intervals,
+        weights=weights,
     )
     return scores
 
@@ -106,6 +118,7 @@ def score(
     batch_size: int = BATCH_SIZE,
     intervals: bool = True,
     by_size: bool = False,
+    weights: ArrayLike | None = None,
 ) -> tuple[Scores, Evaluation | None]:
     """Returns scores and their evaluation, which is None without an objective; see `evaluate`."""
     examples = examples_of(data, state.class_names, ensemble.batch_specs)
@@ -114,10 +127,15 @@ def score(
     if here.num_groups > 1:
         check_ids_of_groups(to_host(state.member_id).tolist(), here.num_groups)
     if here.objective is None:
+        if weights is not None:
+            raise UserError(
+                "weights pool predictions, and the loss of this ensemble is a function, which "
+                "scores each member alone. Leave weights out."
+            )
         scores = loss_scores(here, state, examples.split, batch_size)
         left_out = to_host(state.member_id)[positions_left_out(here, state)]
         return dataclasses.replace(scores, left_out=left_out.tolist()), None
-    evaluator, split = evaluator_of(here, state, examples, metrics, batch_size)
+    evaluator, split = evaluator_of(here, state, examples, metrics, batch_size, weights)
     evaluation = without_failed(evaluator, state).evaluate(state, split, by_size=by_size)
     return evaluation.scores(intervals=intervals), evaluation
 
@@ -191,7 +209,12 @@ def _directions(evaluator: Evaluator, state: State, split: Split) -> dict[str, s
 
 
 def evaluator_of(
-    ensemble: Ensemble, state: State, examples: Examples, metrics: Sequence[Metric], batch_size: int
+    ensemble: Ensemble,
+    state: State,
+    examples: Examples,
+    metrics: Sequence[Metric],
+    batch_size: int,
+    weights: ArrayLike | None = None,
 ) -> tuple[Evaluator, Split]:
     """Returns the evaluator of an ensemble with an objective, and the split in its labels' unit."""
     objective: Objective = ensemble.objective  # type: ignore[assignment]
@@ -211,7 +234,8 @@ def evaluator_of(
             target_std=tuple(std * unit for unit in units),
         )
     spec = Spec((), "float32", (), len(names) or None, groups, given, names or None)
-    return Evaluator(ensemble, batch_size, spec, objective.distribution, metrics), split
+    evaluator = Evaluator(ensemble, batch_size, spec, objective.distribution, metrics)
+    return evaluator if weights is None else evaluator.pooling((), weights), split
 
 
 def positions_left_out(ensemble: Ensemble, state: State) -> list[int]:

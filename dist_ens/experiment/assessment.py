@@ -242,13 +242,14 @@ def _calibrations(
     if questions.calibration is None and questions.conformal is None:
         return
     # These import scipy.optimize, which takes half a second.
-    from dist_ens.evaluation.calibration import Calibration, Predictor
+    from dist_ens.evaluation.calibration import Calibration
     from dist_ens.evaluation.conformal import LEFT_OUT_BY
     from dist_ens.evaluation.fit_calibration import (
         calibrated_scores,
         conformal_scores,
         fit_map,
         fit_rule,
+        predictor_of,
     )
 
     test = source.test
@@ -264,7 +265,7 @@ def _calibrations(
             out_of_bag = out_of_bag_of(run, evaluator, state)
         rule = fit_rule(method, level, evaluator, state, split, out_of_bag)
         scores = conformal_scores(rule, level, evaluator, state, test)
-        predictor = Predictor.of(evaluator.ensemble, state, evaluator.left_out)
+        predictor = predictor_of(evaluator, state)
         made = Calibration(predictor=predictor, conformal=rule, level=level)
         question = f"conformal={method} level={level:g}"
         yield "conformal", question, {**scores, "calibration": made.to_dict()}

@@ -1,8 +1,10 @@
 """Building of a run from its experiment: the data, the ensemble and the record."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from dist_ens.checkpoint import StepRecord
@@ -11,11 +13,12 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation.examples import Examples
 from dist_ens.experiment.config_file import NOTHING, OwnParts
 from dist_ens.experiment.named import make_methods, make_model, make_objective, open_source
-from dist_ens.experiment.optimizers import make_optimizer
+from dist_ens.experiment.optimizers import make_optimizer, optimizer_options, own_fields
 from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
-from dist_ens.experiment.schema import Experiment
-from dist_ens.ground.errors import UserError
+from dist_ens.experiment.schema import Experiment, Setting
+from dist_ens.ground.errors import UserError, did_you_mean
+from dist_ens.ground.types import Optimizer, OptimizerOfMember
 from dist_ens.layout import Layout
 from dist_ens.losses import Objective
 from dist_ens.members import (
@@ -151,12 +154,13 @@ def build_ensemble(
         execution=run.execution,
         waves=experiment.layout.waves,
         failure_policy=experiment.failures,
+        hyper=_settings_of(experiment, layout.num_members == run.num_members),
     )
     if parts.step is not None:
         return Ensemble.from_step(**parts.step, objective=objective, **shared)
     return Ensemble(
         _member_of(run, objective, parts),
-        parts.optimizer or make_optimizer(experiment.optimizer),
+        parts.optimizer or _optimizer_of(experiment, has_own_parts=bool(parts.names)),
         objective if parts.loss is None else parts.loss,
         methods=methods_of(run, parts, source),
         microbatches=experiment.compute.microbatches,
@@ -165,6 +169,38 @@ def build_ensemble(
         dropout_samples=experiment.evaluation.dropout_samples,
         **shared,
     )
+
+
+def _settings_of(experiment: Experiment, has_all: bool) -> Mapping[str, Setting] | None:
+    """Returns the settings of the members; in a plan for other members, one value of each list."""
+    options = experiment.hyper.options
+    one = {n: v[0] if isinstance(v, tuple) and not has_all else v for n, v in options.items()}
+    return one or None
+
+
+def _optimizer_of(experiment: Experiment, *, has_own_parts: bool) -> OptimizerOfMember:
+    """Returns the optimizer of all members, or a function that makes that of one of them."""
+    config = experiment.optimizer
+    optimizer = make_optimizer(config)
+    if not experiment.hyper.options:
+        return optimizer
+    options = optimizer_options(config.name)
+    numbers = {name for name, (_, kind) in options.items() if kind is float}
+    known = {*numbers, *own_fields(config.name), "clip_norm"}
+    known |= {"dropout_rate"} if experiment.model.name == "mlp_bn_dropout" else set()
+    for name in experiment.hyper.options:
+        if not has_own_parts and name not in known:
+            raise UserError(
+                f"Nothing reads hyper.{name}.{did_you_mean(name, known)} With optimizer.name="
+                f"{config.name!r} and model.name={experiment.model.name!r}, hyper may have "
+                f"{', '.join(sorted(known))}."
+            )
+
+    def of_member(hyper: Mapping[str, jax.Array]) -> Optimizer:
+        return make_optimizer(config, hyper)
+
+    of_member.__qualname__ = config.name
+    return of_member
 
 
 def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member:

@@ -12,8 +12,9 @@ from dist_ens.checkpoint import (
     saved_step,
 )
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.failures import saved_structures
+from dist_ens.ensemble.stopping import finished, saved_structures
 from dist_ens.experiment.build import build_ensemble, record_of_run
+from dist_ens.experiment.chosen import KeptChoice, kept_choice
 from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.loaded_run import LoadedRun
 from dist_ens.experiment.record import Run
@@ -41,7 +42,8 @@ def load(
         step: Step of the checkpoint. Default: the newest, or that of the best evaluation if `fit`
             returned its state.
         members: Ids of the members to load, in the order of the loaded state. Only their bytes are
-            read. Default: all.
+            read, and they count equally. Default: all, of which those that `dist-ens members RUN
+            choose` chose predict.
         ensemble: Ensemble of the run, if it was made in Python. None for a run from a config.
         config: Config file of the run, if it defines a network, a loss or an optimizer. The file
             is run.
@@ -104,10 +106,13 @@ def open_finished(
             parts = parts_of(run, folder, file)
             run, own = _described_ensemble(run, parts, folder, dropout_samples)
         structures = saved_structures(own.abstract_state(batch_shapes_in(record)))
-        state = own.with_record(checkpoint.state(*structures, member_ids=ids))
+        state = finished(own.with_record(checkpoint.state(*structures, member_ids=ids)))
         if record.class_names:
             state = state._replace(class_names=ClassNames(record.class_names))
-        return LoadedRun(run, own, state, checkpoint.step, parts, members, file, folder)
+        choice = KeptChoice()
+        if member_ids is None:
+            choice = kept_choice(place_of(workdir, "folder"), checkpoint.step)
+        return LoadedRun(run, own, state, checkpoint.step, parts, members, file, folder, choice)
 
     return moving_on(step, loaded)
 

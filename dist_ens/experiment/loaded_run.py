@@ -14,6 +14,7 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluator, Scores, evaluate
 from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
 from dist_ens.evaluation.scoring import BATCH_SIZE, positions_left_out, without_failed
+from dist_ens.experiment.chosen import KeptChoice
 from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.record import Run
 from dist_ens.ground.commands import command_line, quoted
@@ -47,6 +48,8 @@ class LoadedRun(NamedTuple):
         members: Lineage of each member.
         config: Config file of the run.
         folder: Folder of the run.
+        choice: Choice of members with which the run predicts, which `dist-ens members RUN choose`
+            makes. Without one, all members count equally.
     """
 
     run: Run | None
@@ -57,6 +60,7 @@ class LoadedRun(NamedTuple):
     members: tuple[Lineage, ...] = ()
     config: ConfigFile = NO_FILE
     folder: str = "."
+    choice: KeptChoice = KeptChoice()
 
     @property
     def history(self) -> list[JsonDict]:
@@ -84,6 +88,8 @@ class LoadedRun(NamedTuple):
 
         Inputs and targets of a table are in the units of the table, and not standardised, and the
         prediction is in float64 on the host. Frozen members are left out, unless all are frozen.
+        If `dist-ens members RUN choose` has chosen members of this step, only they are pooled, with
+        their weights, unless `load` was given `members`.
 
         Args:
             inputs: Inputs of the examples, in the form of the run's data.
@@ -107,12 +113,12 @@ class LoadedRun(NamedTuple):
         ensemble, state = self.ensemble.at(self._pooled_state())
         calibration = kept_calibration(
             place_of(self.folder, "folder"),
-            Predictor.of(ensemble, state),
+            Predictor.of(ensemble, state, weights=self._pooled_weights()),
             objective.distribution,
             calibrated=calibrated,
             level=conformal,
         )
-        return calibration.applied(prediction, ensemble, state, inputs)
+        return calibration.applied(prediction, ensemble, state, inputs, self._pooled_weights())
 
     def _predict(self, inputs: Inputs) -> Prediction:
         """Returns the prediction before any calibration; see `predict`."""
@@ -121,18 +127,28 @@ class LoadedRun(NamedTuple):
             raise UserError("Predictions of several groups are not pooled. Use dist-ens predict.")
         if self.run is not None and self.ensemble.objective is not None:
             inputs = convert_inputs(self.run.spec, np.asarray(inputs), "The argument inputs")
+        state, weights = self._pooled_state(), self._pooled_weights()
         if given is None:
-            return self.ensemble.predict(self._pooled_state(), inputs)
-        prediction = self.ensemble.predict(self._pooled_state(), given.of_inputs(inputs)[0])
+            return self.ensemble.predict(state, inputs, weights=weights)
+        inputs = given.of_inputs(inputs)[0]
+        prediction = self.ensemble.predict(state, inputs, weights=weights)
         # A mean may be far larger than its deviation, which float32 would lose.
         prediction = jax.tree.map(lambda leaf: to_host(leaf).astype(np.float64), prediction)
         return prediction.in_unit(given.target_mean[0], given.target_std[0])
 
     def _pooled_state(self) -> State:
         """Returns the state of the members that a prediction pools, as an evaluation does."""
+        weights = self.choice.weights_of(self.ensemble.ids)
+        if weights is not None:
+            return select_members(self.state, np.flatnonzero(weights).tolist())
         left_out = positions_left_out(self.ensemble, self.state)
         pooled = np.delete(np.arange(self.ensemble.num_members), left_out)
         return select_members(self.state, pooled.tolist()) if left_out else self.state
+
+    def _pooled_weights(self) -> np.ndarray | None:
+        """Returns the weights of the members of `_pooled_state`; None if they are equal."""
+        weights = self.choice.weights_of(self.ensemble.ids)
+        return None if weights is None else weights[weights > 0]
 
     def evaluate(
         self,
@@ -142,7 +158,7 @@ class LoadedRun(NamedTuple):
         batch_size: int | None = None,
         intervals: bool = True,
     ) -> Scores:
-        """Returns the scores on some data; see `dist_ens.evaluate`.
+        """Returns the scores on some data; see `dist_ens.evaluate`, and `predict` for the pool.
 
         Args:
             data: Data with the keys of the training data. Arrays and batches of a table are in the
@@ -172,11 +188,15 @@ class LoadedRun(NamedTuple):
             metrics=(*self.parts.metrics, *(metrics or ())),
             batch_size=batch_size,
             intervals=intervals,
+            weights=self.choice.weights_of(self.ensemble.ids),
         )
 
     def evaluator(self, pooling: str | None = None) -> Evaluator:
-        """Returns the evaluator of a run from a config, without the members that failed."""
+        """Returns the evaluator of a run from a config, of the members that predict."""
         evaluator = self.config_run.evaluator(self.ensemble, pooling, self.parts.metrics)
+        weights = self.choice.weights_of(self.ensemble.ids)
+        if weights is not None:
+            evaluator = evaluator.pooling(np.flatnonzero(weights == 0).tolist(), weights)
         return without_failed(evaluator, self.state)
 
     def open_source(self) -> Source:

@@ -185,12 +185,17 @@ def require_folder(to: Place, *, may_hold: Sequence[str] = ()) -> None:
 def write_run(to: Place, members: SavedMembers) -> SavedMembers:
     """Writes a new run with these members, and returns them with its record."""
     ids = members.member_ids
+    hyper = {
+        name.removeprefix("hyper."): tuple(values.tolist())
+        for name, values in members.leaves.items()
+        if name.startswith("hyper.")
+    }
     if "experiment" in members.record:
-        run = Run.from_dict(members.record).with_members(ids)
+        run = Run.from_dict(members.record).with_members(ids, hyper)
         check_ids_of_groups(ids, run.spec.num_groups)
         members = dataclasses.replace(members, record=run.to_dict())
     else:
-        record = StepRecord.from_dict(members.record).with_members(ids)
+        record = StepRecord.from_dict(members.record).with_members(ids, hyper)
         members = dataclasses.replace(members, record=record.to_dict())
         run = None
 

@@ -8,6 +8,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 
+import jax
 import numpy as np
 import optax
 import optax.contrib
@@ -28,11 +29,13 @@ _FUNCTIONS: dict[str, Callable[..., optax.GradientTransformation]] = {
 _WAY_OUT = "Name another one, or write make_optimizer(spec) in the config file."
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, hyper: Mapping[str, jax.Array] | None = None
+) -> optax.GradientTransformation:
     """Returns the optimizer of one member that a config names.
 
     Gradients are clipped first. For `sgd`, `weight_decay` adds the gradient of an L2 penalty before
-    the momentum.
+    the momentum. Settings of the member take the place of fields and options of the same name.
 
     >>> optimizer = make_optimizer(OptimizerConfig(name="sgd", learning_rate=0.5))
     >>> updates, _ = optimizer.update({"w": 2.0}, optimizer.init({"w": 1.0}), {"w": 1.0})
@@ -40,8 +43,12 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     -1.0
     """
     make = _optimizer(config.name)
+    hyper = hyper or {}
     options = checked_options("optimizer", config, optimizer_options(config.name))
-    arguments = _fields(config, make) | options
+    own = {name: hyper[name] for name in hyper.keys() & inspect.signature(make).parameters.keys()}
+    arguments = _fields(config, make) | options | own
+    if "learning_rate" in own:
+        arguments["learning_rate"] = _schedule(own["learning_rate"], config)
     try:
         optimizer = make(**arguments)
     except (TypeError, ValueError, AttributeError) as error:
@@ -49,13 +56,15 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
             f"{config.name} does not accept {', '.join(arguments)}: {first_line(error)}"
         ) from error
     if config.name == "sgd":
-        decay = config.weight_decay
-        penalty = optax.add_decayed_weights(decay) if decay else optax.identity()
+        decay = hyper.get("weight_decay", config.weight_decay or None)
+        penalty = optax.identity() if decay is None else optax.add_decayed_weights(decay)
         optimizer = optax.chain(penalty, optimizer)
-    if config.clip_norm is None:
+    if config.clip_norm is not None:
+        require_coefficient("optimizer.clip_norm", config.clip_norm, "1.0 is usual.")
+    clip_norm = hyper.get("clip_norm", config.clip_norm)
+    if clip_norm is None:
         return optimizer
-    require_coefficient("optimizer.clip_norm", config.clip_norm, "1.0 is usual.")
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
+    return optax.chain(optax.clip_by_global_norm(clip_norm), optimizer)
 
 
 def optimizer_options(name: str) -> Options:
@@ -71,6 +80,12 @@ def optimizer_options(name: str) -> Options:
             default = np.dtype(parameter.default).name if is_dtype else parameter.default
             options[parameter.name] = (default, kind)
     return options
+
+
+def own_fields(name: str) -> set[str]:
+    """Returns the fields of `OptimizerConfig` that an optimizer has, by its name."""
+    decays = {"weight_decay"} if name == "sgd" else set()
+    return decays | ({*_FIELDS} & inspect.signature(_optimizer(name)).parameters.keys())
 
 
 def _optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
@@ -151,9 +166,10 @@ def _type_of(parameter: inspect.Parameter) -> type | None:
     return next((kind for kind in (float, int, str) if kind in allowed), None)
 
 
-def _schedule(learning_rate: float, config: OptimizerConfig) -> optax.ScalarOrSchedule:
+def _schedule(learning_rate: float | jax.Array, config: OptimizerConfig) -> optax.ScalarOrSchedule:
     """Returns the learning rate if it is constant, and its schedule otherwise."""
-    require_coefficient("optimizer.learning_rate", learning_rate, "0.001 is usual.")
+    if isinstance(learning_rate, float):
+        require_coefficient("optimizer.learning_rate", learning_rate, "0.001 is usual.")
     if config.schedule_steps is None:
         return learning_rate
     if config.schedule == "linear":

@@ -11,7 +11,7 @@ from dist_ens.data import OrderRule, Source, Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluator
 from dist_ens.experiment.reading import leaves
-from dist_ens.experiment.schema import Experiment
+from dist_ens.experiment.schema import Experiment, HyperConfig
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import ExitCode, RunError, UserError
 from dist_ens.ground.json_text import Json, JsonDict, fields_from_record
@@ -83,13 +83,18 @@ class Run:
                 exit_code=ExitCode.DAMAGED,
             ) from error
 
-    def with_members(self, member_ids: Sequence[int]) -> "Run":
-        """Returns a run with other members."""
-        return dataclasses.replace(
-            self,
-            experiment=self.experiment.with_members(member_ids),
-            record=self.record and self.record.with_members(member_ids),
-        )
+    def with_members(
+        self, member_ids: Sequence[int], hyper: Mapping[str, tuple[float, ...]] | None = None
+    ) -> "Run":
+        """Returns a run with other members, and with these settings of them."""
+        experiment = self.experiment
+        if hyper:  # Some of these members may be new to the run.
+            plain = dataclasses.replace(experiment, hyper=HyperConfig()).with_members(member_ids)
+            experiment = dataclasses.replace(plain, hyper=HyperConfig(options=hyper))
+        else:
+            experiment = experiment.with_members(member_ids)
+        record = self.record and self.record.with_members(member_ids, hyper)
+        return dataclasses.replace(self, experiment=experiment, record=record)
 
     def batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes and types of a batch of the source."""

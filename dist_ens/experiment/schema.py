@@ -188,6 +188,44 @@ class OptimizerConfig:
             raise UserError(f"optimizer.weight_decay={self.weight_decay} must be 0 or positive.")
 
 
+# A distribution as a text, a number, or a number for each member.
+Setting = str | float | tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HyperConfig:
+    """Settings whose values differ from member to member.
+
+    Attributes:
+        options: Values of each setting: a number for each member, or a distribution from which they
+            are drawn, `uniform(LOW, HIGH)`, `log_uniform(LOW, HIGH)` or `choice(A, B, …)`. They
+            take the place of the optimizer's fields and arguments of the same name, such as
+            `learning_rate`, and are given to a network, a loss and methods that read them. Each is
+            a field of its own: `hyper=dict(learning_rate="log_uniform(1e-4, 1e-2)")` in a config
+            file, or `--config.hyper.learning_rate="log_uniform(1e-4, 1e-2)"`.
+    """
+
+    options: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+
+    def of_members(self, member_ids: Sequence[int], others: Sequence[int]) -> Self:
+        """Returns the settings of `others`, given the ids of the members that have these."""
+
+        def values_of(value: Setting) -> Setting:
+            if not isinstance(value, tuple):
+                return value
+            by_id = dict(zip(member_ids, value, strict=False))
+            absent = [each for each in others if each not in by_id]
+            if absent:
+                raise UserError(
+                    f"A setting in hyper is a list for the members {sorted(by_id)}, and has no "
+                    f"value for {absent}. Give a distribution, which has one for every member."
+                )
+            return tuple(by_id[each] for each in others)
+
+        options = {name: values_of(value) for name, value in self.options.items()}
+        return dataclasses.replace(self, options=options)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComputeConfig:
     """Precision and memory of a member's update.
@@ -315,6 +353,7 @@ class Experiment:
         model: Network of one member.
         loss: Loss that each member minimises.
         optimizer: Optimizer of every member.
+        hyper: Settings whose values differ from member to member.
         compute: Precision and memory of an update.
         failures: Response to failed updates of a member.
         checkpoint: When to save.
@@ -335,6 +374,7 @@ class Experiment:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    hyper: HyperConfig = dataclasses.field(default_factory=HyperConfig)
     compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
     failures: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
@@ -367,8 +407,10 @@ class Experiment:
     def with_members(self, member_ids: Sequence[int]) -> Self:
         """Returns the experiment of some members."""
         ids = tuple(member_ids)
+        own = self.member_ids or range(self.num_members or 0)
         return dataclasses.replace(
             self,
+            hyper=self.hyper.of_members(own, ids),
             num_members=len(ids),
             members_per_group=None,
             member_ids=None if ids == tuple(range(len(ids))) else ids,

@@ -173,6 +173,7 @@ def _summary(run: Run, result: FitResult, scores: Scores, workdir: Place) -> Jso
         "network": _network(run, ensemble),
         **pace,
         **({"class_names": list(run.spec.class_names)} if run.spec.class_names else {}),
+        **({"stopped_members": dict(result.stopped)} if result.stopped else {}),
         "experiment": experiment.to_dict(),
     }
 

@@ -7,6 +7,7 @@
     key of a prediction = fold_in(member key, PREDICT)
     key of an optimizer = fold_in(fold_in(member key, OPTIMIZER), step), which its update is given
     key in its state    = fold_in(fold_in(fold_in(member key, OPTIMIZER), word 0), word 1)
+    key of a setting    = fold_in(fold_in(member key, HYPER), CRC-32 of its name)
 
 The two words are those of the key that the optimizer itself would keep in its state. The generator
 is always Threefry in its partitionable form, whatever generator JAX is configured to use. With the
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 # Numbers that `fold_in` takes to derive one key for each use from a member's key.
-INIT, UPDATE, EXAMPLES, PREDICT, OPTIMIZER = 0, 1, 2, 3, 4
+INIT, UPDATE, EXAMPLES, PREDICT, OPTIMIZER, HYPER = range(6)
 
 # Version of these rules, which the record of a run names. Raise it when one of them changes.
 KEY_RULE = 2

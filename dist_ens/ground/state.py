@@ -26,6 +26,20 @@ class ClassNames(tuple[str, ...]):
     """The names of classes in the order of their numbers, as a pytree without leaves."""
 
 
+class Stopping(NamedTuple):
+    """The record of a member that a callback may stop.
+
+    Attributes:
+        stopped_step: Step at which it has stopped, int32[]; -1 while it is trained.
+        best_step: Step of its best evaluation, int32[]; -1 before it. Empty without `best`.
+        best: Parts of the state by which it is evaluated, at that step; empty if not kept.
+    """
+
+    stopped_step: jax.Array
+    best_step: PyTree = ()
+    best: PyTree = ()
+
+
 class State(NamedTuple):
     """The state of a member. In the state of an ensemble, every leaf has a leading members axis.
 
@@ -40,6 +54,9 @@ class State(NamedTuple):
             updates are not checked.
         class_names: `ClassNames` of the labels that `fit` was given, such as ("cat", "dog"). It is
             empty if the labels were numbers.
+        hyper: Settings whose values differ from member to member, {name: float32[]}. It is empty
+            for an ensemble without them.
+        stopping: `Stopping` of a run whose callbacks may stop members, and empty otherwise.
 
     >>> state = State(np.int32(3), np.int32(0), jax.random.key(0), {"w": 1.0}, (), ())
     >>> state._replace(params={"w": 2.0}).params
@@ -54,6 +71,8 @@ class State(NamedTuple):
     opt_state: OptState
     failures: PyTree = ()
     class_names: tuple[str, ...] = ()
+    hyper: PyTree = ()
+    stopping: PyTree = ()
 
     def select(self, member_ids: Sequence[int]) -> "State":
         """Returns the state of some members of an ensemble.

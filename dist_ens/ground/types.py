@@ -103,3 +103,7 @@ class Optimizer(Protocol):
     @property
     def update(self) -> Callable[..., tuple[Gradients, OptState]]:
         """Returns updates and the new state, `update(gradients, state, params)`."""
+
+
+OptimizerOfMember: TypeAlias = Optimizer | Callable[..., Optimizer]
+"""An optimizer of all members, or a function `make(hyper)` of a member's settings."""

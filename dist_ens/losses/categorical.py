@@ -29,6 +29,7 @@ from dist_ens.metrics.classification import (
     votes_of,
 )
 from dist_ens.metrics.metric import Metric
+from dist_ens.metrics.pooling import mean_of_members
 
 
 def softmax_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -147,15 +148,15 @@ class Categorical(Distribution):
         return prediction
 
     @override
-    def pool(self, predictions: Values) -> Values:
+    def pool(self, predictions: Values, weights: jax.Array | None = None) -> Values:
         log_probs = predictions["log_probs"]
         if self.pooling == "logits":
-            pooled = jax.nn.log_softmax(log_probs.mean(axis=0))
+            pooled = jax.nn.log_softmax(mean_of_members(log_probs, weights))
         elif self.pooling == "vote":
-            pooled = jnp.log(votes_of(log_probs).mean(axis=0))
+            pooled = jnp.log(mean_of_members(votes_of(log_probs), weights))
         else:
-            pooled = mixture_log_probs(log_probs)
-        energy = {n: v.mean(axis=0) for n, v in predictions.items() if n == "energy"}
+            pooled = mixture_log_probs(log_probs, weights)
+        energy = {n: mean_of_members(v, weights) for n, v in predictions.items() if n == "energy"}
         return {"log_probs": pooled, **energy}
 
     @override
@@ -167,16 +168,18 @@ class Categorical(Distribution):
         return values
 
     @override
-    def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
+    def predict(
+        self, outputs: jax.Array, *, has_samples: bool = False, weights: jax.Array | None = None
+    ) -> Prediction:
         """Returns the ensemble's probabilities and their entropy in nats.
 
         With a pooling other than "probs", `mean` is not the mixture of the members. Its entropy can
         then be lower than theirs, and `epistemic` is 0.
         """
         predictions = jax.vmap(self.from_outputs)(with_samples(outputs, has_samples))
-        pooled = self.pool(predictions)["log_probs"]
+        pooled = self.pool(predictions, weights)["log_probs"]
         member_aleatoric = predictions.get("aleatoric", entropy(predictions["log_probs"]))
-        total, aleatoric = entropy(pooled), member_aleatoric.mean(axis=0)
+        total, aleatoric = entropy(pooled), mean_of_members(member_aleatoric, weights)
         return Prediction(
             mean=jnp.exp(pooled),
             total=total,
@@ -187,8 +190,8 @@ class Categorical(Distribution):
         )
 
     @override
-    def diversity(self, predictions: Values) -> Values:
-        return diversity_values(predictions["log_probs"], predictions.get("aleatoric"))
+    def diversity(self, predictions: Values, weights: jax.Array | None = None) -> Values:
+        return diversity_values(predictions["log_probs"], predictions.get("aleatoric"), weights)
 
     @override
     def classwise(self, prediction: Values, labels: jax.Array, weights: jax.Array) -> jax.Array:
@@ -200,11 +203,11 @@ class Categorical(Distribution):
         return {"log_probs": prediction["log_probs"]}
 
     @override
-    def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
+    def pool_summaries(self, summaries: Summary, weights: np.ndarray) -> Summary:
         log_probs = summaries["log_probs"].astype(np.float64)
-        counted = masks.reshape(*masks.shape, *(1,) * (log_probs.ndim - 2))
-        added = np.logaddexp.reduce(np.where(counted, log_probs, -np.inf), axis=0)
-        return {"log_probs": added - np.log(counted.sum(axis=0))}
+        shaped = weights.reshape(*weights.shape, *(1,) * (log_probs.ndim - 2))
+        logs = np.where(shaped > 0, log_probs + np.log(np.where(shaped > 0, shaped, 1)), -np.inf)
+        return {"log_probs": np.logaddexp.reduce(logs, axis=0) - np.log(shaped.sum(axis=0))}
 
     @override
     def shown(

@@ -2,17 +2,20 @@
 
 import abc
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
-from dist_ens.ground.errors import UserError
+from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.metric import Metric
+from dist_ens.metrics.pooling import mean_of_members
 
 Values = dict[str, jax.Array]
 # A `Summary` is like `Values`, but its arrays are on the host.
@@ -70,8 +73,12 @@ class Distribution(Protocol):
         ...
 
     @abc.abstractmethod
-    def pool(self, predictions: Values) -> Values:
-        """Returns the ensemble's prediction from its members', leaves [members, batch, ...]."""
+    def pool(self, predictions: Values, weights: jax.Array | None = None) -> Values:
+        """Returns the ensemble's prediction from its members', leaves [members, batch, ...].
+
+        `weights` are those of the members, not negative and of sum 1, float32[members]. It is not
+        passed if they are equal, so a distribution may leave it out, here and below.
+        """
         ...
 
     @abc.abstractmethod
@@ -80,7 +87,9 @@ class Distribution(Protocol):
         ...
 
     @abc.abstractmethod
-    def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
+    def predict(
+        self, outputs: jax.Array, *, has_samples: bool = False, weights: jax.Array | None = None
+    ) -> Prediction:
         """Returns the ensemble's prediction and its uncertainty.
 
         Outputs are [members, batch, ..., outputs], with an axis behind the members if
@@ -88,7 +97,7 @@ class Distribution(Protocol):
         """
         ...
 
-    def diversity(self, predictions: Values) -> Values:
+    def diversity(self, predictions: Values, weights: jax.Array | None = None) -> Values:
         """Returns statistics of the members' diversity, float32[batch, ...] each; default: none."""
         return {}
 
@@ -107,13 +116,14 @@ class Distribution(Protocol):
         """Returns a prediction again from its summary."""
         return {name: jnp.asarray(values, jnp.float32) for name, values in summary.items()}
 
-    def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
-        """Returns the summaries pooled over a subset of the members for each example.
+    def pool_summaries(self, summaries: Summary, weights: np.ndarray) -> Summary:
+        """Returns the summaries pooled with weights of the members for each example.
 
-        Default: the mean of each leaf, in float64. `masks` are bool[members, examples].
+        Default: the mean of each leaf, in float64. `weights` are float64[members, examples], and 0
+        for a member that does not count.
         """
         return {
-            name: masked_mean(values.astype(np.float64), masks)
+            name: mean_of_members(values.astype(np.float64), weights)
             for name, values in summaries.items()
         }
 
@@ -192,10 +202,47 @@ def along(values: np.ndarray, like: np.ndarray) -> np.ndarray:
     return values.reshape(-1, *(1,) * (like.ndim - 1))
 
 
-def masked_mean(values: np.ndarray, masks: np.ndarray) -> np.ndarray:
-    """Returns the mean over the members in the mask of each example, [examples, ...]."""
-    weights = masks.reshape(*masks.shape, *(1,) * (values.ndim - 2))
-    return np.where(weights, values, 0).sum(axis=0) / weights.sum(axis=0)
+def checked_weights(
+    weights: ArrayLike | None, num_members: int, distribution: Distribution | None = None
+) -> np.ndarray | None:
+    """Returns the weights of members in a pool, float64[members] with sum 1; None without weights.
+
+    Raises a `UserError` if they are not one finite number for each member, one is negative or all
+    are 0, or the distribution does not take weights.
+
+    >>> checked_weights([3, 1], num_members=2)
+    array([0.75, 0.25])
+    """
+    if weights is None:
+        return None
+    try:
+        found = np.asarray(weights, np.float64)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"weights is {kind_of(weights)}. Give one number a member.") from error
+    if found.shape != (num_members,):
+        raise UserError(
+            f"weights have the shape {list(found.shape)}, and the members are {num_members}. "
+            f"Give float[{num_members}], in the order of the state."
+        )
+    if not np.isfinite(found).all() or (found < 0).any() or not found.any():
+        raise UserError(
+            f"weights are {str(found.tolist())[:200]}. Give finite numbers of at least 0, of which "
+            "one is above 0."
+        )
+    if distribution is not None and any(
+        "weights" not in inspect.signature(method).parameters
+        for method in (distribution.pool, distribution.predict, distribution.diversity)
+    ):
+        raise UserError(
+            f"{type(distribution).__name__} pools all members equally. Give its methods pool, "
+            "predict and diversity an argument weights=None, or leave weights out."
+        )
+    return found / found.sum()
+
+
+def passed(weights: jax.Array | None) -> dict[str, jax.Array]:
+    """Returns weights as an argument by name; none if the members have equal weights."""
+    return {} if weights is None else {"weights": weights}
 
 
 @dataclasses.dataclass(frozen=True)

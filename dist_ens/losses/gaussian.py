@@ -21,12 +21,12 @@ from dist_ens.losses.distribution import (
     Summary,
     Values,
     along,
-    masked_mean,
     with_samples,
 )
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import REGRESSION
 from dist_ens.metrics.metric import Metric, one_a_row
+from dist_ens.metrics.pooling import mean_of_members, variance_of_members
 from dist_ens.metrics.regression import mixture_moments, regression_values
 
 # This smallest predicted variance keeps the logarithm finite.
@@ -95,7 +95,8 @@ class Gaussian(Distribution):
     """The normal distribution of a real target. Several members form a mixture.
 
     A prediction holds the `mean` and the `variance` of each component of the mixture,
-    float32[batch, ..., components]. A member has one component for each sample.
+    float32[batch, ..., components]. A member has one component for each sample. It also holds the
+    `weight` of each component if these are not equal.
 
     Attributes:
         pooling: Way in which members are pooled. "probs" replaces the mixture by one normal
@@ -121,25 +122,33 @@ class Gaussian(Distribution):
         return {"mean": jnp.moveaxis(mean, 0, -1), "variance": jnp.moveaxis(variance, 0, -1)}
 
     @override
-    def pool(self, predictions: Values) -> Values:
-        return {
+    def pool(self, predictions: Values, weights: jax.Array | None = None) -> Values:
+        pooled = {
             name: jnp.moveaxis(values, 0, -2).reshape(*values.shape[1:-1], -1)
             for name, values in predictions.items()
         }
+        if weights is not None:
+            samples = jnp.repeat(weights, predictions["mean"].shape[-1])
+            pooled["weight"] = jnp.broadcast_to(samples, pooled["mean"].shape)
+        return pooled
 
     @override
     def row_statistics(self, prediction: Values, labels: jax.Array) -> Values:
-        return regression_values(*components(prediction), labels, as_one=self.pooling == "probs")
+        means, variances, weights = components(prediction)
+        as_one = self.pooling == "probs"
+        return regression_values(means, variances, labels, as_one=as_one, weights=weights)
 
     @override
-    def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
+    def predict(
+        self, outputs: jax.Array, *, has_samples: bool = False, weights: jax.Array | None = None
+    ) -> Prediction:
         """Returns the mean and the variance of the mixture, and the parts of the variance."""
         predictions = jax.vmap(self.from_outputs)(with_samples(outputs, has_samples))
         members = jax.vmap(self.summary)(predictions)
-        means, variances = components(self.pool(predictions))
-        mean = means.mean(axis=0)
-        aleatoric = variances.mean(axis=0)
-        epistemic = jnp.square(means - mean[None]).mean(axis=0)
+        means, variances, weights = components(self.pool(predictions, weights))
+        mean = mean_of_members(means, weights)
+        aleatoric = mean_of_members(variances, weights)
+        epistemic = mean_of_members(jnp.square(means - mean[None]), weights)
         return Prediction(
             mean=mean,
             total=aleatoric + epistemic,
@@ -163,10 +172,10 @@ class Gaussian(Distribution):
         }
 
     @override
-    def pool_summaries(self, summaries: Summary, masks: np.ndarray) -> Summary:
+    def pool_summaries(self, summaries: Summary, weights: np.ndarray) -> Summary:
         means, variances = (summaries[name].astype(np.float64) for name in ("mean", "variance"))
-        mean = masked_mean(means, masks)
-        variance = masked_mean(variances + np.square(means - mean[None]), masks)
+        mean = mean_of_members(means, weights)
+        variance = mean_of_members(variances + np.square(means - mean[None]), weights)
         return {"mean": mean, "variance": variance}
 
     @override
@@ -255,10 +264,13 @@ def beta_gaussian(beta: float = 0.5, standardize: bool = False) -> Objective:
     return dataclasses.replace(gaussian(standardize), name="beta_gaussian", example_loss=loss)
 
 
-def components(prediction: Values) -> tuple[jax.Array, jax.Array]:
-    """Returns the means and the variances of a mixture, [components, batch, ...]."""
-    mean, variance = (jnp.moveaxis(prediction[name], -1, 0) for name in ("mean", "variance"))
-    return mean, variance
+def components(prediction: Values) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Returns the means, the variances and the weights of a mixture, [components, batch, ...].
+
+    The weights are None if they are equal.
+    """
+    first = {name: jnp.moveaxis(values, -1, 0) for name, values in prediction.items()}
+    return first["mean"], first["variance"], first.get("weight")
 
 
 def mse(outputs: jax.Array, targets: jax.Array) -> jax.Array:
@@ -297,23 +309,27 @@ class Point(Gaussian):
 
     @override
     def row_statistics(self, prediction: Values, labels: jax.Array) -> Values:
-        mean, variance = components(prediction)
-        values = regression_values(mean, variance, labels, as_one=True)
+        mean, variance, weights = components(prediction)
+        values = regression_values(mean, variance, labels, as_one=True, weights=weights)
         several = ("variance",) if len(mean) > 1 else ()
         of_points = ("prediction", "squared_error", "absolute_error", "crps", *several)
         return {name: values[name] for name in of_points}
 
     @override
-    def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
+    def predict(
+        self, outputs: jax.Array, *, has_samples: bool = False, weights: jax.Array | None = None
+    ) -> Prediction:
         """Returns the mean of the points and their variance.
 
         `aleatoric` is None. `epistemic` and `total` are both the variance of the points.
         """
         outputs = outputs.astype(jnp.float32)[..., 0]
         points = outputs.reshape(-1, *outputs.shape[2:]) if has_samples else outputs
-        epistemic = jnp.var(points, axis=0)
+        if weights is not None:
+            weights = jnp.repeat(weights, len(points) // len(outputs))
+        epistemic = variance_of_members(points, weights)
         return Prediction(
-            mean=points.mean(axis=0),
+            mean=mean_of_members(points, weights),
             total=epistemic,
             aleatoric=None,
             epistemic=epistemic,

@@ -4,11 +4,11 @@ import dataclasses
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dist_ens.ground.state import described
 from dist_ens.ground.types import Outputs, PyTree
+from dist_ens.metrics.pooling import mean_of_members, variance_of_members
 
 
 @jax.tree_util.register_dataclass
@@ -41,8 +41,8 @@ class Prediction:
             labels of training were numbers.
 
     >>> prediction = Prediction(
-    ...     mean=jnp.array([0.5]),
-    ...     total=jnp.array([1.0]),
+    ...     mean=jax.numpy.array([0.5]),
+    ...     total=jax.numpy.array([1.0]),
     ...     aleatoric=None,
     ...     epistemic=None,
     ...     members=None,
@@ -123,20 +123,21 @@ def _first(prediction: Prediction, size: int) -> Prediction:
     )
 
 
-def predict_leaves(outputs: Outputs) -> Prediction:
+def predict_leaves(outputs: Outputs, weights: jax.Array | None = None) -> Prediction:
     """Returns the prediction of an ensemble without an objective, leaf by leaf.
 
     `members` holds the outputs, a pytree of float arrays [members, batch, ...], `mean` their mean,
-    and `epistemic` their variance, divided by the number of members. The others are None.
+    and `epistemic` their variance, divided by the number of members. The others are None. Both are
+    weighted by `weights`, float[members]; default: equal weights.
 
-    >>> prediction = predict_leaves(jnp.array([[1.0], [3.0]]))
+    >>> prediction = predict_leaves(jax.numpy.array([[1.0], [3.0]]))
     >>> prediction.mean.tolist(), prediction.epistemic.tolist()
     ([2.0], [1.0])
     """
     return Prediction(
-        mean=jax.tree.map(lambda leaf: leaf.mean(axis=0), outputs),
+        mean=jax.tree.map(lambda leaf: mean_of_members(leaf, weights), outputs),
         total=None,
         aleatoric=None,
-        epistemic=jax.tree.map(lambda leaf: jnp.var(leaf, axis=0), outputs),
+        epistemic=jax.tree.map(lambda leaf: variance_of_members(leaf, weights), outputs),
         members=outputs,
     )

@@ -15,6 +15,7 @@ from dist_ens.losses.gaussian import squared_error_score
 from dist_ens.losses.prediction import Prediction
 from dist_ens.metrics.catalogue import REGRESSION
 from dist_ens.metrics.metric import Metric, one_a_row
+from dist_ens.metrics.pooling import mean_of_members, variance_of_members
 
 
 def pinball(outputs: jax.Array, targets: jax.Array, *, levels: tuple[float, ...]) -> jax.Array:
@@ -55,8 +56,8 @@ class Quantiles(Distribution):
         return {"quantiles": jnp.sort(outputs.astype(jnp.float32), axis=-1).mean(axis=0)}
 
     @override
-    def pool(self, predictions: Values) -> Values:
-        return {"quantiles": predictions["quantiles"].mean(axis=0)}
+    def pool(self, predictions: Values, weights: jax.Array | None = None) -> Values:
+        return {"quantiles": mean_of_members(predictions["quantiles"], weights)}
 
     @override
     def row_statistics(self, prediction: Values, labels: jax.Array) -> Values:
@@ -74,20 +75,22 @@ class Quantiles(Distribution):
         }
 
     @override
-    def predict(self, outputs: jax.Array, *, has_samples: bool = False) -> Prediction:
+    def predict(
+        self, outputs: jax.Array, *, has_samples: bool = False, weights: jax.Array | None = None
+    ) -> Prediction:
         """Returns the pooled quantiles and their median.
 
         `epistemic` is the variance of the members' medians. `total` and `aleatoric` are None.
         """
         predictions = jax.vmap(self.from_outputs)(with_samples(outputs, has_samples))
-        quantiles = self.pool(predictions)["quantiles"]
+        quantiles = self.pool(predictions, weights)["quantiles"]
         middle = len(self.levels) // 2
         medians = predictions["quantiles"][..., middle]
         return Prediction(
             mean=quantiles[..., middle],
             total=None,
             aleatoric=None,
-            epistemic=jnp.var(medians, axis=0),
+            epistemic=variance_of_members(medians, weights),
             members=medians,
             quantiles=quantiles,
             unit="target",

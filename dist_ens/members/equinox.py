@@ -19,6 +19,7 @@ from dist_ens.ground.types import (
 )
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
+    hyper_argument,
     input_arguments,
     named_arguments,
     switch_arguments,
@@ -61,6 +62,7 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
         network.apply,
         name_of(make),
         sample=functools.partial(network.forward, drops=False),
+        takes_hyper=True,
         adapt_loss=network.adapt_loss,
         parts_of=network.parts_of,
     )
@@ -85,7 +87,7 @@ class _Equinox:
         has_others = isinstance(state, tuple)  # As a state of the ensemble has them.
         return params, state if has_others else (self._eqx.filter(rest, self._eqx.is_array), state)
 
-    def init(self, key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
+    def init(self, key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
         params, model_state = self.parts_of(*self._made(key))
         require_parameters(params)
         return params, model_state
@@ -115,9 +117,16 @@ class _Equinox:
         return of_parts
 
     def apply(
-        self, params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+        self,
+        params: Params,
+        model_state: ModelState,
+        inputs: Inputs,
+        key: Key | None,
+        train: bool,
+        **hyper: PyTree,
     ) -> tuple[Outputs, ModelState]:
-        return self.forward(params, model_state, inputs, key, train, drops=key is not None)
+        drops = key is not None
+        return self.forward(params, model_state, inputs, key, train, drops=drops, **hyper)
 
     def forward(
         self,
@@ -128,6 +137,7 @@ class _Equinox:
         train: bool,
         *,
         drops: bool,
+        **hyper: PyTree,
     ) -> tuple[Outputs, ModelState]:
         nn, (buffers, state) = self._eqx.nn, model_state
         module = _switched(nn.inference_mode(self._whole(params, buffers), not train), train)
@@ -149,7 +159,7 @@ class _Equinox:
             inputs: Inputs, state: ModelState, key: Key | None
         ) -> tuple[Outputs, ModelState]:
             args, named = input_arguments(call, inputs, others=("key", "state"))
-            named |= named_arguments(call, key=key) | mode
+            named |= {**named_arguments(call, key=key), **mode, **hyper_argument(call, hyper)}
             if not self._stateful:
                 return module(*args, **named), None
             return module(*args, state, **named) if args else module(state=state, **named)

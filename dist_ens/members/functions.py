@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from dist_ens.ground.errors import UserError, call_error, kind_of, name_of
 from dist_ens.ground.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 from dist_ens.members.member import Member, require_parameters
-from dist_ens.members.modes import input_arguments, switch_arguments
+from dist_ens.members.modes import hyper_argument, input_arguments, switch_arguments
 
+_GIVEN = {"hyper": None}
 _FULL_INIT = "init(key, inputs) -> (params, model_state)"
 _FULL_APPLY = "apply(params, model_state, inputs, key, train) -> (outputs, model_state)"
 _SHORT_INIT = "init(key) -> params"
@@ -41,17 +42,23 @@ def from_functions(init: Callable[[Key], Params], apply: Callable[..., Outputs])
     Array([[6., 6.]], dtype=float32)
     """
 
-    def member_init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
+    def member_init(key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
         params = init(key)
         require_parameters(params)
         return jax.tree.map(jnp.asarray, params), ()
 
     def member_apply(
-        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+        params: Params,
+        model_state: ModelState,
+        inputs: Inputs,
+        key: Key | None,
+        train: bool,
+        **hyper: PyTree,
     ) -> tuple[Outputs, ModelState]:
-        return apply(params, inputs, **switch_arguments(apply, train)), model_state
+        named = {**switch_arguments(apply, train), **hyper_argument(apply, hyper)}
+        return apply(params, inputs, **named), model_state
 
-    return Member(member_init, member_apply, name=name_of(apply))
+    return Member(member_init, member_apply, name=name_of(apply), takes_hyper=True)
 
 
 def from_example_functions(init: Callable[[Key], Params], apply: Callable[..., Outputs]) -> Member:
@@ -75,8 +82,8 @@ def from_example_functions(init: Callable[[Key], Params], apply: Callable[..., O
     Array([ 6., 15.], dtype=float32)
     """
 
-    def of_batch(params: Params, inputs: Inputs, **mode: bool) -> Outputs:
-        return jax.vmap(lambda x: apply(params, x, **mode))(inputs)
+    def of_batch(params: Params, inputs: Inputs, **named: PyTree) -> Outputs:
+        return jax.vmap(lambda x: apply(params, x, **named))(inputs)
 
     of_batch.__qualname__ = name_of(apply)
     of_batch.__signature__ = inspect.signature(apply)  # type: ignore[attr-defined]
@@ -97,7 +104,7 @@ def from_init_and_apply(
         ("init", init, 2 if is_full else 1, []),
         ("apply", apply, 5 if is_full else 2, switches),
     ):
-        if fn is not None and call_error(fn, count, named):
+        if fn is not None and call_error(fn, count, [*named, *hyper_argument(fn, _GIVEN)]):
             given = ", ".join(inspect.signature(fn).parameters)
             raise UserError(
                 f"The function {name} has the parameters ({given}). The two functions must be "
@@ -109,18 +116,26 @@ def from_init_and_apply(
 
 
 def _from_full_functions(init: Callable[..., object], apply: Callable[..., object]) -> Member:
-    def member_init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
-        params, model_state = _two_of(init(key, inputs), _FULL_INIT)
+    def member_init(key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
+        made = init(key, inputs, **hyper_argument(init, hyper))
+        params, model_state = _two_of(made, _FULL_INIT)
         require_parameters(params)
         return params, model_state
 
     def member_apply(
-        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+        params: Params,
+        model_state: ModelState,
+        inputs: Inputs,
+        key: Key | None,
+        train: bool,
+        **hyper: PyTree,
     ) -> tuple[Outputs, ModelState]:
-        outputs, new_state = _two_of(apply(params, model_state, inputs, key, train), _FULL_APPLY)
+        named = hyper_argument(apply, hyper)
+        returned = apply(params, model_state, inputs, key, train, **named)
+        outputs, new_state = _two_of(returned, _FULL_APPLY)
         return outputs, new_state if train else model_state
 
-    return Member(member_init, member_apply, name=name_of(apply))
+    return Member(member_init, member_apply, name=name_of(apply), takes_hyper=True)
 
 
 def _missing_apply(*_: object) -> NoReturn:
@@ -169,10 +184,11 @@ def from_pytree(
     Array([2., 6.], dtype=float32)
     """
 
-    def called(instance: Params, inputs: Inputs, train: bool) -> Outputs:
+    def called(instance: Params, inputs: Inputs, train: bool, hyper: PyTree = None) -> Outputs:
         call = type(instance).__call__
         args, named = input_arguments(call, inputs)
-        return instance(*args, **named, **switch_arguments(call, train))
+        settings = hyper_argument(call, {"hyper": hyper})
+        return instance(*args, **named, **switch_arguments(call, train), **settings)
 
     member = from_functions(make, apply or called)
     return dataclasses.replace(member, name=name_of(make))

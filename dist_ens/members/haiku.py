@@ -2,9 +2,9 @@
 
 import inspect
 
-from dist_ens.ground.types import Inputs, Key, ModelState, Network, Outputs, Params
+from dist_ens.ground.types import Inputs, Key, ModelState, Network, Outputs, Params, PyTree
 from dist_ens.members.member import Member, require_parameters
-from dist_ens.members.modes import input_arguments, switch_arguments
+from dist_ens.members.modes import hyper_argument, input_arguments, switch_arguments
 
 
 def from_haiku(transformed: Network) -> Member:
@@ -38,8 +38,9 @@ def from_haiku(transformed: Network) -> Member:
     names = [*inspect.signature(transformed.apply).parameters]
     takes_key = names[1 + stateful : 2 + stateful] == ["rng"]
 
-    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
-        arguments = switch_arguments(transformed.init, True)
+    def init(key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
+        of_mode = switch_arguments(transformed.init, True)
+        arguments = {**of_mode, **hyper_argument(transformed.init, hyper)}
         args, named = input_arguments(transformed.init, inputs)
         made = transformed.init(key, *args, **named, **arguments)
         params, model_state = made if stateful else (made, ())
@@ -47,10 +48,16 @@ def from_haiku(transformed: Network) -> Member:
         return params, model_state
 
     def apply(
-        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+        params: Params,
+        model_state: ModelState,
+        inputs: Inputs,
+        key: Key | None,
+        train: bool,
+        **hyper: PyTree,
     ) -> tuple[Outputs, ModelState]:
         leading = [params, *([model_state] if stateful else []), *([key] if takes_key else [])]
-        arguments = switch_arguments(transformed.apply, train, given=len(leading) + 1)
+        of_mode = switch_arguments(transformed.apply, train, given=len(leading) + 1)
+        arguments = {**of_mode, **hyper_argument(transformed.apply, hyper)}
         args, named = input_arguments(transformed.apply, inputs, given=len(leading))
         returned = transformed.apply(*leading, *args, **named, **arguments)
         outputs, new_state = returned if stateful else (returned, ())
@@ -61,4 +68,4 @@ def from_haiku(transformed: Network) -> Member:
             model_state = {} if stateful else ()
         return params, model_state
 
-    return Member(init, apply, "a Haiku network", parts_of=parts_of)
+    return Member(init, apply, "a Haiku network", takes_hyper=True, parts_of=parts_of)

@@ -1,6 +1,7 @@
 """Members made from `flax.linen` modules."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import flax.errors
@@ -10,7 +11,12 @@ import jax
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 from dist_ens.members.member import Member, require_parameters
-from dist_ens.members.modes import input_arguments, switch_arguments, switches
+from dist_ens.members.modes import (
+    hyper_argument,
+    input_arguments,
+    switch_arguments,
+    switches,
+)
 
 # Collection into which linen's modules sow losses, by convention.
 _LOSSES = "losses"
@@ -44,6 +50,7 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         network.apply,
         type(module).__name__,
         sample=functools.partial(network.forward, streams=()),
+        takes_hyper=True,
         parts_of=network.parts_of,
     )
 
@@ -64,18 +71,24 @@ class _Linen:
         ]
 
     def _applied(
-        self, method: str, train: bool, first: object, inputs: Inputs, **others: object
+        self,
+        method: str,
+        train: bool,
+        first: object,
+        inputs: Inputs,
+        hyper: Mapping[str, PyTree],
+        **others: object,
     ) -> Any:
         """Calls `init` or `apply` of the module with a first argument, its switches set."""
         values = switches(train)
         fields: dict[str, Any] = {name: values[name] for name in self._fields}
         module = self._module.clone(**fields) if fields else self._module
         args, named = input_arguments(self._call, inputs)
-        mode = switch_arguments(self._call, train)
+        mode = {**switch_arguments(self._call, train), **hyper_argument(self._call, hyper)}
         return getattr(module, method)(first, *args, **named, **mode, **others)
 
-    def init(self, key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
-        variables = dict(self._applied("init", False, key, inputs))
+    def init(self, key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
+        variables = dict(self._applied("init", False, key, inputs, hyper))
         params = variables.pop("params", {})
         require_parameters(params)
         return params, {
@@ -90,9 +103,15 @@ class _Linen:
         return params, {} if model_state is None else model_state
 
     def apply(
-        self, params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+        self,
+        params: Params,
+        model_state: ModelState,
+        inputs: Inputs,
+        key: Key | None,
+        train: bool,
+        **hyper: PyTree,
     ) -> tuple[Outputs, ModelState]:
-        return self.forward(params, model_state, inputs, key, train, self._streams)
+        return self.forward(params, model_state, inputs, key, train, self._streams, **hyper)
 
     def forward(
         self,
@@ -102,6 +121,7 @@ class _Linen:
         key: Key | None,
         train: bool,
         streams: tuple[str, ...],
+        **hyper: PyTree,
     ) -> tuple[Outputs, ModelState]:
         rngs = {}
         if key is not None:
@@ -111,9 +131,11 @@ class _Linen:
         variables = {"params": params, **model_state}
         try:
             if not train:
-                return self._applied("apply", train, variables, inputs, rngs=rngs), model_state
+                return self._applied(
+                    "apply", train, variables, inputs, hyper, rngs=rngs
+                ), model_state
             outputs, new_state = self._applied(
-                "apply", train, variables, inputs, rngs=rngs, mutable=[*model_state, _LOSSES]
+                "apply", train, variables, inputs, hyper, rngs=rngs, mutable=[*model_state, _LOSSES]
             )
         except flax.errors.InvalidRngError as error:
             if '"dropout"' not in str(error):

@@ -22,6 +22,7 @@ from dist_ens.ground.types import (
     Tree,
 )
 from dist_ens.members.modes import Apply
+from dist_ens.sampling.hyper import Given
 
 # What `init` and `apply` of a network are given, for messages.
 INPUTS_RULE = 'batch["inputs"], or the whole batch if it is no dict with this key'
@@ -43,6 +44,8 @@ class Member:
             predicts if a network cannot be called without a key. Default: `apply`.
         adapt_loss: Function that makes a loss of `params` and `model_state` from a loss that takes
             both as the network's library has them.
+        takes_hyper: Whether `init`, `apply` and `sample` also take `hyper`, the settings of the
+            member, by name.
         parts_of: Function that splits a network of the library and its model state, or None, into
             `params` and `model_state`.
 
@@ -61,10 +64,18 @@ class Member:
     name: str = "a network"
     has_apply: bool = True
     sample: Apply | None = None
+    takes_hyper: bool = False
     adapt_loss: Callable[[Callable[..., PyTree]], Callable[..., PyTree]] = lambda loss: loss
     parts_of: Callable[[Params, ModelState | None], tuple[Params, ModelState]] = (
         lambda params, model_state: (params, () if model_state is None else model_state)
     )
+
+    def given(self, hyper: PyTree) -> "Member":
+        """Returns the network that is given the settings of a member, if it takes any."""
+        if not self.takes_hyper or not hyper:
+            return self
+        given = partial(partial, hyper=Given(hyper))
+        return with_forward(self, given, init=given(self.init), takes_hyper=False)
 
     def evaluate(
         self, params: Params, model_state: ModelState, inputs: Inputs, key: Key
@@ -157,11 +168,11 @@ def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
     return with_forward(
         member,
         lambda apply: (
-            lambda params, model_state, inputs, key, train: apply(
-                params, model_state, normalized(inputs), key, train
+            lambda params, model_state, inputs, key, train, **hyper: apply(
+                params, model_state, normalized(inputs), key, train, **hyper
             )
         ),
-        init=lambda key, inputs: member.init(key, normalized(inputs)),
+        init=lambda key, inputs, **hyper: member.init(key, normalized(inputs), **hyper),
     )
 
 
@@ -177,10 +188,15 @@ def with_compute_dtype(member: Member, dtype: str) -> Member:
 
     def in_dtype(apply: Apply) -> Apply:
         def forward(
-            params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+            params: Params,
+            model_state: ModelState,
+            inputs: Inputs,
+            key: Key | None,
+            train: bool,
+            **hyper: PyTree,
         ) -> tuple[Outputs, ModelState]:
             outputs, new_state = apply(
-                floats_as(params, dtype), model_state, floats_as(inputs, dtype), key, train
+                floats_as(params, dtype), model_state, floats_as(inputs, dtype), key, train, **hyper
             )
             new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
             return floats_as(outputs, "float32"), new_state
@@ -221,15 +237,20 @@ def rematerialized(member: Member) -> Member:
 def with_label_scale(member: Member) -> Member:
     """Returns a member whose model state also holds the labels' scale, first mean 0 and std 1."""
 
-    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
-        params, model_state = member.init(key, inputs)
+    def init(key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
+        params, model_state = member.init(key, inputs, **hyper)
         return params, {NETWORK: model_state, MEAN: jnp.float32(0), STD: jnp.float32(1)}
 
     def beside_scale(apply: Apply) -> Apply:
         def forward(
-            params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+            params: Params,
+            model_state: ModelState,
+            inputs: Inputs,
+            key: Key | None,
+            train: bool,
+            **hyper: PyTree,
         ) -> tuple[Outputs, ModelState]:
-            outputs, of_network = apply(params, model_state[NETWORK], inputs, key, train)
+            outputs, of_network = apply(params, model_state[NETWORK], inputs, key, train, **hyper)
             return outputs, {**model_state, NETWORK: of_network}
 
         return forward

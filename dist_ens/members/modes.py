@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
-from dist_ens.ground.types import Inputs, Key, ModelState, Outputs, Params
+from dist_ens.ground.types import Inputs, ModelState, Outputs, PyTree
 
 # Usual names of the switch. True means training in the first group, and evaluation in the second.
 TRAINING = ("train", "training", "is_training", "is_train", "training_mode", "train_mode")
@@ -12,7 +12,8 @@ EVALUATION = ("deterministic", "inference", "use_running_average", "is_eval", "e
 # The additional names are switches only as arguments of a call. As fields they may mean anything.
 EVALUATION_ARGUMENTS = (*EVALUATION, "eval", "evaluate", "test", "testing", "is_test")
 # Forward pass of a member, `apply(params, model_state, inputs, key, train)`.
-Apply = Callable[[Params, ModelState, Inputs, Key | None, bool], tuple[Outputs, ModelState]]
+# That of a member which takes settings has the argument `hyper` too.
+Apply = Callable[..., tuple[Outputs, ModelState]]
 
 
 def switches(train: bool) -> dict[str, bool]:
@@ -32,6 +33,11 @@ def switch_arguments(fn: Callable[..., object], train: bool, *, given: int = 2) 
     return {name: values[name] for name in names if name in values and name not in is_set}
 
 
+def hyper_argument(fn: Callable[..., object], hyper: Mapping[str, PyTree]) -> Mapping[str, PyTree]:
+    """Returns `{"hyper": settings of the member}`, if it is given and a function takes it."""
+    return hyper if hyper and "hyper" in inspect.signature(fn).parameters else {}
+
+
 def input_arguments(
     fn: Callable[..., object], inputs: Inputs, *, given: int = 1, others: Sequence[str] = ()
 ) -> tuple[tuple[Inputs, ...], dict[str, Inputs]]:
@@ -39,9 +45,9 @@ def input_arguments(
 
     A network that needs several inputs takes a tuple of them. A network that can be given several
     inputs takes a dict by their names. Otherwise the inputs are one argument. The first `given`
-    arguments of the call, those named `others`, and the switches are not inputs.
+    arguments of the call, those named `others`, `hyper` and the switches are not inputs.
     """
-    no_inputs = {*TRAINING, *EVALUATION_ARGUMENTS, *others}
+    no_inputs = {*TRAINING, *EVALUATION_ARGUMENTS, "hyper", *others}
     taken = {
         name: argument.default is argument.empty
         for name, argument in [*inspect.signature(fn).parameters.items()][given:]

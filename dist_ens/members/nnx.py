@@ -9,9 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.ground.errors import name_of
-from dist_ens.ground.types import Inputs, Key, Leaf, ModelState, Outputs, Params, Tree
+from dist_ens.ground.types import Inputs, Key, Leaf, ModelState, Outputs, Params, PyTree, Tree
 from dist_ens.members.member import Member, require_parameters
-from dist_ens.members.modes import input_arguments, switch_arguments, switches
+from dist_ens.members.modes import (
+    hyper_argument,
+    input_arguments,
+    switch_arguments,
+    switches,
+)
 
 if TYPE_CHECKING:
     import flax.nnx
@@ -62,7 +67,7 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
         graph, _, streams, _ = split(module)
         return graph, streams
 
-    def init(key: Key, inputs: Inputs) -> tuple[Params, ModelState]:
+    def init(key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
         _, params, _, model_state = split(make(nnx.Rngs(key)))
         require_parameters(params)
         return params, model_state
@@ -83,6 +88,7 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
         train: bool,
         *,
         drops: bool,
+        **hyper: PyTree,
     ) -> tuple[Outputs, ModelState]:
         graph, streams = blueprint(train, drops)
         streams = _streams_at(streams, jax.random.key(0) if key is None else key)
@@ -93,19 +99,24 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
         # Dropout outside training is switched on in its layers only, not in the network's call.
         mode = switch_arguments(call, train) if train or not drops else {}
         args, named = input_arguments(call, inputs)
-        outputs = module(*args, **named, **mode)
+        outputs = module(*args, **named, **mode, **hyper_argument(call, hyper))
         _, _, left, new_state = split(module)
         if key is None and not all(map(operator.is_, *map(jax.tree.leaves, (left, streams)))):
             raise ValueError("The network draws random numbers without a key.")
         return outputs, new_state if train else model_state
 
     def apply(
-        params: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+        params: Params,
+        model_state: ModelState,
+        inputs: Inputs,
+        key: Key | None,
+        train: bool,
+        **hyper: PyTree,
     ) -> tuple[Outputs, ModelState]:
-        return forward(params, model_state, inputs, key, train, drops=key is not None)
+        return forward(params, model_state, inputs, key, train, drops=key is not None, **hyper)
 
     sample = functools.partial(forward, drops=False)
-    return Member(init, apply, name_of(make), sample=sample, parts_of=parts_of)
+    return Member(init, apply, name_of(make), sample=sample, takes_hyper=True, parts_of=parts_of)
 
 
 def _streams_at(streams: Tree, key: Key) -> Tree:

@@ -16,6 +16,7 @@ from dist_ens.members import Member
 from dist_ens.members.member import floats_as, standardized
 from dist_ens.members.modes import switch_arguments
 from dist_ens.metrics.metric import one_a_row
+from dist_ens.sampling.hyper import Given
 
 
 class LossInfo(NamedTuple):
@@ -31,6 +32,7 @@ class LossInfo(NamedTuple):
         train: Whether the member is trained, and not evaluated.
         counts: Number of times that each example of the batch counts, float[batch]. None: each
             counts once.
+        hyper: Settings of this member, {name: float32[]}; see `Ensemble`.
 
     >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(3), None, None)
     >>> int(info.member_id)
@@ -44,6 +46,7 @@ class LossInfo(NamedTuple):
     objective: Objective | None
     train: bool = True
     counts: jax.Array | None = None
+    hyper: Given = Given()
 
 
 # The loss, float[] or a `Ratio`, and the new model state with a dict of auxiliary scalars.
@@ -78,7 +81,8 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
         )
         if objective.standardize:
             labels = standardized(labels, model_state)
-        outputs, model_state = member.apply(params, model_state, inputs, info.key, info.train)
+        network = member.given(info.hyper)
+        outputs, model_state = network.apply(params, model_state, inputs, info.key, info.train)
         rows = outputs.shape[:-1]
         labels = one_a_row(labels, rows)
         has_rows = labels.shape[:1] == rows[:1]
@@ -105,7 +109,8 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
 
     An argument after the first four that switches between training and evaluation is set if it has
     a usual name, such as `train`. An argument `counts` is given the number of times that each
-    example counts, float[batch], or 1.0 if each counts once.
+    example counts, float[batch], or 1.0 if each counts once. An argument `hyper` is given the
+    settings of the member.
 
     >>> double = lambda params, model_state, batch, key: (2 * batch.mean(), (model_state, {}))
     >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(0), None, None)
@@ -116,11 +121,14 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
     if isinstance(fn, jax.stages.Wrapped):
         fn = inspect.unwrap(fn)  # Inside jit, a switch would be an array.
     takes_counts = "counts" in inspect.signature(fn).parameters
+    takes_hyper = "hyper" in inspect.signature(fn).parameters
 
     def loss(params: Params, model_state: ModelState, batch: Batch, info: LossInfo) -> LossResults:
         if compute_dtype is not None:
             params, batch = floats_as((params, batch), compute_dtype)
         named: dict[str, object] = dict(switch_arguments(fn, info.train, given=4))
+        if takes_hyper:
+            named["hyper"] = info.hyper
         if takes_counts:
             named["counts"] = 1.0 if info.counts is None else info.counts
         elif info.counts is not None:

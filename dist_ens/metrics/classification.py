@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from dist_ens.metrics.calibration_error import NUM_BINS
+from dist_ens.metrics.pooling import log_mean_exp, mean_of_members
 
 _TOP = 5
 
@@ -82,7 +83,9 @@ def votes_of(log_probs: jax.Array) -> jax.Array:
 
 
 def diversity_values(
-    member_log_probs: jax.Array, member_aleatoric: jax.Array | None = None
+    member_log_probs: jax.Array,
+    member_aleatoric: jax.Array | None = None,
+    weights: jax.Array | None = None,
 ) -> dict[str, jax.Array]:
     """Computes the diversity of the members in each prediction.
 
@@ -95,6 +98,8 @@ def diversity_values(
         member_log_probs: Normalised log-probabilities, in nats; float[members, ..., classes].
         member_aleatoric: Mean entropy of each member's samples, in nats; float[members, ...].
             Default: members have no samples.
+        weights: Weights of the members, with sum 1; float[members]. Means are then weighted, and a
+            pair of members counts by the product of their weights. Default: equal weights.
 
     Returns:
         Statistics by name, float32[...] each; the first two are in nats. The diversity of a single
@@ -112,16 +117,24 @@ def diversity_values(
     members = len(member_log_probs)
     if member_aleatoric is None:
         member_aleatoric = entropy(member_log_probs)
-    aleatoric = member_aleatoric.mean(axis=0)
+    aleatoric = mean_of_members(member_aleatoric, weights)
     probs = jnp.exp(member_log_probs)
-    choices = jax.nn.one_hot(member_log_probs.argmax(axis=-1), probs.shape[-1]).sum(axis=0)
-    agreeing = (choices * (choices - 1)).sum(axis=-1) / max(1, members * (members - 1))
+    choices = jax.nn.one_hot(member_log_probs.argmax(axis=-1), probs.shape[-1])
+    if weights is None:
+        choices = choices.sum(axis=0)
+        agreeing = (choices * (choices - 1)).sum(axis=-1) / max(1, members * (members - 1))
+    else:
+        alone = jnp.square(weights).sum()  # A member is no pair with itself.
+        pairs = jnp.square(mean_of_members(choices, weights)).sum(axis=-1) - alone
+        agreeing = jnp.where(alone < 1, pairs / jnp.where(alone < 1, 1 - alone, 1), 1)
     agreeing = jnp.where(jnp.isnan(aleatoric), jnp.nan, agreeing)
     return {
         "aleatoric": aleatoric,
-        "mutual_information": entropy(mixture_log_probs(member_log_probs)) - aleatoric,
+        "mutual_information": entropy(mixture_log_probs(member_log_probs, weights)) - aleatoric,
         "disagreement": 1 - agreeing if members > 1 else jnp.zeros_like(aleatoric),
-        "variance": jnp.square(probs - probs.mean(axis=0, keepdims=True)).sum(axis=-1).mean(axis=0),
+        "variance": mean_of_members(
+            jnp.square(probs - mean_of_members(probs, weights)[None]).sum(axis=-1), weights
+        ),
     }
 
 
@@ -168,10 +181,10 @@ def classwise_sums(log_probs: jax.Array, labels: jax.Array, mask: jax.Array) -> 
     return sums.T.reshape(4, num_classes, NUM_BINS)
 
 
-def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
-    """Computes the log-probabilities of the uniform mixture of the members, [members, ...].
+def mixture_log_probs(member_log_probs: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """Computes the log-probabilities of the mixture of the members, [members, ...].
 
-    Probabilities are averaged, not logits:
+    Probabilities are averaged, not logits. Without weights the mixture is uniform:
 
         log p(c | x) = logsumexp_m(log p_m(c | x)) - log(members)
 
@@ -182,7 +195,7 @@ def mixture_log_probs(member_log_probs: jax.Array) -> jax.Array:
     """
     if len(member_log_probs) == 1:  # As for the one sample of a network without dropout samples.
         return member_log_probs[0]
-    return jax.nn.logsumexp(member_log_probs, axis=0) - jnp.log(len(member_log_probs))
+    return log_mean_exp(member_log_probs, weights)
 
 
 def entropy(log_probs: jax.Array) -> jax.Array:

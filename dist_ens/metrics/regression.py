@@ -8,6 +8,7 @@ from jax.scipy.stats import norm
 
 from dist_ens.metrics.catalogue import INTERVAL_LEVEL
 from dist_ens.metrics.metric import one_a_row
+from dist_ens.metrics.pooling import log_mean_exp, mean_of_members
 
 # Up to this many members, the sum over all pairs is cheaper than any grid.
 _FEW_MEMBERS = 32
@@ -18,9 +19,11 @@ _NODES_PER_DEVIATION = 1.5
 
 
 def mixture_moments(
-    member_means: jax.Array, member_variances: jax.Array
+    member_means: jax.Array, member_variances: jax.Array, weights: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes mean and variance of the uniform mixture of the members, [members, ...].
+    """Computes mean and variance of the mixture of the members, [members, ...].
+
+    Weights are float[members, ...]. Without them the mixture is uniform:
 
         mean     = mean_m(mean_m)
         variance = mean_m(variance_m) + mean_m((mean_m - mean)^2)
@@ -31,15 +34,21 @@ def mixture_moments(
 
     Source: Lakshminarayanan et al. (2017), https://arxiv.org/abs/1612.01474.
     """
-    mean = member_means.mean(axis=0)
+    mean = mean_of_members(member_means, weights)
     # mean(x^2) - mean^2 would lose most digits if the members agree.
-    return mean, member_variances.mean(axis=0) + jnp.square(member_means - mean[None]).mean(axis=0)
+    spread = mean_of_members(jnp.square(member_means - mean[None]), weights)
+    return mean, mean_of_members(member_variances, weights) + spread
 
 
 def regression_values(
-    member_means: jax.Array, member_variances: jax.Array, targets: jax.Array, *, as_one: bool
+    member_means: jax.Array,
+    member_variances: jax.Array,
+    targets: jax.Array,
+    *,
+    as_one: bool,
+    weights: jax.Array | None = None,
 ) -> dict[str, jax.Array]:
-    """Computes the statistics of each prediction of a uniform mixture of normal distributions.
+    """Computes the statistics of each prediction of a mixture of normal distributions.
 
     Args:
         member_means: Means of the members, float[members, ...]. With one member the statistics are
@@ -49,6 +58,7 @@ def regression_values(
             enabled, so first subtract an offset that is much larger than the deviations.
         as_one: Whether the mixture is replaced by one normal distribution with its mean and
             variance, for all statistics except `mixture_nll` and `crps`.
+        weights: Weights of the members, float[members, ...]. Default: the mixture is uniform.
 
     Returns:
         Statistics by name, float32[...] each: `prediction`, the mean; `squared_error`,
@@ -65,20 +75,28 @@ def regression_values(
         values.astype(jnp.promote_types(values.dtype, jnp.float32))
         for values in (member_means, member_variances, targets)
     )
-    mean, variance = mixture_moments(member_means, member_variances)
+    mean, variance = mixture_moments(member_means, member_variances, weights)
+    if weights is not None:  # The values of members that do not count may be NaN.
+        member_means = jnp.where(weights > 0, member_means, mean[None])
+        member_variances = jnp.where(weights > 0, member_variances, variance[None])
     targets = one_a_row(targets, mean.shape)
     deviations = jnp.sqrt(member_variances)
     densities = norm.logpdf(targets[None], member_means, deviations)
-    mixture_nll = math.log(len(member_means)) - jax.nn.logsumexp(densities, axis=0)
+    if weights is None:
+        mixture_nll = math.log(len(member_means)) - jax.nn.logsumexp(densities, axis=0)
+    else:
+        mixture_nll = -log_mean_exp(densities, weights)
     if as_one:
         nll = -norm.logpdf(targets, mean, jnp.sqrt(variance))
         pit = norm.cdf(targets, mean, jnp.sqrt(variance))
         width = 2 * norm.ppf((1 + INTERVAL_LEVEL) / 2) * jnp.sqrt(variance)
     else:
         nll = mixture_nll
-        pit = norm.cdf(targets[None], member_means, deviations).mean(axis=0)
+        pit = mean_of_members(norm.cdf(targets[None], member_means, deviations), weights)
         low, high = (
-            mixture_quantile(member_means, member_variances, (1 + sign * INTERVAL_LEVEL) / 2)
+            mixture_quantile(
+                member_means, member_variances, (1 + sign * INTERVAL_LEVEL) / 2, weights
+            )
             for sign in (-1, 1)
         )
         width = high - low
@@ -89,14 +107,16 @@ def regression_values(
         "variance": variance,
         "nll": nll,
         "mixture_nll": mixture_nll,
-        "crps": _crps(member_means, member_variances, targets),
+        "crps": _crps(member_means, member_variances, targets, weights),
         "pit": pit,
         "width": width,
     }
 
 
-def mixture_quantile(means: jax.Array, variances: jax.Array, level: float) -> jax.Array:
-    """Computes a quantile of a uniform mixture of normal distributions by bisection.
+def mixture_quantile(
+    means: jax.Array, variances: jax.Array, level: float, weights: jax.Array | None = None
+) -> jax.Array:
+    """Computes a quantile of a mixture of normal distributions by bisection.
 
         F(quantile) = level,  F: distribution function of the mixture
 
@@ -113,27 +133,32 @@ def mixture_quantile(means: jax.Array, variances: jax.Array, level: float) -> ja
     def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
         middle = (low + high) / 2
-        is_below = norm.cdf(middle[None], means, deviations).mean(axis=0) < level
+        is_below = mean_of_members(norm.cdf(middle[None], means, deviations), weights) < level
         return jnp.where(is_below, middle, low), jnp.where(is_below, high, middle)
 
     low, high = jax.lax.fori_loop(0, 24, halve, bounds)
     return (low + high) / 2
 
 
-def _crps(means: jax.Array, variances: jax.Array, targets: jax.Array) -> jax.Array:
-    """Returns the continuous ranked probability score of a uniform mixture of normals.
+def _crps(
+    means: jax.Array, variances: jax.Array, targets: jax.Array, weights: jax.Array | None
+) -> jax.Array:
+    """Returns the continuous ranked probability score of a mixture of normals.
 
         E|X - y| - E|X - X'| / 2,  X and X' drawn from the mixture
 
     The second term is a mean over all pairs of members. For many members there are two faster ways,
     whose time does not grow with the number of pairs. If all members are points, the term follows
     from their sorted order. If a grid needs fewer nodes than there are members, the term is an
-    integral of the mixture's distribution function. A variance may be 0.
+    integral of the mixture's distribution function. A variance may be 0. With weights the mean over
+    the pairs is always taken.
 
     Source: Grimit et al. (2006), "The continuous ranked probability score for circular variables
     and its application to mesoscale forecast ensemble verification", eq. 5.
     """
-    to_target = _mean_distance(targets[None] - means, variances).mean(axis=0)
+    to_target = mean_of_members(_mean_distance(targets[None] - means, variances), weights)
+    if weights is not None:
+        return to_target - _spread_of_pairs(means, variances, weights)
     spread = _spread_of_pairs if len(means) <= _FEW_MEMBERS else _spread_of_many
     return to_target - spread(means, variances)
 
@@ -154,15 +179,18 @@ def _spread_of_many(means: jax.Array, variances: jax.Array) -> jax.Array:
     )
 
 
-def _spread_of_pairs(means: jax.Array, variances: jax.Array) -> jax.Array:
+def _spread_of_pairs(
+    means: jax.Array, variances: jax.Array, weights: jax.Array | None = None
+) -> jax.Array:
     """Returns E|X - X'| / 2 as the mean over all pairs of members."""
 
     def to_all(member: tuple[jax.Array, jax.Array]) -> jax.Array:
         mean, variance = member
-        return _mean_distance(mean[None] - means, variance[None] + variances).mean(axis=0)
+        distances = _mean_distance(mean[None] - means, variance[None] + variances)
+        return mean_of_members(distances, weights)
 
     # One member at a time is compared with all, because all pairs may not fit in memory.
-    return jax.lax.map(to_all, (means, variances)).mean(axis=0) / 2
+    return mean_of_members(jax.lax.map(to_all, (means, variances)), weights) / 2
 
 
 def _spread_of_points(points: jax.Array) -> jax.Array:

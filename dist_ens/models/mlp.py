@@ -1,7 +1,7 @@
 """Multilayer perceptrons."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import flax.linen as nn
@@ -80,13 +80,34 @@ def mlp(
     return from_example_functions(init_layers, apply)
 
 
+def dropout(x: jax.Array, rate: jax.typing.ArrayLike, key: jax.Array) -> jax.Array:
+    """Returns an array in which each number is 0 with probability `rate`, and else divided by
+    `1 - rate`.
+
+    The rate may be a setting of the member, `hyper["dropout_rate"]`. Layers such as
+    `flax.linen.Dropout` look at their rate in Python, so that it must be the same for all members.
+
+    Args:
+        x: Numbers, float[...].
+        rate: Probability in [0, 1), a number or float[].
+        key: Key, such as `self.make_rng("dropout")` in flax.linen.
+
+    >>> dropout(jnp.ones(4), 0.0, jax.random.key(0)).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    keep = 1 - jnp.asarray(rate, x.dtype)
+    return jnp.where(jax.random.bernoulli(key, keep, x.shape), x / keep, 0)
+
+
 class _MlpBnDropout(nn.Module):
     num_outputs: int
     hidden_sizes: Sequence[int]
     dropout_rate: float
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, train: bool, hyper: Mapping[str, jax.Array] | None = None
+    ) -> jax.Array:
         x = x.reshape(len(x), -1)
         x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
         for size in self.hidden_sizes:
@@ -94,7 +115,10 @@ class _MlpBnDropout(nn.Module):
             x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
             x = nn.relu(x)
             drops = train or self.has_rng("dropout")
-            x = nn.Dropout(self.dropout_rate, deterministic=not drops)(x)
+            if hyper is None or "dropout_rate" not in hyper:
+                x = nn.Dropout(self.dropout_rate, deterministic=not drops)(x)
+            elif drops:
+                x = dropout(x, hyper["dropout_rate"], self.make_rng("dropout"))
         return nn.Dense(self.num_outputs)(x)
 
 
@@ -114,7 +138,8 @@ def mlp_bn_dropout(
         input_shape: Shape of one example, which is flattened.
         num_outputs: Number of outputs for each example, such as one logit per class.
         hidden_sizes: Number of units of each hidden layer, each at least 1.
-        dropout_rate: Probability that a hidden unit is dropped in training, in [0, 1).
+        dropout_rate: Probability that a hidden unit is dropped in training, in [0, 1). A setting
+            `hyper["dropout_rate"]` of the members takes its place.
 
     Returns:
         The member. Its model state holds the running statistics of BatchNorm, which are those of

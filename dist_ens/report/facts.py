@@ -1,12 +1,12 @@
 """Numbers, and the facts about a run, as the text of a report page."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dist_ens.ground.errors import counted
 from dist_ens.ground.json_text import Json
 from dist_ens.layout import DATA, ENSEMBLE
-from dist_ens.metrics.catalogue import has_unit
+from dist_ens.metrics.catalogue import has_unit, label_of
 
 DASH = "—"
 MOST_MEMBERS = 20  # That the page lists.
@@ -18,6 +18,8 @@ def facts(summary: Mapping[str, Json]) -> list[tuple[str, str]]:
     pace = summary.get("member_examples_per_second")
     found = [
         ("members", _members(summary)),
+        ("weights", listed_weights(*_weights(summary))),
+        ("chosen", _chosen(summary)),
         ("NaN predicted", _broken(summary)),
         (f"failed, policy {failures.get('policy')}", _failed(failures.get("members", []))),
         *_trained_on(summary.get("experiment", {}), summary.get("network")),
@@ -36,6 +38,65 @@ def _members(summary: Mapping[str, Json]) -> str:
     members, groups = summary["num_members"], summary.get("groups") or 1
     in_groups = f" in {groups:,} groups of {members // groups:,}" if groups > 1 else ""
     return f"{members:,}{in_groups}"
+
+
+def listed_weights(member_ids: Sequence[int], weights: Sequence[float]) -> str:
+    """Returns members with their weights as text.
+
+    >>> listed_weights([3, 17], [0.75, 0.25])
+    '3 (0.75), 17 (0.25)'
+    """
+    pairs = [f"{i} ({w:.3g})" for i, w in zip(member_ids, weights, strict=True)]
+    more = len(pairs) - MOST_MEMBERS
+    return ", ".join([*pairs[:MOST_MEMBERS], *([f"{more:,} more"] if more > 0 else [])])
+
+
+def _weights(summary: Mapping[str, Json]) -> tuple[list[int], list[float]]:
+    """Returns the members with which the scores were made, and their weights if not equal."""
+    weights = summary.get("member_weights") or []
+    ids = [member["member_id"] for member in summary.get("members", ())[: len(weights)]]
+    pooled = [(i, w) for i, w in zip(ids, weights, strict=True) if w]
+    return [i for i, _ in pooled], [w for _, w in pooled]
+
+
+def _chosen(summary: Mapping[str, Json]) -> str:
+    """Returns how members were chosen, or that the scores were made before, in words."""
+    choice = summary.get("choice")
+    if choice is None:
+        return ""
+    how = f"by {choice['method']} selection on the validation {label_of(choice['metric'])}"
+    ids, weights = choice["member_ids"], choice["weights"]
+    scored = dict(zip(*_weights(summary), strict=True))
+    if scored.keys() == {*ids} and all(
+        abs(scored[i] - w) < 1e-6 for i, w in zip(ids, weights, strict=True)
+    ):
+        return how
+    listed = listed_weights(ids, weights)
+    return f"{listed}, {how}; these scores were made before, and dist-ens evaluate makes new ones"
+
+
+def told_of_more(gains: Mapping[str, Json]) -> list[str]:
+    """Returns sentences about the gains of `Scores.more_members`, as JSON holds them.
+
+    >>> told_of_more({"nll": {"more": 8, "gain": 0.0041, "low": 0.0031, "high": 0.0051}})
+    ['8 more members would gain 0.0041 ± 0.0010 NLL.']
+    >>> told_of_more({})
+    ['Nothing can be said about more members: it takes at least 4 members and few enough rows.']
+    """
+    if not gains:
+        return [
+            "Nothing can be said about more members: it takes at least 4 members and few enough "
+            "rows."
+        ]
+    told = []
+    for name, found in gains.items():
+        gain, half = (
+            number(each, {name: each})
+            for each in (found["gain"], (found["high"] - found["low"]) / 2)
+        )
+        verb = "would gain" if found["low"] > 0 else "would gain nothing that can be measured:"
+        told.append(f"{found['more']:,} more members {verb} {gain} ± {half} {label_of(name)}.")
+    return told
 
 
 def _broken(summary: Mapping[str, Json]) -> str:
@@ -71,12 +132,14 @@ def _trained_on(experiment: Mapping[str, Json], network: str | None) -> list[tup
     beside = "".join(
         f", {name.replace('_', ' ')} {value}" for name, value in loss["options"].items() if value
     )
+    given = experiment.get("hyper", {}).get("options", {}).get("learning_rate")
+    rate = f"{optimizer['learning_rate']:g}" if given is None else "a rate of each member"
     schedule = "" if optimizer["schedule"] == "constant" else f", {optimizer['schedule']}"
     return [
         ("network", network or DASH),
         ("data", data["source"] + examples),
         ("loss", loss["name"] + beside),
-        ("optimizer", f"{optimizer['name']}, {optimizer['learning_rate']:g}{schedule}"),
+        ("optimizer", f"{optimizer['name']}, {rate}{schedule}"),
         ("batch", f"{data['global_batch_size']:,}"),
         ("seed", str(experiment["seed"])),
     ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
@@ -166,15 +167,46 @@ def training(
     axes.update_datalim(np.column_stack([y_values, y_values]), updatex=False)
     if len(y_values) and y_values.max() > _SPAN_OF_LOG_AXIS * y_values.min() > 0:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        _number_log_axis(axes.yaxis)
     axes.margins(x=0.02)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set(xlabel="step", ylabel=y_label)
     _label_ends(axes, curves)
     return figure
+
+
+@styled
+def points(
+    x: Numbers, y: Numbers, colour: str, *, labels: tuple[str, str], shade: Numbers | None = None
+) -> Figure:
+    """Draws a point for each member, over axes that are logarithmic if the values span much.
+
+    `labels` are those of the axes. A `shade` colours the points by a third number, whose label is
+    the title of the bar.
+    """
+    figure = new_figure(3.7)
+    axes = figure.add_subplot()
+    for values, name in ((finite(x), "x"), (finite(y), "y")):
+        if np.nanmin(values) > 0 and np.nanmax(values) > _SPAN_OF_LOG_AXIS * np.nanmin(values):
+            getattr(axes, f"set_{name}scale")("log")
+            _number_log_axis(getattr(axes, f"{name}axis"))
+    shown = finite(x), finite(y)
+    if shade is None:
+        axes.scatter(*shown, 26, color=colour, alpha=0.7)
+    else:
+        drawn = axes.scatter(*shown, 34, c=finite(shade), cmap="viridis")
+        bar = figure.colorbar(drawn, ax=axes, shrink=0.8)
+        bar.outline.set_visible(False)
+    axes.set(xlabel=labels[0], ylabel=labels[1])
+    return figure
+
+
+def _number_log_axis(axis: Axis) -> None:
+    """Writes plain numbers along a logarithmic axis."""
+    axis.set_major_locator(LogLocator(subs=(1, 3)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 @styled

@@ -25,6 +25,8 @@ ANSWERS = "answers.json"
 PAGE = "report.html"
 REPORT_FILES = (SUMMARY, CURVES, PICTURES, ANSWERS, PAGE)
 SCORES = "scores"  # The answer that holds the scores of the test split.
+_OF_SOME_SCORES = ("member_weights", "more_members")  # Keys that other scores may not have.
+CHOICE = "choice"  # The answer that holds the members with which the run predicts.
 
 
 def to_json(value: Json, *, indent: int | None = None) -> str:
@@ -152,7 +154,11 @@ def read_run(folder: Folder) -> RunReport:
     answers = newest_answers(read_answers(workdir))
     scores = answers.pop(SCORES, None)
     if scores is not None and scores["step"] >= summary.get("steps", 0):
-        summary = {**summary, **scores, "steps": scores["step"]}
+        of_others = {n: v for n, v in summary.items() if n not in _OF_SOME_SCORES}
+        summary = {**of_others, **scores, "steps": scores["step"]}
+    choice = answers.pop(CHOICE, {})
+    if choice.get("member_ids") and choice["step"] == summary.get("steps"):
+        summary = {**summary, CHOICE: choice}
     return RunReport(
         name=workdir.name,
         summary=summary,

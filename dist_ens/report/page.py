@@ -17,7 +17,15 @@ from dist_ens.report.examples import class_lists, example_lists
 from dist_ens.report.facts import MOST_MEMBERS, facts, interval, is_finite, number
 from dist_ens.report.figures import MOST_MEMBER_LINES
 from dist_ens.report.files import RunReport
-from dist_ens.report.panels import MEAN_MEMBER, SECTIONS, Shown, named, older, undrawn_training
+from dist_ens.report.panels import (
+    MEAN_MEMBER,
+    SECTIONS,
+    Shown,
+    more_members,
+    named,
+    older,
+    undrawn_training,
+)
 from dist_ens.report.style import colours, on_any_screen, svg
 
 
@@ -48,6 +56,7 @@ def page_of(runs: Sequence[RunReport]) -> str:
         most_lines=MOST_MEMBER_LINES,
         named=named,
         older=older,
+        more_members=more_members,
         undrawn_training=undrawn_training,
         answers=answer_tables(shown),
         classes=class_lists(shown),
@@ -125,12 +134,18 @@ def _member_rows(summary: Mapping[str, Json]) -> JsonDict | None:
     if not scores:
         return None
     names = in_table(scores)
+    hyper = summary.get("hyper", {})
     rows = [
-        (m["member_id"], [number(m.get(name), test) for name in names])
-        for m in members[:MOST_MEMBERS]
+        (
+            m["member_id"],
+            [f"{values[k]:.3g}" for values in hyper.values()]
+            + [number(m.get(name), test) for name in names],
+        )
+        for k, m in enumerate(members[:MOST_MEMBERS])
     ]
+    labels = [described(name, summary.get("metrics", {}))[0] for name in names]
     return {
-        "names": [described(name, summary.get("metrics", {}))[0] for name in names],
+        "names": [*(name.replace("_", " ") for name in hyper), *labels],
         "rows": rows,
         "note": f"{len(rows)} of {counted(len(members), 'member')}. All their scores are in "
         "summary.json.",

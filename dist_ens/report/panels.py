@@ -1,6 +1,7 @@
 """The figures of each section of a report page. Their captions are in `page.html.jinja`."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -8,8 +9,9 @@ from matplotlib.figure import Figure
 
 from dist_ens.ground.json_text import Json
 from dist_ens.layout import ENSEMBLE
-from dist_ens.metrics.catalogue import COMPARED, label_of
+from dist_ens.metrics.catalogue import COMPARED, HEADLINES, NLL, label_of
 from dist_ens.report import figures
+from dist_ens.report.facts import told_of_more
 from dist_ens.report.figures import Curve
 from dist_ens.report.files import RunReport
 from dist_ens.report.style import COLOURS, INK, Numbers, colours, finite
@@ -19,6 +21,8 @@ _BOTH = (ENSEMBLE, MEAN_MEMBER)
 # Largest number of points of a training curve. More would be finer than the figure.
 _MOST_POINTS = 300
 # Metrics whose course over training is drawn.
+_HEADLINES = tuple(metric.name for metric in (NLL, *HEADLINES))  # The first is drawn.
+_MOST_PAIRED = 3  # Largest number of settings of which each two are drawn.
 _TRAINING = ("train/loss", *(f"test/{metric.name}" for metric in COMPARED))
 
 
@@ -139,6 +143,29 @@ def _score_against_members(shown: Sequence[Shown]) -> Iterator[Panel]:
         yield Panel(figure, f"{label_of(name)} over the number of members.")
 
 
+def _hyper(shown: Sequence[Shown]) -> Iterator[Panel]:
+    for each in shown:
+        settings: Mapping[str, Numbers] = each.run.summary.get("hyper", {})
+        members = each.run.summary.get("members", [])
+        scores = [name for name in _HEADLINES if any(name in member for member in members)]
+        if not settings or not scores:
+            continue
+        score, colour = scores[0], each.colour_of(MEAN_MEMBER)
+        values = [member.get(score) for member in members]
+        for name, x in settings.items():
+            figure = figures.points(x, values, colour, labels=(_words(name), label_of(score)))
+            yield Panel(
+                figure, f"{label_of(score)} of each member over {_words(name)}.", each.title
+            )
+        if len(settings) > _MOST_PAIRED:
+            continue
+        for (name, x), (other, y) in itertools.combinations(settings.items(), 2):
+            labels = _words(name), _words(other)
+            figure = figures.points(x, y, colour, labels=labels, shade=values)
+            alt = f"{label_of(score)} of each member by {labels[0]} and {labels[1]}."
+            yield Panel(figure, alt, f"{each.title} {label_of(score)} by colour".strip())
+
+
 def _training(shown: Sequence[Shown]) -> Iterator[Panel]:
     for name in _TRAINING:
         is_test = name.startswith("test/")
@@ -217,6 +244,16 @@ def named(shown: Sequence[Shown], section: str, field: str) -> str:
     return " or ".join(dict.fromkeys(str(of[field]) for _, of in having(shown, section)))
 
 
+def more_members(shown: Sequence[Shown]) -> str:
+    """Returns sentences about the gain from more members of each run that estimated it."""
+    return " ".join(
+        f"{each.title}: {told}" if each.title else told
+        for each in shown
+        if each.run.summary.get("more_members") is not None
+        for told in told_of_more(each.run.summary["more_members"])
+    )
+
+
 def older(shown: Sequence[Shown], question: str) -> str:
     """Returns sentences about answers that are older than the scores of their run."""
     return " ".join(
@@ -232,6 +269,7 @@ SECTIONS: Mapping[str, Callable[[Sequence[Shown]], Iterator[Panel]]] = {
     "pit": _pit,
     "risk_coverage": _risk_coverage,
     "score_against_members": _score_against_members,
+    "hyper": _hyper,
     "training": _training,
     "shift": _shift,
     "ood": _ood,

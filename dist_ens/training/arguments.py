@@ -8,9 +8,10 @@ from dist_ens.checkpoint import Checkpoints, StepRecord
 from dist_ens.data import OrderRule, Source
 from dist_ens.data.kinds import is_tree_of_arrays
 from dist_ens.ensemble import Ensemble
+from dist_ens.execution.spec import AUTO
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.json_text import Json
-from dist_ens.ground.numbers import MOST_STEPS, require_coefficient, whole_number
+from dist_ens.ground.numbers import MOST_STEPS, require_coefficient, require_one_of, whole_number
 from dist_ens.ground.state import State, refuse_lists
 from dist_ens.ground.types import Callback, Data
 from dist_ens.metrics import Metric
@@ -40,6 +41,7 @@ class FitArguments:
     steps_per_call: int | None = None
     log_every: int = 100
     progress: bool = True
+    compact: str = AUTO
 
     def __post_init__(self) -> None:
         for name, value, kind, instead in (
@@ -51,6 +53,7 @@ class FitArguments:
         ):
             if not isinstance(value, kind):
                 raise UserError(f"{name} is {kind_of(value)}. Give {instead}.")
+        require_one_of("compact", self.compact, (AUTO, "never"))
         steps, epochs = self.steps, self.epochs
         if (steps is None) == (epochs is None):
             raise UserError(f"fit takes exactly one of steps and epochs: got {steps}, {epochs}.")

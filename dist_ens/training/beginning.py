@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from dist_ens.callbacks import RunInfo
@@ -14,10 +15,10 @@ from dist_ens.checkpoint import OpenCheckpoints, ids_text
 from dist_ens.data import parts_of
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
-from dist_ens.ensemble.failures import saved_structures
 from dist_ens.ensemble.initial_state import set_label_scale
 from dist_ens.ensemble.microbatches import microbatch_warning
 from dist_ens.ensemble.select_execution import choose
+from dist_ens.ensemble.stopping import finished, saved_structures, with_stopping
 from dist_ens.execution.lowerings import CONVOLUTION, PRODUCT
 from dist_ens.execution.rewrite import contains, equations
 from dist_ens.execution.spec import AUTO
@@ -60,6 +61,13 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
     connect_hosts(info.ensemble.layout)
     ensemble, restored = _resumed(job, opened)
     state, first_step = _first_state(job, ensemble, opened, restored)
+    callbacks = job.arguments.callbacks
+    of_members = [each for each in callbacks if getattr(each, "stops_members", False)]
+    state = with_stopping(
+        state,
+        stops=bool(of_members),
+        keeps_best=any(getattr(each, "keeps_best", False) for each in of_members),
+    )
     if first_step > info.last_step:
         raise UserError(
             f"The run has {counted(first_step, 'step')} already, and {info.last_step:,} are asked "
@@ -107,7 +115,8 @@ def _first_state(
         return restored, opened.saved_step
     if state is None:
         return _with_label_scale(ensemble, ensemble.init(train.batch), train), 0
-    state, step = _given_state(ensemble, state._replace(class_names=()), train.batch)
+    given = finished(state)._replace(class_names=())
+    state, step = _given_state(ensemble, given, train.batch)
     return (state if step else _with_label_scale(ensemble, state, train)), step
 
 
@@ -195,6 +204,13 @@ def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State
             "state of the same network, optimizer and number of members."
         )
     with jax.transfer_guard("allow"):
+        for name, values in to_host(state.hyper or {}).items():
+            if not np.array_equal(values, ensemble.hyper[name]):
+                raise UserError(
+                    f"The given state has hyper[{name!r}]={repr(values.tolist())[:200]}, and the "
+                    f"ensemble {repr(ensemble.hyper[name].tolist())[:200]}. Give the values of the "
+                    "state to the ensemble, or begin without a state."
+                )
         member_ids = to_host(state.member_id).tolist()
         # The arrays count modulo 2^32, so that a step from 2^31 on is negative there.
         steps = {int(step) % 2**32 for step in to_host(state.step)}

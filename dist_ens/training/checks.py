@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from dist_ens.data import parts_of
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import explained_errors
 from dist_ens.ensemble.initial_state import inputs_of
+from dist_ens.ensemble.programs import step_of_one
 from dist_ens.evaluation import label_checks
 from dist_ens.ground.errors import UserError, counted, first_line, kind_of
 from dist_ens.ground.state import State, described
@@ -105,6 +108,36 @@ def _trace_step(ensemble: Ensemble, train: TrainingData) -> None:
     )
     with _explained("A training step could not be traced"):
         jax.make_jaxpr(step)(state, batch, train.index)
+        if ensemble.hyper:
+            _require_read(ensemble.replace(failure_policy=None), batch, train.index)
+
+
+def _require_read(ensemble: Ensemble, batch: Shapes, index: Shapes | None) -> None:
+    """Raises a `UserError` if no step and no initialiser reads one of the members' settings."""
+    make, names = ensemble.programs.initializer(batch).make, [*ensemble.hyper]
+    of_member = jax.eval_shape(lambda: (jnp.int32(0), dict.fromkeys(names, jnp.float32(0))))
+    seed = jax.ShapeDtypeStruct((), np.uint32)
+    state = jax.eval_shape(make, of_member, seed)
+    made = jax.make_jaxpr(make)(of_member, seed).jaxpr
+    taken = jax.make_jaxpr(step_of_one(ensemble))(state, batch, index).jaxpr
+    # The settings are the last leaves of a state, which a step and an initialiser pass on.
+    end = len(jax.tree.leaves(state))
+    begin = end - len(names)
+
+    def reads(jaxpr: Jaxpr, settings: slice) -> list[bool]:
+        is_other = [not begin <= place < end for place in range(len(jaxpr.outvars))]
+        return dce_jaxpr(jaxpr, is_other)[1][settings]
+
+    found = zip(names, reads(taken, slice(begin, end)), reads(made, slice(1, None)), strict=False)
+    are_read = {name: in_step or in_init for name, in_step, in_init in found}
+    unread = [name for name in names if not are_read[name]]
+    if unread:
+        others = ", ".join(name for name in names if are_read[name]) or "none"
+        raise UserError(
+            f"Nothing reads hyper[{unread[0]!r}]; read of hyper are: {others}. Read it in a "
+            "function optimizer(hyper), or in a loss function or a network with an argument hyper, "
+            "or leave it out."
+        )
 
 
 @contextlib.contextmanager
@@ -128,7 +161,8 @@ def _trace_outputs(ensemble: Ensemble, objective: Objective, state: State, batch
 
     def outputs(state: State, inputs: Inputs) -> Outputs:
         one = jax.tree.map(lambda leaf: leaf[0], state)
-        found = ensemble.network.evaluate(one.params, one.model_state, inputs, one.key)[0]
+        network = ensemble.network.given(one.hyper)
+        found = network.evaluate(one.params, one.model_state, inputs, one.key)[0]
         return jax.tree.map(lambda leaf: leaf[None], found)
 
     with _explained(f"The network does not take the inputs {described(inputs)}"):

@@ -1,13 +1,14 @@
 """The end of a run: its result, and the sentences about it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dist_ens.callbacks.protocol import call_hook, name_of_callback
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import FailedMember
+from dist_ens.ensemble.stopping import finished, stopped_members
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.ground.errors import counted
 from dist_ens.ground.state import State
@@ -45,6 +46,7 @@ class FitResult:
             and the steps. Without a failure policy these are the members whose training loss was
             NaN or infinite.
         all_failed: Whether all members failed for good, which ends a run early.
+        stopped: Step at which a callback has stopped a member, by its id.
     """
 
     ensemble: Ensemble
@@ -60,6 +62,7 @@ class FitResult:
     evaluation: Evaluation | None = None
     failed_members: Sequence[FailedMember] = ()
     all_failed: bool = False
+    stopped: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (
@@ -72,13 +75,15 @@ def end_run(run: Run, job: Job) -> FitResult:
     """Ends a run whose loop has ended, and returns its result."""
     run.call_all("wait", own_only=True)
     run.reader.catch_up()
-    best = None if run.is_interrupted else run.best.at_end(run.step, run.state)
-    step, state = best or (run.step, run.state)
+    run.state = last = run.compaction.joined(run.state)
+    best = None if run.is_interrupted else run.best.at_end(run.step, last)
+    step, state = best or (run.step, last)
+    stopped, state = stopped_members(last), finished(state)
     scores, evaluation, failed = None, None, run.failure_response.reported(run.state)
     if failed:
         run.call_all("members_failed", failed)
     if not run.is_interrupted:
-        run.evaluating.end(step, state)
+        run.evaluating.end(step, state, is_last=state.params is last.params)
         scores, evaluation = run.evaluating.scores, run.evaluating.evaluation
     run.reader.end()
     all_failed, is_complete = run.failure_response.have_all_failed, run.step >= run.info.last_step
@@ -97,6 +102,7 @@ def end_run(run: Run, job: Job) -> FitResult:
         evaluation=evaluation,
         failed_members=failed,
         all_failed=all_failed,
+        stopped=stopped,
     )
 
 

@@ -7,7 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from dist_ens.callbacks import STOP, StepInfo
-from dist_ens.callbacks.json_lines import finite_scores, score_record, training_record
+from dist_ens.callbacks.json_lines import (
+    finite_scores,
+    hyper_record,
+    score_record,
+    training_record,
+)
 from dist_ens.callbacks.protocol import Service, Stop
 from dist_ens.data import PartOfSplit, Source, Split, TreeSplit, parts_of
 from dist_ens.data.source import num_held_out
@@ -111,8 +116,16 @@ class Recording(Service):
         """Records the metrics of a call that have arrived, if a record is due."""
         previous, self._step = self._step, step
         info = self._run.info
+        if previous == 0 and info.ensemble.hyper:
+            self._run.write(0, hyper_record(info.member_ids, info.ensemble.hyper))
         if crossed(self._every_steps, previous, step) or step == info.last_step:
-            self._run.write(step, training_record(info.member_ids, metrics))
+            ids = info.member_ids
+            if stopped := self._run.stopped:  # Their last metrics are old.
+                running = [k for k, each in enumerate(ids) if each not in stopped]
+                ids = [ids[k] for k in running]
+                metrics = {name: values[:, running] for name, values in metrics.items()}
+            if ids:
+                self._run.write(step, training_record(ids, metrics))
 
 
 class Evaluating(Service):
@@ -162,7 +175,8 @@ class Evaluating(Service):
         self._run.reader.catch_up()
         since = time.monotonic()
         ensemble = self._run.info.ensemble
-        self.scores, self.evaluation = data.evaluate(ensemble, info.state, info.is_last)
+        state = self._run.compaction.joined(info.state)
+        self.scores, self.evaluation = data.evaluate(ensemble, state, info.is_last)
         self._run.reader.paused(time.monotonic() - since)
         self._final_step = info.step if info.is_last else None
         if info.step == self._recorded_step:
@@ -178,11 +192,14 @@ class Evaluating(Service):
             return {}
         return finite_scores(self.scores, self._member_score)
 
-    def end(self, step: int, state: State) -> None:
-        """Scores the state that the run returns, and passes the scores to the callbacks."""
+    def end(self, step: int, state: State, *, is_last: bool) -> None:
+        """Scores the state that the run returns, and passes the scores to the callbacks.
+
+        If it is the last one, it may have been scored.
+        """
         if self._data is None:
             return
-        if step != self._final_step:
+        if step != self._final_step or not is_last:
             ensemble = self._run.info.ensemble
             self.scores, self.evaluation = self._data.evaluate(ensemble, state, True)
         self._run.reader.end()

@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -68,7 +68,10 @@ class FailureResponse(Service):
         state: State,
         warn: Callable[[str], None],
         opened: OpenCheckpoints | None = None,
+        joined: Callable[[State], State] = lambda state: state,
     ) -> None:
+        self._joined = joined  # Returns the state of all members.
+        self.has_dropped = False  # Whether a member was dropped since this was last looked at.
         self._ensemble, self._policy = ensemble, ensemble.failure_policy
         self._member_ids: Sequence[int] = ensemble.ids.tolist()
         self._warn, self._opened, self._step = warn, opened, step
@@ -117,6 +120,11 @@ class FailureResponse(Service):
         if self._policy.policy == "drop" and lineage.dropped_step is None:
             return False
         return int(record.last_step[position]) in steps
+
+    @property
+    def dropped(self) -> Collection[int]:
+        """Ids of the members that were dropped."""
+        return self._dropped.keys()
 
     def state(self) -> Callable[[], JsonDict | None]:
         """Returns a function, called later, of what the records of the members do not hold."""
@@ -222,7 +230,7 @@ class FailureResponse(Service):
         if found <= self._reported and not (raises or due[-1].are_all_frozen):
             return False
         with jax.transfer_guard("allow"):
-            record = to_host(state.failures)
+            record = to_host(self._joined(state).failures)
         failed = sorted({position for position, _ in found})
         if raises:
             raise RunError(
@@ -249,6 +257,7 @@ class FailureResponse(Service):
         self._warn(f"{self._cause(position, record)}; {response}")
         is_dropped = policy == "drop" and is_frozen
         if is_dropped:
+            self.has_dropped = True
             member = member_of(record, position, self._member_ids[position])
             self._dropped[member.member_id] = member
         if self._opened is not None:

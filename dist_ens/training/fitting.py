@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dist_ens.checkpoint import Checkpoints
 from dist_ens.data import OrderRule
 from dist_ens.ensemble import Ensemble
+from dist_ens.execution.spec import AUTO
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Callback, Data
 from dist_ens.metrics import Metric
@@ -33,6 +34,7 @@ def fit(
     steps_per_call: int | None = None,
     log_every: int = 100,
     progress: bool = True,
+    compact: str = AUTO,
 ) -> FitResult:
     """Trains an ensemble.
 
@@ -83,6 +85,9 @@ def fit(
             called. Default: a number from 1 to 64 that keeps the devices busy.
         log_every: Number of steps between two records of training metrics.
         progress: Whether to show the progress.
+        compact: Whether members that a callback has stopped leave the arrays, so that the others
+            train faster: "auto" if that spares more time than to compile their program, or
+            "never". On several hosts, in waves and in groups they always stay, and only rest.
 
     Returns:
         The result of the run. Its state is the last one, or that of the best evaluation if a

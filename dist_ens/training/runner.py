@@ -6,21 +6,29 @@ The metrics of a call are read one call later, so that no device waits for the h
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import jax
 import numpy as np
 
 from dist_ens.callbacks import STOP, RunInfo, StepInfo
-from dist_ens.callbacks.protocol import Service, after_update, call_hook, name_of_callback
+from dist_ens.callbacks.protocol import (
+    Service,
+    StopMembers,
+    after_update,
+    call_hook,
+    name_of_callback,
+)
 from dist_ens.ensemble.batches import CallBatches, steps_in
+from dist_ens.ensemble.stopping import keep_best, stop, stopped_members
 from dist_ens.ground.errors import SaveError, UserError, kind_of
 from dist_ens.ground.state import State, differing, leaf_types
 from dist_ens.ground.types import Callback
 from dist_ens.layout import MEMBERS, to_host
 from dist_ens.processes import cluster
 from dist_ens.processes.stop_signal import StopSignal
+from dist_ens.training.compaction import Compaction, OfAllMembers
 
 
 class _OfAnotherHost:
@@ -52,17 +60,21 @@ class Runner:
     ) -> None:
         self.info, self.state, self.step = info, state, info.first_step
         self.is_last = info.first_step >= info.last_step
+        self.compaction = Compaction(info.ensemble)
+        self.stopped: Collection[int] = ()
         self.stopper: Callback | None = None
         self.services: Sequence[Callback] = ()
         self.history: list[dict[str, float]] = []
-        self.stop, self._batches = stop, batches
+        self.stop, self.batches = stop, batches
         self._previous_step = info.first_step
         self._ask_hosts = True
         # The hooks of each call, which are found once.
         self._before: list[Callable[[StepInfo], object]] = []
         self._reads: list[Callable[[int, Mapping[str, np.ndarray]], object]] = []
         self._after: list[tuple[Callback, Callable[[StepInfo], object], int | None]] = []
-        self.reader = MetricsReader(len(info.member_ids), info.first_step, self._read)
+        self.reader = MetricsReader(
+            len(info.member_ids), info.first_step, self._read, self.compaction.expanded
+        )
 
     @property
     def is_interrupted(self) -> bool:
@@ -82,9 +94,10 @@ class Runner:
         own = any(not isinstance(each, Service) for each, _, _ in self._after)
         self._ask_hosts = cluster.any_host(own)
         stops = self.ask("begin", self.info)
+        if self.state.stopping != ():
+            self._tell_stopped()
         if stops or self.is_last:  # Nothing is trained, but callbacks still see the last state.
-            state = self._call_after_update(is_last=True)[0]
-            self.state = state if self.is_last else self.state
+            self._call_after_update(is_last=True, keeps=self.is_last)
             self.is_last = True
 
     def before(self) -> bool:
@@ -95,7 +108,9 @@ class Runner:
         for before in self._before:
             if before(info) is STOP:
                 self.is_last = True
-                self._call_after_update(is_last=True)
+                self._call_after_update(is_last=True, keeps=False)
+            if info.state is not self.state:  # An evaluation has stopped members.
+                info = info._replace(state=self.state)
             if info.is_last != self.is_last:  # A callback or a signal ends the run here.
                 info = info._replace(is_last=self.is_last)
         return not self.is_last and self.stopper is not self.stop
@@ -103,28 +118,38 @@ class Runner:
     def next_batch(self) -> CallBatches:
         """Returns the batches of the next call."""
         with jax.transfer_guard("allow"):
-            return next(self._batches)
+            return next(self.batches)
 
     def update(self, batch: CallBatches) -> None:
         """Takes the steps of a call, and calls the services after it."""
         self._previous_step = self.step
         with jax.transfer_guard("disallow"):
-            self.state, metrics = self.info.ensemble.update_steps(self.state, batch)
+            ensemble = self.compaction.ensemble
+            self.state, metrics = ensemble.update_steps(self.state, batch)
             self.step += steps_in(batch)
             self.stop.has_progress = True
             self.reader.dispatched(self._previous_step, self.step, metrics)
         ends = self.step >= self.info.last_step
-        self.state, stoppers = self._call_after_update(is_last=ends)
+        stoppers = self._call_after_update(is_last=ends, keeps=True)
         stops = (self._ask_hosts or bool(stoppers)) and self._is_stopped(stoppers)
         self.is_last = ends or stops
         # The callbacks have changed the state of this step already, so the state that they return
         # from this second call is not used.
         if stops and not ends:
-            self._call_after_update(is_last=True)
+            self._call_after_update(is_last=True, keeps=False)
 
     def ask(self, hook: str, *args: object) -> bool:
-        """Calls a hook of all services, and returns whether one on any host returned `STOP`."""
-        stoppers = [each for each in self.services if call_hook(each, hook, *args) is STOP]
+        """Calls a hook of all services, and returns whether one on any host returned `STOP`.
+
+        Members that a service stops take no more updates from here on.
+        """
+        results = [(each, call_hook(each, hook, *args)) for each in self.services]
+        meant = [(each, found) for each, found in results if isinstance(found, StopMembers)]
+        if hook == "evaluated":
+            self._keep_best()
+        has_stopped_all = self._stop_members(meant)
+        stoppers = [each for each, found in results if found is STOP]
+        stoppers += [meant[-1][0]] if has_stopped_all and meant else []
         return self._is_stopped(stoppers)
 
     def call_all(self, hook: str, *args: object, own_only: bool = False) -> None:
@@ -179,22 +204,76 @@ class Runner:
                 if failed is None or waits:
                     self.reader.catch_up()
 
-    def _call_after_update(self, *, is_last: bool) -> tuple[State, list[Callback]]:
-        """Calls the services after an update; returns their state and those that said `STOP`."""
+    def _call_after_update(self, *, is_last: bool, keeps: bool) -> list[Callback]:
+        """Calls the services after an update, and returns those that said `STOP`.
+
+        A state that a callback returns is kept only if asked for.
+        """
         if is_last:
             self.reader.catch_up()
         metrics = self.reader.unseen()  # Without this call, unseen metrics would pile up.
-        info = StepInfo(self.step, self.state, metrics, is_last, self.reader.step)
-        stoppers = []
+        info: StepInfo = StepInfo(self.step, self.state, metrics, is_last, self.reader.step)
+        if self.compaction.num_resting:
+            info = OfAllMembers(*info).joined_by(self.compaction.joined)
+        stoppers, meant, is_changed = [], [], False
         for service, call, every in self._after:
             if every is not None and not crossed(every, self._previous_step, self.step):
                 continue
             result = call(info)
             if result is STOP:
                 stoppers.append(service)
+            elif isinstance(result, StopMembers):
+                meant.append((service, result))
             elif result is not None:
-                info = info._replace(state=_placed(service, result, info.state, self.info))
-        return info.state, stoppers
+                state = _placed(service, result, info.state, self.info)
+                info, is_changed = StepInfo(*info)._replace(state=state), True
+        if is_changed and keeps:
+            self.state = self.compaction.split(info.state)
+        if meant:
+            stoppers += [meant[-1][0]] if self._stop_members(meant) else []
+        return stoppers
+
+    def _keep_best(self) -> None:
+        """Keeps the parameters of the members that a callback says to be evaluated best now."""
+        keeping = [each for each in self.services if getattr(each, "keeps_best", False)]
+        improved = [k for each in keeping for k in call_hook(each, "improved_members") or ()]
+        if improved:
+            with jax.transfer_guard("allow"):
+                ensemble = self.compaction.ensemble
+                self.state = keep_best(ensemble, self.state, improved, self.step)
+
+    def _stop_members(self, meant: Sequence[tuple[Callback, StopMembers]]) -> bool:
+        """Stops the members that services have named, and returns whether none is left.
+
+        Every host names the same ones.
+        """
+        for service, found in meant:
+            name, unknown = name_of_callback(service), {*found.member_ids} - {*self.info.member_ids}
+            if not getattr(service, "stops_members", False):
+                raise UserError(
+                    f"The callback {name} stops members, and has no attribute that says so. Give "
+                    "its class the line stops_members = True."
+                )
+            if unknown:
+                raise UserError(
+                    f"The callback {name} stops the members {sorted(unknown)}, and the run has "
+                    f"{repr(list(self.info.member_ids))[:200]}. Name members of the run."
+                )
+            with jax.transfer_guard("allow"):
+                ensemble = self.compaction.ensemble
+                self.state = stop(ensemble, self.state, found.member_ids, self.step)
+        if not meant:
+            return False
+        return self._tell_stopped() == len(self.info.member_ids)
+
+    def _tell_stopped(self) -> int:
+        """Tells the services which members have stopped, and returns how many."""
+        with jax.transfer_guard("allow"):
+            resting = {*self.info.member_ids} - {*self.compaction.ensemble.ids.tolist()}
+            self.stopped = resting | stopped_members(self.state).keys()
+        self.compaction.leaving = None
+        self.call_all("members_stopped", sorted(self.stopped))
+        return len(self.stopped)
 
     def _is_stopped(self, stoppers: Sequence[Callback]) -> bool:
         """Returns whether a service of any host stops the run, and keeps the first that does."""
@@ -239,8 +318,9 @@ class MetricsReader:
         num_members: int,
         first_step: int,
         on_read: Callable[[int, Mapping[str, np.ndarray]], None],
+        expanded: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]],
     ) -> None:
-        self._first_step, self._on_read = first_step, on_read
+        self._first_step, self._on_read, self._expanded = first_step, on_read, expanded
         self._reading = threading.Lock()
         self._pending: tuple[int, int, Mapping[str, jax.Array]] | None = None
         self._unseen: list[dict[str, np.ndarray]] = []
@@ -251,6 +331,8 @@ class MetricsReader:
         # Seconds and steps of the first call, which compiles.
         self._first_call: tuple[float, int] | None = None
         self._ended: float | None = None
+        # Seconds and step from which the pace is taken; None until the next call is read.
+        self._pace_from: tuple[float, int] | None = None
 
     def dispatched(self, previous_step: int, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Stores the metrics of a call, float32[steps, members], and reads those before it."""
@@ -289,6 +371,21 @@ class MetricsReader:
         """Seconds from the beginning to the end, with all that a run does."""
         return (self._ended or time.monotonic()) - self._started
 
+    @property
+    def compile_secs(self) -> float:
+        """Seconds of the first call, most of which it compiles; 0 before it."""
+        return self._first_call[0] if self._first_call is not None else 0.0
+
+    def restart_pace(self) -> None:
+        """Takes the pace anew after the next call, which compiles another program."""
+        self._pace_from = None
+
+    def pace(self) -> float:
+        """Returns the steps per second of the present program; 0 before its second call."""
+        secs, step = self._pace_from or (0.0, self.step)
+        taken = self._training_secs - secs
+        return (self.step - step) / taken if taken > 0 else 0.0
+
     def steps_per_second(self) -> float:
         """Returns the pace without evaluations, and without the first call if there are more."""
         seconds, steps = self._training_secs, self.step - self._first_step
@@ -301,8 +398,9 @@ class MetricsReader:
         self._training_secs = self.seconds - self._paused_secs
         if self._first_call is None:
             self._first_call = (self._training_secs, step - previous_step)
+        self._pace_from = self._pace_from or (self._training_secs, step)
         with jax.transfer_guard("allow"):
-            values: dict[str, np.ndarray] = to_host(metrics)
+            values = self._expanded(to_host(metrics))
         self.step = step
         if "loss" in values:  # A user's own step need not have one.
             self.losses = values["loss"][-1]

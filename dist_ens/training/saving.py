@@ -15,7 +15,7 @@ from dist_ens.checkpoint import (
     Snapshot,
     leaves_off_devices,
 )
-from dist_ens.ensemble.failures import saved_structures
+from dist_ens.ensemble.stopping import saved_structures
 from dist_ens.evaluation import Scores
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, first_line
@@ -72,7 +72,7 @@ class BestState(Service):
             return
         is_best = self._run.best_step() == step
         if is_best:
-            self._kept = step, copied_off_devices(info.state)
+            self._kept = step, copied_off_devices(self._run.compaction.joined(info.state))
         opened, scores = self._opened, self._scores_at(step)
         if is_best or (opened is not None and opened.is_best(step, scores)):
             self._due_step = step
@@ -149,14 +149,14 @@ class Saving(Service):
 
     def _save(self, info: StepInfo, *, is_last: bool) -> None:
         """Starts to save a checkpoint, after which nothing is saved if `is_last`."""
-        step, reader = info.step, self._run.reader
+        step, reader, state = info.step, self._run.reader, self._run.compaction.joined(info.state)
         # The metrics of a checkpoint's steps are written before it. On one host, the thread that
         # saves reads them, and looks at the parameters that it has copied. Several hosts do both
         # together, in their main threads.
         is_alone = jax.process_count() == 1
         if not is_alone:
             reader.catch_up()
-            has_finite = bool(finite_members(info.state.params, self._run.info.ensemble).any())
+            has_finite = bool(finite_members(state.params, self._run.info.ensemble).any())
             if not self._failure_response.may_replace_checkpoints(
                 step, has_finite_member=has_finite
             ):
@@ -167,7 +167,7 @@ class Saving(Service):
             self._opened.delete_oldest(kept_step)
             return
         states = saved_states(self._run.services, self._data, step)
-        leaves = leaves_off_devices(info.state)
+        leaves = leaves_off_devices(state)
 
         def before() -> Mapping[str, bytes] | None:
             reader.catch_up(step)

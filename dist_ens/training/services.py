@@ -1,18 +1,23 @@
 """A run with the services of the library, in their fixed order."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator
+
+import jax
 
 from dist_ens.callbacks import ProgressBar, RunInfo, StepInfo
 from dist_ens.callbacks.protocol import Service
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.memory import explained_memory
+from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.spec import AUTO
 from dist_ens.layout import holdings
 from dist_ens.processes import progress
 from dist_ens.processes.peers import Peers
 from dist_ens.processes.stop_signal import StopSignal
+from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.beginning import Begun, begin_run
 from dist_ens.training.cadence import Cadence
 from dist_ens.training.evaluating import Evaluating, Recording
@@ -20,6 +25,9 @@ from dist_ens.training.failure_response import FailureResponse
 from dist_ens.training.preparing import Job
 from dist_ens.training.runner import Runner
 from dist_ens.training.saving import BestState, Saving, restore_states
+
+# Seconds that it takes to let members leave, even if their program is in the compilation cache.
+_LEAST_SECS = 5.0
 
 
 class Progress(Service):
@@ -53,8 +61,9 @@ class Run(Runner):
         self, job: Job, begun: Begun, opened: OpenCheckpoints | None, stop: StopSignal
     ) -> None:
         super().__init__(begun.info, begun.state, begun.batches, stop)
+        self._job, self._steps_per_call = job, begun.steps_per_call
         self.failure_response = FailureResponse(
-            begun.info.ensemble, self.step, self.state, job.warn, opened
+            begun.info.ensemble, self.step, self.state, job.warn, opened, self.compaction.joined
         )
         self.evaluating = Evaluating(self, job.eval_data, opened.member_score if opened else None)
         scores_at = self.evaluating.scores_at
@@ -88,6 +97,50 @@ class Run(Runner):
             self.best,
             *saving,
         ]
+
+    def before(self) -> bool:
+        """Evaluates, saves and lets members leave, and returns whether the run goes on."""
+        goes_on = super().before()
+        if self.failure_response.has_dropped:
+            self.failure_response.has_dropped, self.compaction.leaving = False, None
+        have_left = self.stopped or self.failure_response.dropped
+        if goes_on and have_left and self._job.arguments.compact == AUTO:
+            self._compact()
+        return goes_on
+
+    def _compact(self) -> None:
+        """Goes on with fewer members, if that spares more time than to compile their program."""
+        before, pace = self.compaction.ensemble, self.reader.pace()
+        # Several hosts would have to move members to each other. Waves wait on the host anyway.
+        is_alone = before.waves == before.num_groups == jax.process_count() == 1
+        if not is_alone or pace == 0:
+            return
+        if self.compaction.leaving is None:
+            with jax.transfer_guard("allow"):
+                self.compaction.leaving = self.compaction.fewer(self.state)
+        ids = self.compaction.leaving
+        spared = (self.info.last_step - self.step) / pace * (1 - len(ids) / before.num_members)
+        if len(ids) == before.num_members or spared < max(self.reader.compile_secs, _LEAST_SECS):
+            return
+        self.reader.catch_up()
+        self.reader.restart_pace()
+        self.state = self.compaction.shrink(self.state, ids)
+        self.compaction.leaving = ids
+        train, small = self._job.data, self.compaction.ensemble
+        if not isinstance(train, BatchIterable):  # Its batches are those of all members.
+            rest = self.info._replace(member_ids=ids, first_step=self.step)
+            self.batches = train.batches(small.layout, rest, self._steps_per_call, self._job.say)
+        why = ""
+        if self._job.info.ensemble.execution == AUTO:
+            first = next(self.batches)
+            self.batches = itertools.chain(iter([first]), self.batches)
+            left = self.info.last_step - self.step
+            chosen, choice = choose(small, self.state, first, left, may_move=False)
+            self.compaction.ensemble, why = chosen, f" {choice}"
+        self._job.say(
+            f"Step {self.step:,}: {len(ids)} of {before.num_members} members go on in smaller "
+            f"arrays; the others have stopped.{why}"
+        )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,276 @@
+"""Members that stop: which ones, what they keep, and that the others do not notice."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import dist_ens as de
+from dist_ens.callbacks import EarlyStopping, SuccessiveHalving, stop_members
+from dist_ens.ground.errors import UserError
+from dist_ens.training.runner import MetricsReader
+from saving import assert_same, steps_in
+from test_hyper import DATA, sweep
+
+TEST = {name: values[:32] for name, values in DATA.items()}
+HYPER = {
+    "learning_rate": de.hyper.log_uniform(1e-4, 1e-1),
+    "decay": 0.001,
+    "dropout": de.hyper.choice(0.0, 0.1),
+}
+
+
+def of_members(num_members=16, **options):
+    layout = de.Layout.make(num_members, ensemble_axis=2, devices=jax.devices()[:2])
+    options = {"execution": "loop", "layout": layout} | options
+    return sweep(num_members, hyper=HYPER, **options)
+
+
+def trained(ensemble, callbacks, steps=60, **options):
+    options = {"eval_data": TEST, "eval_every": 5, "steps_per_call": 5} | options
+    return de.fit(
+        ensemble,
+        DATA,
+        steps=steps,
+        batch_size=16,
+        callbacks=callbacks,
+        progress=False,
+        **options,
+    )
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Compiling seems to take no time, so that members leave as soon as they can."""
+    monkeypatch.setattr(MetricsReader, "compile_secs", property(lambda self: 0.0))
+    monkeypatch.setattr("dist_ens.training.services._LEAST_SECS", 0.0)
+
+
+class Everyone:
+    stops_members = True
+
+    def evaluated(self, step, scores):
+        return stop_members(range(4)) if step == 20 else None
+
+
+def halving():
+    return SuccessiveHalving("nll", every=15, least=2)
+
+
+def test_halving_stops_the_worse_half_again_and_again():
+    result = trained(of_members(), [halving()])
+    assert sorted(result.stopped.values()) == [15] * 8 + [30] * 4 + [45] * 2
+    nll = {
+        record["step"]: {k: record[f"test/nll/member_{k:02d}"] for k in range(16)}
+        for record in result.history
+        if "test/nll" in record
+    }
+    kept = [k for k in range(16) if result.stopped.get(k, 60) > 15]
+    assert max(nll[15][k] for k in kept) <= min(nll[15][k] for k in {*range(16)} - {*kept})
+    first, last = ({k: nll[step][k] for k in {*range(16)} - {*kept}} for step in (15, 30))
+    assert first == last  # Those that have stopped rest.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"execution": "vmap"}, pytest.param({"failure_policy": "skip"}, marks=pytest.mark.long)],
+    ids=str,
+)
+def test_members_that_go_on_are_what_they_would_have_been(at_once, options):
+    ensemble = of_members(**options)
+    never = trained(ensemble, [halving()], compact="never")
+    seen = []
+    auto = trained(ensemble, [halving(), lambda info: seen.append(info)], compact="auto")
+    assert auto.stopped == never.stopped
+    assert {info.state.member_id.shape for info in seen} == {(16,)}
+    assert {rows.shape[1] for info in seen for rows in info.metrics.values()} == {16}
+    assert [*auto.state.member_id] == [*range(16)]
+    assert auto.state.stopping == ()
+    if ensemble.execution == "loop":
+        assert_same(auto.state, never.state)
+        for found, expected in zip(auto.history, never.history, strict=True):
+            # Of a member that has stopped, a training loss is that of its last update.
+            scores = {k: v for k, v in expected.items() if k.startswith("test/")}
+            assert scores == {k: found[k] for k in scores}
+    else:
+        for name, expected in never.state.params.items():
+            np.testing.assert_allclose(auto.state.params[name], expected, rtol=1e-3, atol=1e-4)
+    assert len(auto.scores.members) == 16
+
+
+def test_fewer_members_are_updated_after_some_have_left(at_once, monkeypatch):
+    counts, dispatched = [], MetricsReader.dispatched
+
+    def counted(self, previous, step, metrics):
+        counts.append(metrics["loss"].shape[1])
+        return dispatched(self, previous, step, metrics)
+
+    monkeypatch.setattr(MetricsReader, "dispatched", counted)
+    trained(of_members(), [SuccessiveHalving("nll", keep=0.3, every=30)])
+    # 5 of 16 go on, and two rows of the mesh need an even number of members.
+    assert (set(counts[:6]), set(counts[6:])) == ({16}, {6})
+
+
+def test_each_member_stops_by_its_own_score_and_keeps_its_best_parameters():
+    stopping = EarlyStopping("nll", patience=2, of="members")
+    result = trained(of_members(8), [stopping], steps=200)
+    assert 0 < len(result.stopped) < 8
+    course = [record for record in result.history if "test/nll" in record]
+    for k in range(8):
+        values = {r["step"]: r[f"test/nll/member_{k:02d}"] for r in course}
+        best = min(values.values())
+        assert result.scores.members[k]["nll"] == pytest.approx(best, rel=1e-5)
+        if k in result.stopped:
+            own = [values[step] for step in sorted(values) if step <= result.stopped[k]]
+            assert min(own) == min(own[:-2])
+    plain = trained(
+        of_members(8), [EarlyStopping("nll", patience=2, of="members", restore_best=False)]
+    )
+    assert plain.scores.members != result.scores.members
+
+
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        lambda: [EarlyStopping("nll", patience=2, of="members"), EarlyStopping("nll")],
+        lambda: [halving(), EarlyStopping("nll", patience=50)],
+    ],
+)
+def test_callbacks_that_stop_members_and_the_run_go_together(at_once, callbacks):
+    result = trained(of_members(8), callbacks())
+    assert result.state.stopping == ()
+    assert result.best_step is not None
+
+
+def test_a_member_without_a_finite_score_is_not_given_back_untrained():
+    hyper = HYPER | {"learning_rate": [1e-2, 3e38]}
+    layout = de.Layout.make(2, devices=jax.devices()[:1])
+    ensemble = sweep(2, hyper=hyper, layout=layout, execution="loop")
+    result = trained(ensemble, [EarlyStopping("nll", patience=2, of="members")])
+    assert not np.isfinite(result.state.params["first"][1]).all()
+    assert np.isfinite(result.state.params["first"][0]).all()
+
+
+def test_a_member_that_is_stopped_where_it_is_best_keeps_that():
+    class AtOnce(Everyone):
+        def evaluated(self, step, scores):
+            return stop_members(range(4)) if step == 5 else None
+
+    early = EarlyStopping("nll", patience=9, of="members")
+    result = trained(of_members(4), [early, AtOnce()])
+    plain = trained(of_members(4), [], steps=5)
+    assert_same(result.state.params, plain.state.params)
+
+
+def test_a_run_ends_when_all_its_members_have_stopped():
+    result = trained(of_members(4), [Everyone()])
+    assert (result.step, result.stopped_by) == (20, "Everyone")
+    assert result.stopped == dict.fromkeys(range(4), 20)
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, 10))]
+)
+def test_a_run_that_is_interrupted_around_a_compaction_ends_with_the_same_bits(
+    at_once, tmp_path, seed
+):
+    def callbacks():
+        return [halving(), EarlyStopping("nll", patience=4, of="members")]
+
+    whole = trained(of_members(), callbacks())
+    draw = random.Random(seed)
+    for number, steps in enumerate(draw.sample(range(5, 60, 5), 2)):
+        folder = de.Checkpoints(tmp_path / str(number), every_steps=5, every_secs=None)
+        trained(of_members(), callbacks(), steps=steps, checkpoints=folder)
+        resumed = trained(of_members(), callbacks(), checkpoints=folder)
+        assert_same(resumed.state, whole.state)
+        assert resumed.stopped == whole.stopped
+        loaded = de.load(tmp_path / str(number), ensemble=of_members())
+        assert_same(loaded.state.params, whole.state.params)
+
+
+SCRIPT = """
+import sys
+from test_stopping import halving, of_members, trained
+import dist_ens as de
+from dist_ens.training import services
+from dist_ens.training.runner import MetricsReader
+MetricsReader.compile_secs = property(lambda self: 0.0)
+services._LEAST_SECS = 0.0
+trained(of_members(), [halving()], checkpoints=de.Checkpoints(sys.argv[1], every_steps=5))
+"""
+
+
+@pytest.mark.long
+def test_a_killed_run_goes_on_with_its_stopped_members(at_once, tmp_path):
+    whole = trained(of_members(), [halving()])
+    environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__)}
+    draw, folder = random.Random(0), tmp_path / "run"
+    command = [sys.executable, "-c", SCRIPT, str(folder)]
+    for _ in range(20):
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+            waited, before = time.monotonic(), max(steps_in(folder), default=0)
+            while time.monotonic() - waited < 60 and process.poll() is None:
+                if max(steps_in(folder), default=0) > before:
+                    break
+                time.sleep(0.02)
+            time.sleep(draw.uniform(0, 0.3))
+            process.send_signal(signal.SIGKILL)
+        if max(steps_in(folder), default=0) == 60:
+            break
+    resumed = trained(of_members(), [halving()], checkpoints=de.Checkpoints(folder))
+    assert_same(resumed.state, whole.state)
+    assert resumed.stopped == whole.stopped
+
+
+class Unknown:
+    stops_members = True
+
+    def evaluated(self, step, scores):
+        return stop_members([99])
+
+
+class Silent:
+    def evaluated(self, step, scores):
+        return stop_members([0])
+
+
+@pytest.mark.parametrize(
+    ("callback", "told"),
+    [
+        (Unknown(), r"The callback Unknown stops the members \[99\], and the run has"),
+        (Silent(), "has no attribute that says so. Give its class the line stops_members = True"),
+        (SuccessiveHalving("nll", every=13), "chooses every 13 steps, and fit evaluates every 5"),
+        (SuccessiveHalving("rmse", every=30), "SuccessiveHalving waits for 'rmse', and the scores"),
+        (EarlyStopping("rmse", of="members"), "EarlyStopping waits for 'rmse', and the scores"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
+)
+def test_wrong_stops_are_told_in_a_sentence(callback, told):
+    with pytest.raises(UserError, match=told):
+        trained(of_members(4), [callback])
+
+
+def test_a_member_that_is_dropped_leaves_the_arrays_too(at_once, monkeypatch):
+    counts, dispatched = [], MetricsReader.dispatched
+
+    def counted(self, previous, step, metrics):
+        counts.append(metrics["loss"].shape[1])
+        return dispatched(self, previous, step, metrics)
+
+    monkeypatch.setattr(MetricsReader, "dispatched", counted)
+    layout = de.Layout.make(4, devices=jax.devices()[:1])
+    hyper = HYPER | {"learning_rate": [1e-2, 3e38, 1e-2, 1e-2]}
+    ensemble = sweep(4, hyper=hyper, layout=layout, failure_policy="drop", execution="loop")
+    result = trained(ensemble, [])
+    assert (counts[0], counts[-1]) == (4, 3)
+    assert [each.member_id for each in result.failed_members] == [1]
+    assert result.scores.left_out == [1]
+    whole = trained(ensemble, [], compact="never")
+    assert_same(result.state, whole.state)
