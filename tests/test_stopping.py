@@ -86,10 +86,14 @@ def test_members_that_go_on_are_what_they_would_have_been(at_once, options):
     ensemble = of_members(**options)
     never = trained(ensemble, [halving()], compact="never")
     seen = []
-    auto = trained(ensemble, [halving(), lambda info: seen.append(info)], compact="auto")
+
+    def look(info):
+        seen.append(info.state.member_id.shape)
+        seen.extend(rows.shape[1:] for rows in info.metrics.values())
+
+    auto = trained(ensemble, [halving(), look], compact="auto")
     assert auto.stopped == never.stopped
-    assert {info.state.member_id.shape for info in seen} == {(16,)}
-    assert {rows.shape[1] for info in seen for rows in info.metrics.values()} == {16}
+    assert {*seen} == {(16,)}
     assert [*auto.state.member_id] == [*range(16)]
     assert auto.state.stopping == ()
     if ensemble.execution == "loop":

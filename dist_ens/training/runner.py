@@ -212,14 +212,16 @@ class Runner:
         if is_last:
             self.reader.catch_up()
         metrics = self.reader.unseen()  # Without this call, unseen metrics would pile up.
-        info: StepInfo = StepInfo(self.step, self.state, metrics, is_last, self.reader.step)
+        of_updated = StepInfo(self.step, self.state, metrics, is_last, self.reader.step)
+        info = of_updated
         if self.compaction.num_resting:
             info = OfAllMembers(*info).joined_by(self.compaction.joined)
         stoppers, meant, is_changed = [], [], False
         for service, call, every in self._after:
             if every is not None and not crossed(every, self._previous_step, self.step):
                 continue
-            result = call(info)
+            # A service of the library takes what is updated, and asks for more if it needs it.
+            result = call(of_updated if isinstance(service, Service) else info)
             if result is STOP:
                 stoppers.append(service)
             elif isinstance(result, StopMembers):
