@@ -56,12 +56,12 @@ class SuccessiveHalving:
         self.least = whole_number("least", least, least=1)
         self._direction = direction
         self._stopped: set[int] = set()
-        self._previous_step, self._last_step = 0, math.inf
+        self._previous_step = 0
 
     def begin(self, run: RunInfo) -> None:
         """Checks that the score is there when members are chosen."""
         self._stopped = set()
-        self._previous_step, self._last_step = run.first_step, run.last_step
+        self._previous_step = run.first_step
         self._direction = direction_of(self, run)
         if run.eval_every is None or self.every_steps % run.eval_every:
             raise UserError(
@@ -77,7 +77,7 @@ class SuccessiveHalving:
         """Stops the worst members, if it is time."""
         is_time = step // self.every_steps > self._previous_step // self.every_steps
         self._previous_step = step
-        if not is_time or step >= self._last_step:
+        if not is_time:
             return None
         sign = -1.0 if self._direction == "higher" else 1.0
         values = {
