@@ -64,6 +64,13 @@ def test_lines_of_later_steps_and_a_last_one_without_its_end_are_dropped_in_sile
     assert not caplog.records
 
 
+def test_a_part_that_leads_nowhere_is_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(GOOD)
+    (tmp_path / "metrics.jsonl.parts").mkdir()
+    (tmp_path / "metrics.jsonl.parts" / "1").symlink_to(tmp_path / "nowhere")
+    assert len(read_metrics(Disk(tmp_path))) == 1
+
+
 def test_a_log_that_cannot_be_read_is_told(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     told = "metrics.jsonl cannot be written: it is not a regular file. Move it away"

@@ -108,14 +108,20 @@ def test_members_that_go_on_are_what_they_would_have_been(at_once, options):
     assert len(auto.scores.members) == 16
 
 
-def test_fewer_members_are_updated_after_some_have_left(at_once, monkeypatch):
-    counts, dispatched = [], MetricsReader.dispatched
+@pytest.fixture
+def counts(monkeypatch):
+    """Number of members that each call of the update has had."""
+    found, dispatched = [], MetricsReader.dispatched
 
     def counted(self, previous, step, metrics):
-        counts.append(metrics["loss"].shape[1])
+        found.append(metrics["loss"].shape[1])
         return dispatched(self, previous, step, metrics)
 
     monkeypatch.setattr(MetricsReader, "dispatched", counted)
+    return found
+
+
+def test_fewer_members_are_updated_after_some_have_left(at_once, counts):
     trained(of_members(), [SuccessiveHalving("nll", keep=0.3, every=30)])
     # 5 of 16 go on, and two rows of the mesh need an even number of members.
     assert (set(counts[:6]), set(counts[6:])) == ({16}, {6})
@@ -261,14 +267,7 @@ def test_wrong_stops_are_told_in_a_sentence(callback, told):
         trained(of_members(4), [callback])
 
 
-def test_a_member_that_is_dropped_leaves_the_arrays_too(at_once, monkeypatch):
-    counts, dispatched = [], MetricsReader.dispatched
-
-    def counted(self, previous, step, metrics):
-        counts.append(metrics["loss"].shape[1])
-        return dispatched(self, previous, step, metrics)
-
-    monkeypatch.setattr(MetricsReader, "dispatched", counted)
+def test_a_member_that_is_dropped_leaves_the_arrays_too(at_once, counts):
     layout = de.Layout.make(4, devices=jax.devices()[:1])
     hyper = HYPER | {"learning_rate": [1e-2, 3e38, 1e-2, 1e-2]}
     ensemble = sweep(4, hyper=hyper, layout=layout, failure_policy="drop", execution="loop")

@@ -60,9 +60,9 @@ class EarlyStopping:
         min_delta: Smallest change that counts as an improvement, in the unit of the score.
         direction: Whether a "lower" or a "higher" score is better. Default: the metric's own
             direction. Auxiliary scalars of a loss function have none.
-        of: What is looked at. "ensemble" ends the run for the score of the ensemble. "members"
-            looks at each member's own score and stops that member alone; the run ends when all
-            members have stopped.
+        of: Whose score counts. With "ensemble", the run ends when that of the ensemble no longer
+            improves. With "members", each member stops by its own score, and the run ends when
+            all have stopped.
         restore_best: Whether `fit` returns the state of the best evaluation. A copy of it waits in
             the host's memory, and a run with checkpoints saves it. Of members, each has the
             parameters of its own best evaluation, which are kept in the state beside the present

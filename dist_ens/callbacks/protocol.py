@@ -71,7 +71,7 @@ STOP = Stop.STOP
 
 
 class StopMembers(NamedTuple):
-    """What a callback returns to stop some members; see `stop_members`."""
+    """The members that a callback stops; `stop_members` makes it."""
 
     member_ids: tuple[int, ...]
 

@@ -38,7 +38,7 @@ def check_optimizer(optimizer: object, *, may_be_made: bool = False) -> None:
     It `may_be_made` by a function of the settings of a member.
     """
     has_both = all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
-    is_function = may_be_made and call_error(optimizer, 1) is None if callable(optimizer) else False
+    is_function = callable(optimizer) and may_be_made and call_error(optimizer, 1) is None
     if not (has_both or is_function) or isinstance(optimizer, type):
         shown = name_of(optimizer) if callable(optimizer) else repr(optimizer)[:80]
         raise UserError(

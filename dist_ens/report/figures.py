@@ -182,8 +182,8 @@ def points(
 ) -> Figure:
     """Draws a point for each member, over axes that are logarithmic if the values span much.
 
-    `labels` are those of the axes. A `shade` colours the points by a third number, whose label is
-    the title of the bar.
+    `labels` are those of the axes. A `shade` colours the points by a third number, whose values
+    are beside a bar.
     """
     figure = new_figure(3.7)
     axes = figure.add_subplot()

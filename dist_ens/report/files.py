@@ -270,7 +270,8 @@ def records_in(workdir: Place, name: str) -> list[tuple[bytes, JsonDict]]:
     lines = _lines(workdir.read_tagged(name)[0])
     for part in parts:
         content, tag = workdir.read_tagged(part)
-        if tag == ABSENT:  # A run that is training has put it into the file meanwhile.
+        # A run that is training may have put it into the file meanwhile.
+        if tag == ABSENT and part not in files_of(workdir, name):
             return records_in(workdir, name)
         # There are fewer lines if somebody has removed the file.
         lines += _lines(content)[max(len(lines) - int(part.rpartition("/")[2]), 0) :]
