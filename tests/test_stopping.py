@@ -13,6 +13,8 @@ import pytest
 
 import dist_ens as de
 from dist_ens.callbacks import EarlyStopping, SuccessiveHalving, stop_members
+from dist_ens.checkpoint import read_members
+from dist_ens.experiment.members import copy_members
 from dist_ens.ground.errors import UserError
 from dist_ens.training.runner import MetricsReader
 from saving import assert_same, steps_in
@@ -88,7 +90,9 @@ def test_members_that_go_on_are_what_they_would_have_been(at_once, options):
     seen = []
 
     def look(info):
-        seen.append(info.state.member_id.shape)
+        _, state, *_ = info
+        assert info._replace(step=0).state is state is info.state
+        seen.append(state.member_id.shape)
         seen.extend(rows.shape[1:] for rows in info.metrics.values())
 
     auto = trained(ensemble, [halving(), look], compact="auto")
@@ -143,6 +147,17 @@ def test_each_member_stops_by_its_own_score_and_keeps_its_best_parameters():
         of_members(8), [EarlyStopping("nll", patience=2, of="members", restore_best=False)]
     )
     assert plain.scores.members != result.scores.members
+
+
+def test_copies_of_members_that_stopped_have_their_best_parameters(tmp_path):
+    early = EarlyStopping("nll", patience=2, of="members")
+    result = trained(of_members(4), [early], checkpoints=de.Checkpoints(tmp_path / "run"))
+    copy_members([tmp_path / "run"], tmp_path / "copy")
+    copied = de.load(tmp_path / "copy", ensemble=of_members(4))
+    assert_same(copied.state.params, result.state.params)
+    assert read_members(tmp_path / "run", 60).leaves.keys() == {
+        name for name in read_members(tmp_path / "copy").leaves
+    }
 
 
 @pytest.mark.parametrize(

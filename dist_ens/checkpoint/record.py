@@ -59,8 +59,8 @@ class StepRecord:
         examples: Hash of the training examples; None if they change each time they are read.
         leaves: Hash of the names, types and shapes of the state's leaves; None if not known.
         key_rule: Version of the rules in `dist_ens.ground.randomness`.
-        hyper: Settings that differ from member to member: the distribution of each, or its values
-            by the ids of the members; None without any.
+        hyper: Values of the settings that differ from member to member, by the ids of the members;
+            None without any.
         config: Config of the run and what belongs to it, by key; empty for a run made in Python.
     """
 
@@ -84,7 +84,7 @@ class StepRecord:
     leaves: str | None = None
     class_names: tuple[str, ...] | None = None
     key_rule: int | None = None
-    hyper: Mapping[str, str | Mapping[str, float]] | None = None
+    hyper: Mapping[str, Mapping[str, float]] | None = None
     config: Mapping[str, Json] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> JsonDict:
@@ -130,9 +130,12 @@ class StepRecord:
     ) -> Self:
         """Returns the record of a run with other members, and with these settings of them."""
         ids, keys = tuple(member_ids), list(map(str, member_ids))
-        of = {n: dict(zip(keys, values, strict=True)) for n, values in (hyper or {}).items()}
+        if hyper:
+            of = {n: dict(zip(keys, values, strict=True)) for n, values in hyper.items()}
+        else:
+            of = {n: {k: v[k] for k in keys if k in v} for n, v in (self.hyper or {}).items()}
         return dataclasses.replace(
-            self, num_members=len(ids), member_ids=ids, leaves=None, hyper=of or self.hyper
+            self, num_members=len(ids), member_ids=ids, leaves=None, hyper=of or None
         )
 
     def differences(self, saved: "StepRecord") -> list[tuple[str, Json, Json]]:

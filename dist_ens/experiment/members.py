@@ -19,6 +19,7 @@ from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.experiment.config_file import EXPERIMENT, NO_FILE, ConfigFile, store_experiment
 from dist_ens.experiment.loaded import parts_of
 from dist_ens.experiment.record import Run, differences_on_resume
+from dist_ens.experiment.schema import HyperConfig
 from dist_ens.experiment.train import train
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError
@@ -148,14 +149,19 @@ def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, object, o
     is_of_config, other_is = ("experiment" in each for each in (record, other))
     if is_of_config != other_is:
         return [("the run of a config", is_of_config, other_is)]
-    one, two = (
-        dataclasses.replace(StepRecord.from_dict(each).with_members([0]), seed=0)
-        for each in (record, other)
-    )
+    records = [StepRecord.from_dict(each).with_members([0]) for each in (record, other)]
+    names, more = (sorted(each.hyper or {}) for each in records)
+    if names != more:
+        return [("the names in hyper", names, more)]
+    # Values of settings are those of the members, which keep them.
+    one, two = (dataclasses.replace(each, seed=0, hyper=None) for each in records)
     different = two.differences(one)
     if is_of_config:
-        runs = [Run.from_dict(each).with_members((0,)) for each in (record, other)]
-        first, second = (dataclasses.replace(run.experiment, seed=0) for run in runs)
+        runs = [Run.from_dict(each).experiment for each in (record, other)]
+        first, second = (
+            dataclasses.replace(each, seed=0, hyper=HyperConfig()).with_members((0,))
+            for each in runs
+        )
         different = differences_on_resume(first, second) or different
     return different
 

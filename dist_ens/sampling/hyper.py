@@ -101,12 +101,10 @@ class Hyper(dict[str, np.ndarray]):
         specs = {name: _spec(name, value, ids) for name, value in (given or {}).items()}
         return cls(specs, ids, seed)
 
-    def described(self) -> dict[str, str | dict[str, float]]:
-        """Returns the spec in types that JSON can hold, for the record of a run."""
-        return {
-            name: str(spec) if isinstance(spec, Drawn) else {str(n): spec[n] for n in sorted(spec)}
-            for name, spec in sorted(self.spec.items())
-        }
+    def by_id(self, ids: Sequence[int]) -> dict[str, dict[str, float]]:
+        """Returns the values by the ids of the members, as the record of a run holds them."""
+        keys = list(map(str, ids))
+        return {name: dict(zip(keys, each.tolist(), strict=True)) for name, each in self.items()}
 
     def _values(self, name: str, ids: Sequence[int], seed: int) -> np.ndarray:
         spec = self.spec[name]

@@ -1,6 +1,6 @@
 """Compaction: members that have stopped leave the arrays of a run, and come back at its end."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Self
 
@@ -29,6 +29,13 @@ class OfAllMembers(StepInfo):
     def state(self) -> State:
         """State of all members, in the place of the field of the same name."""
         return self._join(self[1])
+
+    def __iter__(self) -> Iterator[int | State | Mapping[str, np.ndarray]]:
+        """Yields the fields, with the state of all members."""
+        return iter((self[0], self.state, *self[2:]))
+
+    def _replace(self, **changes: object) -> StepInfo:  # type: ignore[override]
+        return StepInfo._make({**StepInfo(*self)._asdict(), **changes}.values())
 
 
 class Compaction:

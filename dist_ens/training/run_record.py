@@ -47,7 +47,7 @@ def record_of(ensemble: Ensemble, batch: Batch) -> StepRecord:
         num_members=ensemble.num_members,
         member_ids=tuple(ensemble.ids.tolist()),
         seed=int(ensemble.seed),
-        hyper=ensemble.hyper.described() or None,
+        hyper=ensemble.hyper.by_id(ensemble.ids.tolist()) or None,
         batch=", ".join(
             f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}"
             for path, leaf in jax.tree_util.tree_leaves_with_path(batch)
