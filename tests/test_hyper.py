@@ -246,20 +246,21 @@ def test_a_loss_a_method_and_a_step_of_ones_own_are_given_the_settings():
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("rows", "options"),
     [
-        {"failure_policy": "skip"},
-        {"failure_policy": "skip", "execution": "loop"},
-        {"waves": 2, "execution": "vmap"},
-        {"execution": "unroll"},
-        {"layout": de.Layout.make(8, ensemble_axis=2)},
+        (8, {"failure_policy": "skip"}),
+        (8, {"failure_policy": "skip", "execution": "loop"}),
+        (8, {"waves": 2, "execution": "vmap"}),
+        (8, {"execution": "unroll"}),
+        (2, {}),
     ],
     ids=str,
 )
-def test_settings_reach_every_execution(options):
+def test_settings_reach_every_execution(rows, options):
     hyper = SETTINGS | {"decay": np.logspace(-5, -2, 8)}
     plain = fitted(sweep(8, hyper=hyper, execution="map"))
-    found = fitted(sweep(8, hyper=hyper, **options))
+    layout = de.Layout.make(8, ensemble_axis=rows)
+    found = fitted(sweep(8, hyper=hyper, layout=layout, **options))
     for name, values in plain.state.params.items():
         np.testing.assert_allclose(found.state.params[name], values, rtol=1e-4, atol=1e-5)
 

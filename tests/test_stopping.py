@@ -17,7 +17,7 @@ from dist_ens.checkpoint import read_members
 from dist_ens.experiment.members import copy_members
 from dist_ens.ground.errors import UserError
 from dist_ens.training.runner import MetricsReader
-from saving import assert_same, steps_in
+from saving import assert_same
 from test_hyper import DATA, sweep
 
 TEST = {name: values[:32] for name, values in DATA.items()}
@@ -220,38 +220,87 @@ def test_a_run_that_is_interrupted_around_a_compaction_ends_with_the_same_bits(
         assert_same(loaded.state.params, whole.state.params)
 
 
+# Each line has the folder of a run, a step at which members are chosen, and the seconds from there
+# (or from its beginning, for step 0) to a signal that ends it at once, as SIGKILL does.
 SCRIPT = """
+import os
+import signal
 import sys
+
 from test_stopping import halving, of_members, trained
+
 import dist_ens as de
 from dist_ens.training import services
 from dist_ens.training.runner import MetricsReader
+
 MetricsReader.compile_secs = property(lambda self: 0.0)
 services._LEAST_SECS = 0.0
-trained(of_members(), [halving()], checkpoints=de.Checkpoints(sys.argv[1], every_steps=5))
+
+
+class Ends:
+    def evaluated(self, step, scores):
+        if step == self.step:
+            signal.setitimer(signal.ITIMER_REAL, self.secs)
+
+
+for line in sys.stdin:
+    if not (child := os.fork()):
+        folder, step, secs = line.split()
+        ends = Ends()
+        ends.step, ends.secs = int(step), float(secs)
+        ends.evaluated(0, None)
+        checkpoints = de.Checkpoints(folder, every_steps=5, every_secs=None)
+        trained(of_members(), [ends, halving()], checkpoints=checkpoints)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+NEVER = 1000
 
 
-@pytest.mark.long
-def test_a_killed_run_goes_on_with_its_stopped_members(at_once, tmp_path):
+@pytest.mark.parametrize(
+    "most_kills",
+    [pytest.param(3, marks=pytest.mark.long), pytest.param(20, marks=pytest.mark.faults)],
+)
+def test_runs_killed_around_a_compaction_end_with_the_same_bits(at_once, tmp_path, most_kills):
     whole = trained(of_members(), [halving()])
+    draw, num_kills, runs = random.Random(0), 0, 0
     environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__)}
-    draw, folder = random.Random(0), tmp_path / "run"
-    command = [sys.executable, "-c", SCRIPT, str(folder)]
-    for _ in range(20):
-        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-            waited, before = time.monotonic(), max(steps_in(folder), default=0)
-            while time.monotonic() - waited < 60 and process.poll() is None:
-                if max(steps_in(folder), default=0) > before:
-                    break
-                time.sleep(0.02)
-            time.sleep(draw.uniform(0, 0.3))
-            process.send_signal(signal.SIGKILL)
-        if max(steps_in(folder), default=0) == 60:
-            break
-    resumed = trained(of_members(), [halving()], checkpoints=de.Checkpoints(folder))
-    assert_same(resumed.state, whole.state)
-    assert resumed.stopped == whole.stopped
+    command = [sys.executable, "-c", SCRIPT]
+    with (
+        open(tmp_path / "log", "w") as log,
+        subprocess.Popen(
+            command,
+            env=environment,
+            text=True,
+            bufsize=1,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        ) as starter,
+    ):
+
+        def code_of(folder, step, secs):
+            started = time.monotonic()
+            print(tmp_path / str(folder), step, secs, file=starter.stdin)
+            code = int(starter.stdout.readline())
+            assert code in (0, -signal.SIGALRM), (tmp_path / "log").read_text()
+            return code, time.monotonic() - started
+
+        assert code_of("compiles", NEVER, 0)[0] == 0
+        whole_secs = code_of("timed", NEVER, 0)[1]
+        while num_kills < most_kills:
+            step = draw.choice([0, 15, 30, 45])
+            secs = draw.uniform(0.01, 0.3 if step else whole_secs)
+            code, _ = code_of(runs, step, secs)
+            num_kills += code != 0
+            if code == 0 or num_kills == most_kills:
+                code_of(runs, NEVER, 0)
+                checkpoints = de.Checkpoints(tmp_path / str(runs))
+                resumed = trained(of_members(), [halving()], checkpoints=checkpoints)
+                assert_same(resumed.state, whole.state)
+                assert resumed.stopped == whole.stopped
+                runs += 1
+        starter.stdin.close()
 
 
 class Unknown:
