@@ -28,8 +28,7 @@ class Lineage:
             trained it.
         trained_id: Id that it had in that run. None if it is `member_id`.
         run: Folder of that run, or path that it was imported from.
-        dropped_step: Step at which the policy `drop` gave the member up. A run that is resumed may
-            leave it out.
+        dropped_step: Step at which the policy `drop` gave the member up.
 
     >>> Lineage(4, seed=1).renamed(20).original_id
     4

@@ -95,8 +95,6 @@ def open_finished(
         members, ids = checkpoint.members, member_ids
         if ids is not None:
             members = tuple(members[position] for position in positions_of(ids, members))
-        elif len(members) < record.num_members:  # Others were dropped by the policy `drop`.
-            ids = [member.member_id for member in members]
         run, parts = None, NOTHING
         if not record.config:
             own = _given_ensemble(folder, record, ensemble, ids)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from dist_ens.callbacks import RunInfo
-from dist_ens.checkpoint import OpenCheckpoints, ids_text
+from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.data import parts_of
 from dist_ens.ensemble import Batches, Ensemble
 from dist_ens.ensemble.batches import CallBatches
@@ -124,16 +124,10 @@ def _resumed(job: Job, opened: OpenCheckpoints | None) -> tuple[Ensemble, State 
     """Returns the ensemble and the state of the newest sound checkpoint; None without one."""
     ensemble = job.info.ensemble
     while opened is not None and opened.saved_step:
-        as_saved = _without_dropped(_as_saved(ensemble, opened), opened)
+        as_saved = _as_saved(ensemble, opened)
         structures = saved_structures(as_saved.abstract_state(job.data.batch))
         state = opened.restore_state(*structures, member_ids=as_saved.ids.tolist())
         if state is not None:
-            gone = sorted({*ensemble.ids.tolist()} - {*as_saved.ids.tolist()})
-            if gone:
-                job.say(
-                    f"The members {ids_text(gone)} were dropped. The run goes on with "
-                    f"{as_saved.num_members} of {ensemble.num_members} members."
-                )
             return as_saved, as_saved.with_record(state)
         # The checkpoint is damaged, and `opened` is at an older one.
     return ensemble, None
@@ -149,47 +143,6 @@ def _as_saved(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
     if had_one_device and not layout.is_fixed:
         layout = layout.on_one_device()
     return ensemble.on(layout, saved["execution"])
-
-
-def _without_dropped(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
-    """Returns an ensemble of the members that a resumed run still has.
-
-    A member that the policy `drop` gave up leaves the arrays now, if it fits the devices.
-    """
-    ids = ensemble.ids.tolist()
-    there = [member for member in opened.members if member.member_id in ids]
-    kept = [member.member_id for member in there if member.dropped_step is None]
-    drops = ensemble.failure_policy.policy == "drop" and ensemble.num_groups == 1
-    if drops and 0 < len(kept) < len(there):
-        layout = _layout_of_fewer(ensemble.layout, len(kept))
-        if layout is not None:
-            return _of_members(ensemble, kept, layout)
-    have_left = 0 < len(there) < len(ids) and len(there) == len(opened.members)
-    if not have_left:
-        return ensemble
-    left = [member.member_id for member in there]
-    if not drops:
-        raise UserError(
-            f"The checkpoint of step {opened.saved_step} has the members {ids_text(left)} and not "
-            f"{ids_text(sorted({*ids} - {*left}))}. If the policy 'drop' left them out, set "
-            "failure_policy='drop' to go on with the others."
-        )
-    return _of_members(ensemble, left, _layout_of_fewer(ensemble.layout, len(left)))
-
-
-def _layout_of_fewer(layout: Layout, num_members: int) -> Layout | None:
-    """Returns a layout of fewer members on rows of the same mesh; None if it does not fit."""
-    rows = max(k for k in range(1, layout.ensemble_axis + 1) if num_members % k == 0)
-    if num_members // rows > layout.members_per_device or jax.process_count() > 1:
-        return None  # Each host must keep its rows.
-    devices = layout.mesh.devices[:rows].flatten().tolist()
-    return Layout.make(num_members, ensemble_axis=rows, devices=devices)
-
-
-def _of_members(ensemble: Ensemble, member_ids: list[int], layout: Layout | None) -> Ensemble:
-    """Returns an ensemble of some members, in as many waves, on a layout or the default one."""
-    some = ensemble.with_members(member_ids)
-    return some.replace(layout=layout or some.layout, waves=ensemble.waves)
 
 
 def _given_state(ensemble: Ensemble, state: State, batch: Shapes) -> tuple[State, int]:

@@ -1,6 +1,6 @@
 """Compaction: members that have stopped leave the arrays of a run, and come back at its end."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Self
 
@@ -10,8 +10,6 @@ import numpy as np
 
 from dist_ens.callbacks import StepInfo
 from dist_ens.ensemble import Ensemble
-from dist_ens.ensemble.failures import frozen_positions
-from dist_ens.ensemble.stopping import stopped_members
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Leaf
 from dist_ens.layout import MEMBERS, Layout
@@ -47,13 +45,11 @@ class Compaction:
     Attributes:
         whole: Ensemble of all members.
         ensemble: Ensemble of the members that are updated.
-        leaving: Ids with which to go on if that pays; None if that is not known yet.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
         self.whole = self.ensemble = ensemble
         self._resting: State | None = None
-        self.leaving: list[int] | None = None
         self._last: dict[str, np.ndarray] = {}  # Last metrics of all members, float32[members].
 
     @property
@@ -61,21 +57,18 @@ class Compaction:
         """Number of members that wait in the host's memory."""
         return self.whole.num_members - self.ensemble.num_members
 
-    def fewer(self, state: State) -> list[int]:
-        """Returns the ids of the members to go on with, which may be all of them.
+    def without(self, gone: Collection[int]) -> list[int]:
+        """Returns the ids of the members to go on with, which may be all that are updated.
 
-        Those that have stopped leave, and those that the policy `drop` has given up. Each row of
-        the mesh holds as many members as any other, so some of them may have to stay.
+        Each row of the mesh holds as many members as any other, so some of those that are `gone`
+        may have to stay.
         """
         ids: list[int] = self.ensemble.ids.tolist()
-        gone = {*stopped_members(state)}
-        if self.whole.failure_policy.policy == "drop":
-            gone |= {ids[position] for position in frozen_positions(state)}
-        running = [each for each in ids if each not in gone]
+        leaving = [each for each in ids if each in gone]
         rows = self.ensemble.layout.ensemble_axis
-        count = -(-len(running) // rows) * rows
-        kept = {*running, *sorted(gone)[: count - len(running)]}
-        return [each for each in ids if each in kept] or ids
+        num_staying = (len(leaving) - len(ids)) % rows
+        left = {*leaving[num_staying:]}
+        return [each for each in ids if each not in left] if len(left) < len(ids) else ids
 
     def shrink(self, state: State, member_ids: Sequence[int]) -> State:
         """Returns the state of some members, with which the run goes on."""

@@ -47,6 +47,8 @@ class FitResult:
             NaN or infinite.
         all_failed: Whether all members failed for good, which ends a run early.
         stopped: Step at which a callback has stopped a member, by its id.
+        num_updated: Number of members in the arrays that were updated, by the step from which on
+            there were so many: those that have stopped leave when that spares time.
     """
 
     ensemble: Ensemble
@@ -63,6 +65,7 @@ class FitResult:
     failed_members: Sequence[FailedMember] = ()
     all_failed: bool = False
     stopped: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    num_updated: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (
@@ -103,6 +106,7 @@ def end_run(run: Run, job: Job) -> FitResult:
         failed_members=failed,
         all_failed=all_failed,
         stopped=stopped,
+        num_updated=run.num_updated,
     )
 
 

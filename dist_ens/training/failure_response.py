@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -23,7 +23,6 @@ from dist_ens.ensemble.failures import (
     FailedMember,
     FailureRecord,
     failed_members,
-    member_of,
 )
 from dist_ens.ground.errors import ExitCode, RunError
 from dist_ens.ground.json_text import JsonDict
@@ -71,7 +70,6 @@ class FailureResponse(Service):
         joined: Callable[[State], State] = lambda state: state,
     ) -> None:
         self._joined = joined  # Returns the state of all members.
-        self.has_dropped = False  # Whether a member was dropped since this was last looked at.
         self._ensemble, self._policy = ensemble, ensemble.failure_policy
         self._member_ids: Sequence[int] = ensemble.ids.tolist()
         self._warn, self._opened, self._step = warn, opened, step
@@ -87,8 +85,7 @@ class FailureResponse(Service):
         self._lost = np.zeros((3, count), np.int64)
         # The same by member id, at the steps that are being saved.
         self._lost_at: dict[int, dict[int, list[int]]] = {}
-        # Members that were dropped, by id. They may have left the arrays since.
-        self._dropped: dict[int, FailedMember] = {}
+        self.dropped: set[int] = set()  # Ids of the members that were dropped.
         # Last steps of the calls after which no loss was finite, or all members were frozen.
         self._lost_steps: set[int] = set()
         self._tested_step = 0  # Last of these steps after which the parameters were read.
@@ -101,6 +98,8 @@ class FailureResponse(Service):
         """Reads the record of the first state."""
         self._failed_updates = np.asarray(record.num_failures, np.int64)
         failed = _with_state(np.flatnonzero(record.num_failures), record.is_frozen)
+        if self._policy.policy == "drop":
+            self.dropped = {self._member_ids[k] for k in np.flatnonzero(record.is_frozen).tolist()}
         self._reported = {(k, frozen) for k, frozen in failed if self._was_reported(k, record)}
         # The run before may have ended before it could respond to these. A member that can still
         # be updated waits for nothing but the sentence of `skip`.
@@ -121,27 +120,21 @@ class FailureResponse(Service):
             return False
         return int(record.last_step[position]) in steps
 
-    @property
-    def dropped(self) -> Collection[int]:
-        """Ids of the members that were dropped."""
-        return self._dropped.keys()
-
     def state(self) -> Callable[[], JsonDict | None]:
         """Returns a function, called later, of what the records of the members do not hold."""
-        step, dropped = self._step, [member._asdict() for member in self._dropped.values()]
+        step = self._step
         with self._reading:
             self._lost_at[step] = self._lost_by_id()
 
         def late() -> JsonDict | None:
             with self._reading:
                 lost = self._lost_at.pop(step)
-            return {"lost": lost, "dropped": dropped} if lost or dropped else None
+            return {"lost": lost} if lost else None
 
         return late
 
     def restore(self, state: JsonDict) -> None:
         """Restores a state that `state` returned."""
-        self._dropped = {each["member_id"]: FailedMember(**each) for each in state["dropped"]}
         for position, member_id in enumerate(self._member_ids):
             self._lost[:, position] = state["lost"].get(str(member_id), 0)
 
@@ -257,9 +250,7 @@ class FailureResponse(Service):
         self._warn(f"{self._cause(position, record)}; {response}")
         is_dropped = policy == "drop" and is_frozen
         if is_dropped:
-            self.has_dropped = True
-            member = member_of(record, position, self._member_ids[position])
-            self._dropped[member.member_id] = member
+            self.dropped.add(self._member_ids[position])
         if self._opened is not None:
             what = f"{FAILED}{CAUSES[record.cause[position]]}; {response.rstrip('.')}"
             event = Event(int(record.last_step[position]), what)
@@ -269,9 +260,7 @@ class FailureResponse(Service):
         """Returns what happened to each member that failed. Every host must call this."""
         if self._policy.is_checked:
             with jax.transfer_guard("allow"):
-                here = failed_members(state)
-            gone = [m for k, m in self._dropped.items() if k not in self._member_ids]
-            return sorted([*here, *gone])
+                return failed_members(state)
         return [
             FailedMember(self._member_ids[position], CAUSES[1], *self._lost[:, position].tolist())
             for position in np.flatnonzero(self._lost[0]).tolist()

@@ -273,7 +273,6 @@ class Runner:
         with jax.transfer_guard("allow"):
             resting = {*self.info.member_ids} - {*self.compaction.ensemble.ids.tolist()}
             self.stopped = resting | stopped_members(self.state).keys()
-        self.compaction.leaving = None
         self.call_all("members_stopped", sorted(self.stopped))
         return len(self.stopped)
 
@@ -372,11 +371,6 @@ class MetricsReader:
     def seconds(self) -> float:
         """Seconds from the beginning to the end, with all that a run does."""
         return (self._ended or time.monotonic()) - self._started
-
-    @property
-    def compile_secs(self) -> float:
-        """Seconds of the first call, most of which it compiles; 0 before it."""
-        return self._first_call[0] if self._first_call is not None else 0.0
 
     def restart_pace(self) -> None:
         """Takes the pace anew after the next call, which compiles another program."""

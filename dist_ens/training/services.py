@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import jax
 
@@ -15,6 +15,7 @@ from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.spec import AUTO
 from dist_ens.layout import holdings
 from dist_ens.processes import progress
+from dist_ens.processes.compile_cache import longest_compile_secs
 from dist_ens.processes.peers import Peers
 from dist_ens.processes.stop_signal import StopSignal
 from dist_ens.training.batch_iterable import BatchIterable
@@ -26,8 +27,8 @@ from dist_ens.training.preparing import Job
 from dist_ens.training.runner import Runner
 from dist_ens.training.saving import BestState, Saving, restore_states
 
-# Seconds that it takes to let members leave, even if their program is in the compilation cache.
-_LEAST_SECS = 5.0
+# Seconds that it takes to let members leave, besides those to compile a program.
+_OTHER_SECS = 1.0
 
 
 class Progress(Service):
@@ -62,6 +63,7 @@ class Run(Runner):
     ) -> None:
         super().__init__(begun.info, begun.state, begun.batches, stop)
         self._job, self._steps_per_call = job, begun.steps_per_call
+        self.num_updated = {self.step: begun.info.ensemble.num_members}
         self.failure_response = FailureResponse(
             begun.info.ensemble, self.step, self.state, job.warn, opened, self.compaction.joined
         )
@@ -101,31 +103,26 @@ class Run(Runner):
     def before(self) -> bool:
         """Evaluates, saves and lets members leave, and returns whether the run goes on."""
         goes_on = super().before()
-        if self.failure_response.has_dropped:
-            self.failure_response.has_dropped, self.compaction.leaving = False, None
-        have_left = self.stopped or self.failure_response.dropped
-        if goes_on and have_left and self._job.arguments.compact == AUTO:
-            self._compact()
+        gone = {*self.stopped, *self.failure_response.dropped}
+        if goes_on and gone and self._job.arguments.compact == AUTO:
+            self._compact(gone)
         return goes_on
 
-    def _compact(self) -> None:
-        """Goes on with fewer members, if that spares more time than to compile their program."""
+    def _compact(self, gone: Collection[int]) -> None:
+        """Goes on without members, if that spares more time than to compile their program."""
         before, pace = self.compaction.ensemble, self.reader.pace()
         # Several hosts would have to move members to each other. Waves wait on the host anyway.
         is_alone = before.waves == before.num_groups == jax.process_count() == 1
         if not is_alone or pace == 0:
             return
-        if self.compaction.leaving is None:
-            with jax.transfer_guard("allow"):
-                self.compaction.leaving = self.compaction.fewer(self.state)
-        ids = self.compaction.leaving
+        ids = self.compaction.without(gone)
         spared = (self.info.last_step - self.step) / pace * (1 - len(ids) / before.num_members)
-        if len(ids) == before.num_members or spared < max(self.reader.compile_secs, _LEAST_SECS):
+        if len(ids) == before.num_members or spared < longest_compile_secs() + _OTHER_SECS:
             return
         self.reader.catch_up()
         self.reader.restart_pace()
         self.state = self.compaction.shrink(self.state, ids)
-        self.compaction.leaving = ids
+        self.num_updated[self.step] = len(ids)
         train, small = self._job.data, self.compaction.ensemble
         if not isinstance(train, BatchIterable):  # Its batches are those of all members.
             rest = self.info._replace(member_ids=ids, first_step=self.step)
