@@ -10,7 +10,8 @@ DIR is a folder with `mnist/` in the original files and `uci/NAME.npz`.
 - `chosen` trains 32 members with drawn settings. The five that `select` chooses are compared with
   the best member, and with five new members that have the settings of the best one.
 - `halving` trains 64 members with `SuccessiveHalving` and without it. The five that are then chosen
-  are compared.
+  are compared. FLOPs are those of the compiled update of as many members as the arrays held, times
+  the steps.
 - `stopping` trains 16 LeNet-5, of which 8 stop after half of the steps, with `compact="auto"` and
   with `compact="never"`. Each run has a process of its own with empty caches. The seconds of the
   cores are those of all threads of the process, which other processes change less.
@@ -19,6 +20,7 @@ DIR is a folder with `mnist/` in the original files and `uci/NAME.npz`.
 Members and settings are chosen on validation data, and all scores are those of the test data.
 """
 
+import itertools
 import json
 import math
 import os
@@ -63,7 +65,7 @@ _SETTINGS = {
 }
 _NUM_TRAIN, _NUM_VALIDATION = 10_000, 2_000  # Images of MNIST.
 _MNIST_STEPS = 480  # 6 epochs in batches of 128.
-_TABLE_STEPS = 400
+_TABLE_STEPS = 4000
 _PARTS = 8  # Halving after 1, 2 and 3 of 8 parts takes 0.297 of all updates.
 
 
@@ -98,17 +100,9 @@ def _adamw(hyper: Mapping[str, jax.Array]) -> optax.GradientTransformation:
 
 def _sweep(objective: Any, num_members: int, hyper: Mapping[str, Any], seed: int) -> de.Ensemble:
     """Returns an ensemble of small MLPs, for images of MNIST or for a table."""
-    is_table = objective.num_outputs == 2
-    mlp = _Mlp((50,), 2, 1.0) if is_table else _Mlp((128, 128), 10, 255.0)
-    return de.Ensemble(
-        mlp,
-        _adamw,
-        objective,
-        num_members=num_members,
-        hyper=hyper,
-        seed=seed,
-        execution="vmap" if is_table else "auto",
-    )
+    num_outputs = objective.num_outputs
+    mlp = _Mlp((128, 128), num_outputs, 255.0 if num_outputs == 10 else 1.0)
+    return de.Ensemble(mlp, _adamw, objective, num_members=num_members, hyper=hyper, seed=seed)
 
 
 def _images(seed: int) -> tuple[PyTree, PyTree, PyTree]:
@@ -192,6 +186,7 @@ def _halving() -> None:
     every = steps // _PARTS
     num_inside = num_better = 0
     shares, differences, secs = [], [], []
+    flops: dict[int, float] = {}  # Of an update, by the number of members.
     for seed in range(_SEEDS.value):
         train, validation, test = _rows(seed) if is_table else _images(seed)
         scores = {}
@@ -214,8 +209,15 @@ def _halving() -> None:
             scores[name] = de.evaluate(
                 five.ensemble, five.state, test, weights=np.array(five.weights)
             )
-        taken = [result.stopped.get(member_id, steps) for member_id in range(64)]
-        shares.append(sum(taken) / (64 * steps))
+        batch = {name: leaf[:batch_size] for name, leaf in train.items()}
+        of_run = 0.0
+        for first, last in itertools.pairwise([*result.num_updated, steps]):
+            count = result.num_updated[first]
+            if count not in flops:
+                some = _sweep(objective, count, _SETTINGS, 0)
+                flops[count] = _cost_of(some, batch)["flops"]
+            of_run += flops[count] * (last - first)
+        shares.append(of_run / (flops[64] * steps))
         nll = {name: each.ensemble["nll"] for name, each in scores.items()}
         low, high = (scores["all"].intervals or {})["ensemble"]["nll"]
         num_inside += low <= nll["halved"] <= high
@@ -223,10 +225,12 @@ def _halving() -> None:
         differences.append(nll["halved"] - nll["all"])
         print(
             f"seed {seed}: {nll['halved']:.4f}, of all {nll['all']:.4f} ({low:.4f} to {high:.4f}); "
-            f"{secs[-1]:.1f} s, all {secs[-2]:.1f} s"
+            f"{secs[-1]:.1f} s, all {secs[-2]:.1f} s; members {dict(result.num_updated)}",
+            flush=True,
         )
     print(
-        f"| {_TABLE.value or 'MNIST'} | {np.mean(shares):.3f} | {num_inside} of {_SEEDS.value} "
+        f"| {_TABLE.value or 'MNIST'} | {np.mean(shares):.3f} ({min(shares):.3f} to "
+        f"{max(shares):.3f}) | {num_inside} of {_SEEDS.value} "
         f"| {num_better} | {_difference(np.array(differences))} "
         f"| {np.median(np.divide(secs[1::2], secs[::2])):.2f} |"
     )
@@ -343,7 +347,8 @@ def _cost() -> None:
 
 
 def _cost_of(ensemble: de.Ensemble, batch: PyTree) -> dict[str, float]:
-    ensemble = ensemble.on(de.Layout.make(64, devices=jax.devices()[:1]), "vmap")
+    layout = de.Layout.make(ensemble.num_members, devices=jax.devices()[:1])
+    ensemble = ensemble.on(layout, "vmap")
     batches = jax.tree.map(lambda leaf: leaf[None], batch)  # One step in a call.
     update: Any = ensemble.update_steps
     lowered = update.lower(ensemble.init(batch), ensemble.layout.put(batches, BATCHES))

@@ -320,6 +320,7 @@ class Silent:
         (Unknown(), r"The callback Unknown stops the members \[99\], and the run has"),
         (Silent(), "has no attribute that says so. Give its class the line stops_members = True"),
         (SuccessiveHalving("nll", every=13), "chooses every 13 steps, and fit evaluates every 5"),
+        (SuccessiveHalving("nll", every=65), "chooses every 65 steps, and the run has 60, so no"),
         (SuccessiveHalving("rmse", every=30), "SuccessiveHalving waits for 'rmse', and the scores"),
         (EarlyStopping("rmse", of="members"), "EarlyStopping waits for 'rmse', and the scores"),
     ],
