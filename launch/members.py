@@ -93,14 +93,16 @@ class _CommandLine:
 def _list(workdir: Place) -> int:
     """Prints a table of the members."""
     saved = moving_on(_STEP.value, lambda: saved_step(workdir, _STEP.value))
-    members, hyper = saved.members, saved.hyper()
+    members, hyper, stopped = saved.members, saved.hyper(), saved.stopped()
     title = f"{counted(len(members), 'member')} at step {saved.step:,}"
     table = Table(title=title, title_justify="left")
     for column in ("member", *hyper, "seed", "trained as", "in", "history"):
         table.add_column(column, overflow="fold")
     for number, member in enumerate(members):
         settings = [f"{values[number]:.3g}" for values in hyper.values()]
-        history = "; ".join(f"{event.what} at step {event.step:,}" for event in member.events)
+        events = [f"{event.what} at step {event.step:,}" for event in member.events]
+        if (step := stopped.get(member.member_id)) is not None:
+            events.append(f"stopped at step {step:,}")
         seed = "" if member.seed is None else str(member.seed)
         table.add_row(
             str(member.member_id),
@@ -108,7 +110,7 @@ def _list(workdir: Place) -> int:
             seed,
             str(member.original_id),
             member.run or "",
-            history,
+            "; ".join(events),
         )
     PlainConsole().print(table)
     return ExitCode.DONE

@@ -1,15 +1,21 @@
 """One member of a run, trained once more and alone."""
 
+import types
+
 import pytest
 
 import failing
 from commands import dist_ens
+from dist_ens.callbacks import stop_members
 from dist_ens.experiment import Experiment
 from dist_ens.experiment import replay as replaying
+from dist_ens.experiment.config_file import OwnParts
 from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import ExitCode, UserError
+from dist_ens.storage import place_of
 from failing import ensemble
+from launch import members as launch_members
 from launch.replay import _sentence
 
 
@@ -35,6 +41,26 @@ def test_a_member_of_eight_devices_trained_alone_on_one_has_the_same_bits(workdi
     assert found.num_leaves > 6
     assert found.differences == {}
     assert "has the same bits as in the run" in _sentence(found)
+
+
+class StopsTwo:
+    stops_members = True
+
+    def __call__(self, info):
+        return stop_members([2]) if info.step >= 3 else None
+
+
+def test_a_member_that_was_stopped_is_listed_and_replayed_until_then(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    train(experiment(steps_per_call=3), run, parts=OwnParts(callbacks=[StopsTwo()]))
+    with pytest.raises(UserError, match="Member 2 was stopped at step 3, and took no more"):
+        replay(run, 2, progress=False)
+    assert replay(run, 2, until=3, progress=False).differences == {}
+    assert replay(run, 3, progress=False).differences == {}
+    monkeypatch.setattr(launch_members, "_STEP", types.SimpleNamespace(value=None))
+    launch_members._list(place_of(run, "run"))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "stopped at step 3" in line]
+    assert [line.split()[1] for line in lines] == ["2"]
 
 
 def test_another_member_is_another_network(workdir, monkeypatch):

@@ -23,7 +23,6 @@ from dist_ens.layout import read_onto_devices
 from dist_ens.storage import Place
 
 T = TypeVar("T")
-_HYPER = "hyper."  # Begin of the names of the leaves with the members' settings.
 
 
 class SavedStep:
@@ -71,11 +70,21 @@ class SavedStep:
 
     def hyper(self) -> dict[str, np.ndarray]:
         """Returns the settings of the members by name, float32[members] each, in their order."""
+        return self._leaves_under("hyper.")
+
+    def stopped(self) -> dict[int, int]:
+        """Returns the step at which each member has stopped, by its id."""
+        steps = self._leaves_under("stopping.").get("stopped_step", np.array([], np.int32))
+        ids = [member.member_id for member in self.members]
+        return {ids[k]: int(steps[k]) for k in np.flatnonzero(steps >= 0)}
+
+    def _leaves_under(self, prefix: str) -> dict[str, np.ndarray]:
+        """Returns the leaves whose names begin with a prefix, by the rest of their names."""
 
         def read() -> dict[str, np.ndarray]:
             arrays = open_saved(self._data, self._manifest)
-            named = {name: array for name, array in arrays.items() if name.startswith(_HYPER)}
-            return {name.removeprefix(_HYPER): each.read_whole() for name, each in named.items()}
+            named = {name: array for name, array in arrays.items() if name.startswith(prefix)}
+            return {name.removeprefix(prefix): each.read_whole() for name, each in named.items()}
 
         return self._reported(read)
 

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from dist_ens.checkpoint import saved_step
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.experiment.build import build_ensemble
@@ -61,6 +62,12 @@ def replay(
     if lineage.seed is None and lineage.run is not None:
         raise UserError(f"Member {member} was imported from {quoted(lineage.run)}, not trained.")
     run.require_own_keys(workdir)
+    stopped_step = saved_step(workdir, opened.step).stopped().get(member, opened.step)
+    if stopped_step < opened.step:
+        raise UserError(
+            f"Member {member} was stopped at step {stopped_step:,}, and took no more updates. Set "
+            "--until to a step before, of which there is a checkpoint."
+        )
     # The comparison needs no scores, and one member of several groups has none.
     source = dataclasses.replace(opened.open_source(), valid=None)
     layout = Layout.make(1, devices=jax.local_devices()[:1])
