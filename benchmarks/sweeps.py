@@ -10,8 +10,8 @@ DIR is a folder with `mnist/` in the original files and `uci/NAME.npz`.
 - `chosen` trains 32 members with drawn settings. The five that `select` chooses are compared with
   the best member, and with five new members that have the settings of the best one.
 - `halving` trains 64 members with `SuccessiveHalving` and without it. The five that are then chosen
-  are compared. FLOPs are those of the compiled update of as many members as the arrays held, times
-  the steps.
+  are compared. FLOPs are those of the update, compiled as `vmap` on one device for the number of
+  members in the arrays, multiplied by the steps.
 - `stopping` trains 16 LeNet-5, of which 8 stop after half of the steps, with `compact="auto"` and
   with `compact="never"`. Each run has a process of its own with empty caches. The seconds of the
   cores are those of all threads of the process, which other processes change less.
@@ -212,8 +212,8 @@ def _halving() -> None:
             )
         batch = {name: leaf[:batch_size] for name, leaf in train.items()}
         of_run = 0.0
-        for first, last in itertools.pairwise([*result.num_updated, steps]):
-            count = result.num_updated[first]
+        for first, last in itertools.pairwise([*result.num_computed, steps]):
+            count = result.num_computed[first]
             if count not in flops:
                 some = _sweep(objective, count, _SETTINGS, 0)
                 flops[count] = _cost_of(some, batch)["flops"]
@@ -226,7 +226,7 @@ def _halving() -> None:
         differences.append(nll["halved"] - nll["all"])
         print(
             f"seed {seed}: {nll['halved']:.4f}, of all {nll['all']:.4f} ({low:.4f} to {high:.4f}); "
-            f"{secs[-1]:.1f} s, all {secs[-2]:.1f} s; members {dict(result.num_updated)}",
+            f"{secs[-1]:.1f} s, all {secs[-2]:.1f} s; members {dict(result.num_computed)}",
             flush=True,
         )
     print(

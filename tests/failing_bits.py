@@ -11,10 +11,15 @@ import json
 import os
 import sys
 
+import fast_xla
+
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = fast_xla.devices(4)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 import jax
 import numpy as np
 
-import fast_xla
 from dist_ens.layout import BATCHES
 from failing import FAILING, OTHERS, Batches, ensemble, members_equal
 
@@ -39,6 +44,4 @@ def differs(policy, execution, optimizer, rows, columns, steps_per_call):
 
 
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = fast_xla.devices(4)
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     print(json.dumps([case for case in json.loads(sys.argv[1]) if differs(*case)]))

@@ -123,6 +123,16 @@ def test_what_the_cache_has_spared_is_never_less_than_nothing():
     assert compile_cache.spared_secs() == before + 2.0
 
 
+def test_the_longest_compilation_is_that_inside_with_what_the_cache_has_spared():
+    with compile_cache.LongestCompilation() as longest:
+        jax.jit(lambda x: x + 1)(np.ones(3)).block_until_ready()
+        assert 0 < longest.secs < 50
+        spared = "/jax/compilation_cache/compile_time_saved_sec"
+        jax.monitoring.record_event_duration_secs(spared, 50.0)
+    jax.monitoring.record_event_duration_secs(spared, 60.0)
+    assert longest.secs == 50.0
+
+
 @pytest.mark.parametrize(
     ("members", "devices", "options"),
     [

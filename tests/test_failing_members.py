@@ -31,6 +31,7 @@ from dist_ens.experiment import Experiment, OwnParts
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import ExitCode, RunError
 from dist_ens.layout import copied_off_devices
+from dist_ens.processes.compile_cache import LongestCompilation
 from dist_ens.training.failure_response import finite_members
 from failing import (
     FAILING,
@@ -190,13 +191,15 @@ def test_a_member_that_another_policy_froze_is_dropped_when_the_run_is_resumed(t
 
 
 def test_a_dropped_member_leaves_the_arrays_when_the_run_is_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr("dist_ens.training.services.longest_compile_secs", lambda: 0.0)
+    monkeypatch.setattr(LongestCompilation, "_note", lambda self, event, secs, **_: None)
     monkeypatch.setattr("dist_ens.training.services._OTHER_SECS", 0.0)
     made = ensemble("drop", "loop", rows=1)
     saved, told = de.Checkpoints(tmp_path, keep=3), []
     trained(made, {3}, steps=6, checkpoints=saved)
     resumed = trained(made, {3}, steps=10, checkpoints=saved, say=told.append)
-    assert {*resumed.num_updated.values()} == {8, 7}
+    assert {*resumed.num_computed.values()} == {8, 7}
+    on_two = trained(ensemble("drop", rows=2), {3}, steps=10)  # Two rows hold equally many.
+    assert on_two.num_computed == {0: 8}
     assert any("7 of 8 members go on in smaller arrays" in each for each in told)
     sound = trained(ensemble("drop", "loop", rows=1), steps=10)
     assert members_equal(resumed.state, sound.state, OTHERS)

@@ -16,6 +16,7 @@ from dist_ens.callbacks import EarlyStopping, SuccessiveHalving, stop_members
 from dist_ens.checkpoint import read_members
 from dist_ens.experiment.members import copy_members
 from dist_ens.ground.errors import UserError
+from dist_ens.processes.compile_cache import LongestCompilation
 from dist_ens.training.runner import MetricsReader
 from saving import assert_same
 from test_hyper import DATA, sweep
@@ -50,7 +51,7 @@ def trained(ensemble, callbacks, steps=60, **options):
 @pytest.fixture
 def at_once(monkeypatch):
     """Compiling seems to take no time, so that members leave as soon as they can."""
-    monkeypatch.setattr("dist_ens.training.services.longest_compile_secs", lambda: 0.0)
+    monkeypatch.setattr(LongestCompilation, "_note", lambda self, event, secs, **_: None)
     monkeypatch.setattr("dist_ens.training.services._OTHER_SECS", 0.0)
 
 
@@ -96,6 +97,8 @@ def test_members_that_go_on_are_what_they_would_have_been(at_once, options):
         seen.extend(rows.shape[1:] for rows in info.metrics.values())
 
     auto = trained(ensemble, [halving(), look], compact="auto")
+    assert [*auto.num_computed.values()] == [16, 8, 4, 2]
+    assert never.num_computed == {0: 16}
     assert auto.stopped == never.stopped
     assert {*seen} == {(16,)}
     assert [*auto.state.member_id] == [*range(16)]
@@ -123,6 +126,11 @@ def counts(monkeypatch):
 
     monkeypatch.setattr(MetricsReader, "dispatched", counted)
     return found
+
+
+def test_no_member_leaves_where_that_takes_longer_than_it_spares(monkeypatch):
+    monkeypatch.setattr("dist_ens.training.services._OTHER_SECS", 1e9)
+    assert trained(of_members(), [halving()]).num_computed == {0: 16}
 
 
 def test_fewer_members_are_updated_after_some_have_left(at_once, counts):
@@ -230,9 +238,10 @@ import sys
 from test_stopping import halving, of_members, trained
 
 import dist_ens as de
+from dist_ens.processes.compile_cache import LongestCompilation
 from dist_ens.training import services
 
-services.longest_compile_secs = lambda: 0.0
+LongestCompilation._note = lambda self, event, secs, **_: None
 services._OTHER_SECS = 0.0
 
 
@@ -262,6 +271,7 @@ NEVER = 1000
 )
 def test_runs_killed_around_a_compaction_end_with_the_same_bits(at_once, tmp_path, most_kills):
     whole = trained(of_members(), [halving()])
+    assert [*whole.num_computed.values()] == [16, 8, 4, 2]
     draw, num_kills, runs = random.Random(0), 0, 0
     environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__)}
     command = [sys.executable, "-c", SCRIPT]
@@ -293,13 +303,39 @@ def test_runs_killed_around_a_compaction_end_with_the_same_bits(at_once, tmp_pat
             code, _ = code_of(runs, step, secs)
             num_kills += code != 0
             if code == 0 or num_kills == most_kills:
-                code_of(runs, NEVER, 0)
+                assert code_of(runs, NEVER, 0)[0] == 0
                 checkpoints = de.Checkpoints(tmp_path / str(runs))
                 resumed = trained(of_members(), [halving()], checkpoints=checkpoints)
                 assert_same(resumed.state, whole.state)
                 assert resumed.stopped == whole.stopped
                 runs += 1
         starter.stdin.close()
+
+
+class Restarts:
+    """Gives the members that have failed their parameters of the beginning again, at step 20."""
+
+    def __call__(self, info):
+        record = info.state.failures
+        again = info.state._replace(failures=record._replace(is_frozen=record.is_frozen & False))
+        return again if info.step == 20 else None
+
+
+def test_what_is_dropped_or_stopped_depends_on_the_steps_alone(at_once, tmp_path):
+    hyper = HYPER | {"learning_rate": [1e-2, 3e38, *np.geomspace(1e-4, 1e-2, 6)]}
+    layout = de.Layout.make(8, devices=jax.devices()[:1])
+    ensemble = sweep(8, hyper=hyper, layout=layout, failure_policy="drop", execution="loop")
+    whole = trained(ensemble, [Restarts(), halving()])
+    assert [*whole.num_computed.values()][:2] == [8, 7]
+    never = trained(ensemble, [Restarts(), halving()], compact="never")
+    folder = de.Checkpoints(tmp_path, every_steps=5, every_secs=None)
+    trained(ensemble, [Restarts(), halving()], steps=25, checkpoints=folder)
+    resumed = trained(ensemble, [Restarts(), halving()], checkpoints=folder)
+    # Of the 7 members that are left, 4 go on.
+    assert sorted(whole.stopped.values())[1:4] == [15] * 3
+    for other in (never, resumed):
+        assert other.stopped == whole.stopped
+        assert_same(other.state, whole.state)
 
 
 class Unknown:
@@ -339,5 +375,6 @@ def test_a_member_that_is_dropped_leaves_the_arrays_too(at_once, counts):
     assert (counts[0], counts[-1]) == (4, 3)
     assert [each.member_id for each in result.failed_members] == [1]
     assert result.scores.left_out == [1]
+    assert result.stopped.keys() == {1}
     whole = trained(ensemble, [], compact="never")
     assert_same(result.state, whole.state)

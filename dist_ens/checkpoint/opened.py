@@ -45,14 +45,12 @@ class OpenCheckpoints:
         saved_step: Step of the checkpoint that the run resumes; 0 if there is none.
         saved_record: Record of that checkpoint; None if there is none.
         notes: Sentences about differences that did not prevent resuming.
-        members: Lineage of each member of that checkpoint, in the order of its state.
         member_score: Name of the score of each member that is to be saved; None for none.
     """
 
     saved_step: int
     saved_record: JsonDict | None
     notes: list[str]
-    members: tuple[Lineage, ...]
 
     def __init__(
         self,
@@ -309,7 +307,7 @@ class OpenCheckpoints:
             if not self._is_set_aside(step, error):
                 break
         record, members = (saved.run, saved.members) if saved else (None, ())
-        self.saved_step, self.saved_record, self.members = step, record, members
+        self.saved_step, self.saved_record = step, record
         self._lineages = {member.member_id: member for member in members}
         self.notes = [] if record is None else self._notes_on(record)
         seed = seed_of(record or {})

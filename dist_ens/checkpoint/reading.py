@@ -74,9 +74,20 @@ class SavedStep:
 
     def stopped(self) -> dict[int, int]:
         """Returns the step at which each member has stopped, by its id."""
-        steps = self._leaves_under("stopping.").get("stopped_step", np.array([], np.int32))
+        return self._steps_in("stopping.stopped_step")
+
+    def best(self) -> dict[int, int]:
+        """Returns the step whose parameters each member has, by its id, if those are its best."""
+        return self._steps_in("stopping.best_step")
+
+    def _steps_in(self, name: str) -> dict[int, int]:
         ids = [member.member_id for member in self.members]
-        return {ids[k]: int(steps[k]) for k in np.flatnonzero(steps >= 0)}
+        return {
+            member_id: int(step)
+            for steps in self._leaves_under(name).values()
+            for member_id, step in zip(ids, steps, strict=True)
+            if step >= 0
+        }
 
     def _leaves_under(self, prefix: str) -> dict[str, np.ndarray]:
         """Returns the leaves whose names begin with a prefix, by the rest of their names."""

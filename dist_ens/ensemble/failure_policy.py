@@ -23,7 +23,7 @@ class FailurePolicy:
             - `skip`: takes the member's next update. After 100 failed updates in a row the member
               is frozen.
             - `freeze`: takes no more updates of the member.
-            - `drop`: freezes the member, and leaves it out when the run is resumed.
+            - `drop`: freezes the member for good, and stops it as a callback may stop members.
             - `raise`: ends the run with an error.
         loss_threshold: Number of standard deviations by which a loss may exceed the running mean of
             the member's own losses. An update with a larger loss fails. None checks only whether

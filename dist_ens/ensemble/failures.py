@@ -220,12 +220,12 @@ def failed_members(state: State) -> list[FailedMember]:
         return []
     record, member_ids = to_host((state.failures, state.member_id))
     return [
-        member_of(record, position, int(member_ids[position]))
+        _member_of(record, position, int(member_ids[position]))
         for position in np.flatnonzero(record.num_failures).tolist()
     ]
 
 
-def member_of(record: FailureRecord, position: int, member_id: int) -> FailedMember:
+def _member_of(record: FailureRecord, position: int, member_id: int) -> FailedMember:
     """Returns what happened to a member at a position in the record of all, in NumPy."""
     return FailedMember(
         member_id,

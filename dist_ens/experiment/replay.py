@@ -62,11 +62,18 @@ def replay(
     if lineage.seed is None and lineage.run is not None:
         raise UserError(f"Member {member} was imported from {quoted(lineage.run)}, not trained.")
     run.require_own_keys(workdir)
-    stopped_step = saved_step(workdir, opened.step).stopped().get(member, opened.step)
-    if stopped_step < opened.step:
+    saved = saved_step(workdir, opened.step)
+    if saved.best().get(member, opened.step) != opened.step:
         raise UserError(
-            f"Member {member} was stopped at step {stopped_step:,}, and took no more updates. Set "
-            "--until to a step before, of which there is a checkpoint."
+            f"Member {member} has the parameters of its best evaluation, at step "
+            f"{saved.best()[member]:,}, and the rest of its state is of another step, so there is "
+            "nothing to compare it with."
+        )
+    stopped = saved.stopped().get(member, opened.step)
+    if lineage.dropped_step is None and stopped < opened.step:
+        raise UserError(
+            f"Member {member} was stopped at step {stopped:,}, and took no more updates. Set "
+            f"--until to at most {stopped:,}, a step of which there is a checkpoint."
         )
     # The comparison needs no scores, and one member of several groups has none.
     source = dataclasses.replace(opened.open_source(), valid=None)

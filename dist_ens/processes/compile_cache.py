@@ -6,6 +6,7 @@ import os
 import pathlib
 import stat
 import tempfile
+from typing import Self
 
 import jax
 import platformdirs
@@ -88,23 +89,38 @@ def _is_private_group(group_id: int) -> bool:
     return group_id == user.pw_gid and group.gr_name == user.pw_name and not group.gr_mem
 
 
-_spared_secs = _longest_secs = 0.0
+_spared_secs = 0.0
 
 
-def _count_secs(event: str, duration_secs: float, **_: str | int) -> None:
-    global _spared_secs, _longest_secs
-    if event in (_COMPILED, _SPARED):
-        _longest_secs = max(_longest_secs, duration_secs)
+def _count_spared(event: str, duration_secs: float, **_: str | int) -> None:
+    global _spared_secs
     # JAX keeps compile times in whole seconds, so a program that compiled in less counts negative.
     _spared_secs += max(0.0, duration_secs) if event == _SPARED else 0.0
 
 
-jax.monitoring.register_event_duration_secs_listener(_count_secs)
+jax.monitoring.register_event_duration_secs_listener(_count_spared)
 
 
-def longest_compile_secs() -> float:
-    """Returns the longest compilation of a program in this process, with or without the cache."""
-    return _longest_secs
+class LongestCompilation:
+    """A context that notes the longest compilation of a program inside it.
+
+    Attributes:
+        secs: Its seconds, which are those without the cache; 0 if nothing was compiled.
+    """
+
+    def __init__(self) -> None:
+        self.secs = 0.0
+
+    def __enter__(self) -> Self:
+        jax.monitoring.register_event_duration_secs_listener(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._note)
+
+    def _note(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event in (_COMPILED, _SPARED):
+            self.secs = max(self.secs, duration_secs)
 
 
 def spared_secs() -> float:

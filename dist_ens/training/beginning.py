@@ -65,7 +65,7 @@ def begin_run(job: Job, opened: OpenCheckpoints | None) -> Begun:
     of_members = [each for each in callbacks if getattr(each, "stops_members", False)]
     state = with_stopping(
         state,
-        stops=bool(of_members),
+        stops=bool(of_members) or ensemble.failure_policy.policy == "drop",
         keeps_best=any(getattr(each, "keeps_best", False) for each in of_members),
     )
     if first_step > info.last_step:

@@ -57,14 +57,14 @@ class Compaction:
         """Number of members that wait in the host's memory."""
         return self.whole.num_members - self.ensemble.num_members
 
-    def without(self, gone: Collection[int]) -> list[int]:
+    def without(self, stopped: Collection[int]) -> list[int]:
         """Returns the ids of the members to go on with, which may be all that are updated.
 
-        Each row of the mesh holds as many members as any other, so some of those that are `gone`
+        Each row of the mesh holds as many members as any other, so some of those that have stopped
         may have to stay.
         """
         ids: list[int] = self.ensemble.ids.tolist()
-        leaving = [each for each in ids if each in gone]
+        leaving = [each for each in ids if each in stopped]
         rows = self.ensemble.layout.ensemble_axis
         num_staying = (len(leaving) - len(ids)) % rows
         left = {*leaving[num_staying:]}

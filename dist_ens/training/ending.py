@@ -46,9 +46,9 @@ class FitResult:
             and the steps. Without a failure policy these are the members whose training loss was
             NaN or infinite.
         all_failed: Whether all members failed for good, which ends a run early.
-        stopped: Step at which a callback has stopped a member, by its id.
-        num_updated: Number of members in the arrays that were updated, by the step from which on
-            there were so many: those that have stopped leave when that spares time.
+        stopped: Step at which a callback or the policy `drop` has stopped a member, by its id.
+        num_computed: Number of members in the arrays, by the first step of this call of `fit` at
+            which there were that many. Members that have stopped leave when that spares time.
     """
 
     ensemble: Ensemble
@@ -65,7 +65,7 @@ class FitResult:
     failed_members: Sequence[FailedMember] = ()
     all_failed: bool = False
     stopped: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    num_updated: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    num_computed: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (
@@ -106,7 +106,7 @@ def end_run(run: Run, job: Job) -> FitResult:
         failed_members=failed,
         all_failed=all_failed,
         stopped=stopped,
-        num_updated=run.num_updated,
+        num_computed=run.num_computed,
     )
 
 

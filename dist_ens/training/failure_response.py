@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.callbacks import STOP, StepInfo
-from dist_ens.callbacks.protocol import Service, Stop
+from dist_ens.callbacks.protocol import Service, Stop, StopMembers, stop_members
 from dist_ens.checkpoint import Leaf as SavedLeaf
 from dist_ens.checkpoint import OpenCheckpoints
 from dist_ens.checkpoint.lineage import FAILED, Event
@@ -85,7 +85,8 @@ class FailureResponse(Service):
         self._lost = np.zeros((3, count), np.int64)
         # The same by member id, at the steps that are being saved.
         self._lost_at: dict[int, dict[int, list[int]]] = {}
-        self.dropped: set[int] = set()  # Ids of the members that were dropped.
+        self._dropped: list[int] = []  # Ids of the members to be stopped, as they are dropped.
+        self.stops_members = self._policy.policy == "drop"
         # Last steps of the calls after which no loss was finite, or all members were frozen.
         self._lost_steps: set[int] = set()
         self._tested_step = 0  # Last of these steps after which the parameters were read.
@@ -98,8 +99,6 @@ class FailureResponse(Service):
         """Reads the record of the first state."""
         self._failed_updates = np.asarray(record.num_failures, np.int64)
         failed = _with_state(np.flatnonzero(record.num_failures), record.is_frozen)
-        if self._policy.policy == "drop":
-            self.dropped = {self._member_ids[k] for k in np.flatnonzero(record.is_frozen).tolist()}
         self._reported = {(k, frozen) for k, frozen in failed if self._was_reported(k, record)}
         # The run before may have ended before it could respond to these. A member that can still
         # be updated waits for nothing but the sentence of `skip`.
@@ -189,15 +188,18 @@ class FailureResponse(Service):
         was_finite, self._was_finite = self._was_finite, self._was_finite or has_finite_member
         return has_finite_member or not (was_finite or has_failed)
 
-    def __call__(self, info: StepInfo) -> Stop | None:
-        """Does what the policy says, and returns `STOP` if all members have failed for good.
+    def __call__(self, info: StepInfo) -> Stop | StopMembers | None:
+        """Does what the policy says, and returns which members or whether all are to stop.
 
         It responds to the calls before the one that was just dispatched, and to all at the end.
         """
         read_step, self._step = (info.step if info.is_last else self._step), info.step
         respond = self._respond if self._policy.is_checked else self._are_all_lost
         self.have_all_failed |= respond(read_step, info.state)
-        return STOP if self.have_all_failed else None
+        dropped, self._dropped = self._dropped, []
+        if self.have_all_failed:
+            return STOP
+        return stop_members(dropped) if dropped else None
 
     def _are_all_lost(self, read_step: int, state: State) -> bool:
         """Returns whether no member of a run without a policy can be trained further.
@@ -250,7 +252,7 @@ class FailureResponse(Service):
         self._warn(f"{self._cause(position, record)}; {response}")
         is_dropped = policy == "drop" and is_frozen
         if is_dropped:
-            self.dropped.add(self._member_ids[position])
+            self._dropped.append(self._member_ids[position])
         if self._opened is not None:
             what = f"{FAILED}{CAUSES[record.cause[position]]}; {response.rstrip('.')}"
             event = Event(int(record.last_step[position]), what)

@@ -85,9 +85,10 @@ def fit(
             called. Default: a number from 1 to 64 that keeps the devices busy.
         log_every: Number of steps between two records of training metrics.
         progress: Whether to show the progress.
-        compact: Whether members that a callback has stopped leave the arrays, so that the others
-            train faster: "auto" if that spares more time than to compile their program, or
-            "never". On several hosts, in waves and in groups they always stay, and only rest.
+        compact: Whether members that a callback or the policy `drop` has stopped leave the arrays,
+            so that the others train faster: "auto" if that spares more time than it takes to
+            compile their program, or "never". On several hosts, in waves and in groups they always
+            stay, and only rest.
 
     Returns:
         The result of the run. Its state is the last one, or that of the best evaluation if a

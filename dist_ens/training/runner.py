@@ -271,8 +271,7 @@ class Runner:
     def _tell_stopped(self) -> int:
         """Tells the services which members have stopped, and returns how many."""
         with jax.transfer_guard("allow"):
-            resting = {*self.info.member_ids} - {*self.compaction.ensemble.ids.tolist()}
-            self.stopped = resting | stopped_members(self.state).keys()
+            self.stopped = {*self.stopped, *stopped_members(self.state)}
         self.call_all("members_stopped", sorted(self.stopped))
         return len(self.stopped)
 

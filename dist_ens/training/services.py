@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import jax
 
@@ -15,7 +15,7 @@ from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.spec import AUTO
 from dist_ens.layout import holdings
 from dist_ens.processes import progress
-from dist_ens.processes.compile_cache import longest_compile_secs
+from dist_ens.processes.compile_cache import LongestCompilation
 from dist_ens.processes.peers import Peers
 from dist_ens.processes.stop_signal import StopSignal
 from dist_ens.training.batch_iterable import BatchIterable
@@ -27,7 +27,7 @@ from dist_ens.training.preparing import Job
 from dist_ens.training.runner import Runner
 from dist_ens.training.saving import BestState, Saving, restore_states
 
-# Seconds that it takes to let members leave, besides those to compile a program.
+# Seconds that it takes to let members leave, besides those of compiling a program.
 _OTHER_SECS = 1.0
 
 
@@ -59,11 +59,17 @@ class Run(Runner):
     """A run with the services of the library, and the callbacks of the user."""
 
     def __init__(
-        self, job: Job, begun: Begun, opened: OpenCheckpoints | None, stop: StopSignal
+        self,
+        job: Job,
+        begun: Begun,
+        opened: OpenCheckpoints | None,
+        stop: StopSignal,
+        compiling: LongestCompilation,
     ) -> None:
         super().__init__(begun.info, begun.state, begun.batches, stop)
         self._job, self._steps_per_call = job, begun.steps_per_call
-        self.num_updated = {self.step: begun.info.ensemble.num_members}
+        self._compiling = compiling
+        self.num_computed = {self.step: begun.info.ensemble.num_members}
         self.failure_response = FailureResponse(
             begun.info.ensemble, self.step, self.state, job.warn, opened, self.compaction.joined
         )
@@ -103,26 +109,25 @@ class Run(Runner):
     def before(self) -> bool:
         """Evaluates, saves and lets members leave, and returns whether the run goes on."""
         goes_on = super().before()
-        gone = {*self.stopped, *self.failure_response.dropped}
-        if goes_on and gone and self._job.arguments.compact == AUTO:
-            self._compact(gone)
+        if goes_on and self.stopped and self._job.arguments.compact == AUTO:
+            self._compact()
         return goes_on
 
-    def _compact(self, gone: Collection[int]) -> None:
-        """Goes on without members, if that spares more time than to compile their program."""
+    def _compact(self) -> None:
+        """Goes on without stopped members, if that spares more time than compiling takes."""
         before, pace = self.compaction.ensemble, self.reader.pace()
         # Several hosts would have to move members to each other. Waves wait on the host anyway.
         is_alone = before.waves == before.num_groups == jax.process_count() == 1
         if not is_alone or pace == 0:
             return
-        ids = self.compaction.without(gone)
+        ids = self.compaction.without(self.stopped)
         spared = (self.info.last_step - self.step) / pace * (1 - len(ids) / before.num_members)
-        if len(ids) == before.num_members or spared < longest_compile_secs() + _OTHER_SECS:
+        if len(ids) == before.num_members or spared < self._compiling.secs + _OTHER_SECS:
             return
         self.reader.catch_up()
         self.reader.restart_pace()
         self.state = self.compaction.shrink(self.state, ids)
-        self.num_updated[self.step] = len(ids)
+        self.num_computed[self.step] = len(ids)
         train, small = self._job.data, self.compaction.ensemble
         if not isinstance(train, BatchIterable):  # Its batches are those of all members.
             rest = self.info._replace(member_ids=ids, first_step=self.step)
@@ -136,7 +141,7 @@ class Run(Runner):
             self.compaction.ensemble, why = chosen, f" {choice}"
         self._job.say(
             f"Step {self.step:,}: {len(ids)} of {before.num_members} members go on in smaller "
-            f"arrays; the others have stopped.{why}"
+            f"arrays; the others take no more updates.{why}"
         )
 
 
@@ -158,7 +163,8 @@ def running(job: Job) -> Iterator[Run]:
                 )
             )
         stack.enter_context(explained_memory(job.info.ensemble))
-        run = Run(job, begin_run(job, opened), opened, stop)
+        compiling = stack.enter_context(LongestCompilation())
+        run = Run(job, begin_run(job, opened), opened, stop, compiling)
         for note in opened.notes if opened else ():
             job.say(f"Note: {note}")
         if checkpoints is not None and opened is not None and opened.saved_step:
