@@ -1,7 +1,7 @@
 """Experiments on sweeps in one program: what they find, and what they cost.
 
     python -m benchmarks.sweeps --data=DIR --experiment=chosen
-    python -m benchmarks.sweeps --data=DIR --experiment=halving --table=energy --seeds=20
+    python -m benchmarks.sweeps --data=DIR --experiment=halving --table=kin8nm --seeds=20
     python -m benchmarks.sweeps --data=DIR --experiment=stopping --seeds=2
     python -m benchmarks.sweeps --data=DIR --experiment=cost
 

@@ -325,17 +325,20 @@ def test_what_is_dropped_or_stopped_depends_on_the_steps_alone(at_once, tmp_path
     hyper = HYPER | {"learning_rate": [1e-2, 3e38, *np.geomspace(1e-4, 1e-2, 6)]}
     layout = de.Layout.make(8, devices=jax.devices()[:1])
     ensemble = sweep(8, hyper=hyper, layout=layout, failure_policy="drop", execution="loop")
-    whole = trained(ensemble, [Restarts(), halving()])
+    whole = trained(ensemble, [halving()])
     assert [*whole.num_computed.values()][:2] == [8, 7]
-    never = trained(ensemble, [Restarts(), halving()], compact="never")
+    never = trained(ensemble, [halving()], compact="never")
     folder = de.Checkpoints(tmp_path, every_steps=5, every_secs=None)
-    trained(ensemble, [Restarts(), halving()], steps=25, checkpoints=folder)
-    resumed = trained(ensemble, [Restarts(), halving()], checkpoints=folder)
+    trained(ensemble, [halving()], steps=25, checkpoints=folder)
+    resumed = trained(ensemble, [halving()], checkpoints=folder)
+    assert [each.member_id for each in whole.failed_members] == whole.scores.left_out[:1] == [1]
     # Of the 7 members that are left, 4 go on.
     assert sorted(whole.stopped.values())[1:4] == [15] * 3
     for other in (never, resumed):
         assert other.stopped == whole.stopped
         assert_same(other.state, whole.state)
+    with pytest.raises(UserError, match=r"Restarts restarts the members \[1\], which the policy"):
+        trained(ensemble, [Restarts()])
 
 
 class Unknown:
@@ -356,7 +359,6 @@ class Silent:
         (Unknown(), r"The callback Unknown stops the members \[99\], and the run has"),
         (Silent(), "has no attribute that says so. Give its class the line stops_members = True"),
         (SuccessiveHalving("nll", every=13), "chooses every 13 steps, and fit evaluates every 5"),
-        (SuccessiveHalving("nll", every=65), "chooses every 65 steps, and the run has 60, so no"),
         (SuccessiveHalving("rmse", every=30), "SuccessiveHalving waits for 'rmse', and the scores"),
         (EarlyStopping("rmse", of="members"), "EarlyStopping waits for 'rmse', and the scores"),
     ],
@@ -365,16 +367,3 @@ class Silent:
 def test_wrong_stops_are_told_in_a_sentence(callback, told):
     with pytest.raises(UserError, match=told):
         trained(of_members(4), [callback])
-
-
-def test_a_member_that_is_dropped_leaves_the_arrays_too(at_once, counts):
-    layout = de.Layout.make(4, devices=jax.devices()[:1])
-    hyper = HYPER | {"learning_rate": [1e-2, 3e38, 1e-2, 1e-2]}
-    ensemble = sweep(4, hyper=hyper, layout=layout, failure_policy="drop", execution="loop")
-    result = trained(ensemble, [])
-    assert (counts[0], counts[-1]) == (4, 3)
-    assert [each.member_id for each in result.failed_members] == [1]
-    assert result.scores.left_out == [1]
-    assert result.stopped.keys() == {1}
-    whole = trained(ensemble, [], compact="never")
-    assert_same(result.state, whole.state)

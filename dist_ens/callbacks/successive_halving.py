@@ -25,7 +25,7 @@ class SuccessiveHalving:
 
     Raises:
         UserError: If an argument is out of range; when the run begins, if the score is unknown or
-            is not there after `every` steps, or if the run has fewer steps.
+            is not there after `every` steps.
 
     >>> from types import SimpleNamespace
     >>> halving = SuccessiveHalving("nll", every=100, direction="lower")
@@ -63,11 +63,6 @@ class SuccessiveHalving:
         self._stopped = set()
         self._previous_step = run.first_step
         self._direction = direction_of(self, run)
-        if self.every_steps > run.last_step:
-            raise UserError(
-                f"SuccessiveHalving chooses every {self.every_steps:,} steps, and the run has "
-                f"{run.last_step:,}, so no member would stop. Make every smaller."
-            )
         if run.eval_every is None or self.every_steps % run.eval_every:
             raise UserError(
                 f"SuccessiveHalving chooses every {self.every_steps} steps, and fit evaluates "

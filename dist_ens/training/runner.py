@@ -21,6 +21,7 @@ from dist_ens.callbacks.protocol import (
     name_of_callback,
 )
 from dist_ens.ensemble.batches import CallBatches, steps_in
+from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.ensemble.stopping import keep_best, stop, stopped_members
 from dist_ens.ground.errors import SaveError, UserError, kind_of
 from dist_ens.ground.state import State, differing, leaf_types
@@ -299,7 +300,17 @@ def _placed(callback: Callback, result: object, state: State, info: RunInfo) -> 
             f"The callback {name} returned {what}. Return None, dist_ens.callbacks.STOP, or a "
             "State with other values only, such as info.state._replace(params=new_params)."
         )
-    return layout.placed(result, MEMBERS, f"The state of callback {name}")
+    placed = layout.placed(result, MEMBERS, f"The state of callback {name}")
+    if info.ensemble.failure_policy.policy == "drop":
+        with jax.transfer_guard("allow"):
+            again = {*frozen_positions(state)} - {*frozen_positions(placed)}
+            dropped = stopped_members(state).keys() & {info.member_ids[k] for k in again}
+        if dropped:
+            raise UserError(
+                f"The callback {name} restarts the members {sorted(dropped)}, which the policy "
+                "'drop' has stopped for good. Set failure_policy='freeze' to restart members."
+            )
+    return placed
 
 
 class MetricsReader:
