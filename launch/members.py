@@ -93,7 +93,8 @@ class _CommandLine:
 def _list(workdir: Place) -> int:
     """Prints a table of the members."""
     saved = moving_on(_STEP.value, lambda: saved_step(workdir, _STEP.value))
-    members, hyper, stopped = saved.members, saved.hyper(), saved.stopped()
+    members, hyper = saved.members, saved.leaves(under="hyper.")
+    stopped = saved.leaves(under="stopping.stopped_step").get("", [-1] * len(members))
     title = f"{counted(len(members), 'member')} at step {saved.step:,}"
     table = Table(title=title, title_justify="left")
     for column in ("member", *hyper, "seed", "trained as", "in", "history"):
@@ -101,8 +102,8 @@ def _list(workdir: Place) -> int:
     for number, member in enumerate(members):
         settings = [f"{values[number]:.3g}" for values in hyper.values()]
         events = [f"{event.what} at step {event.step:,}" for event in member.events]
-        if (step := stopped.get(member.member_id)) is not None:
-            events.append(f"stopped at step {step:,}")
+        if stopped[number] >= 0:
+            events.append(f"stopped at step {stopped[number]:,}")
         seed = "" if member.seed is None else str(member.seed)
         table.add_row(
             str(member.member_id),

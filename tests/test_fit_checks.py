@@ -234,6 +234,16 @@ def test_the_state_is_saved_when_an_evaluation_fails(tmp_path, options):
     np.testing.assert_array_equal(result.state.params["w"], expected)
 
 
+def test_a_given_state_is_still_there_after_a_run_on_other_devices():
+    one, two = (
+        de.Layout.make(2, ensemble_axis=1, devices=jax.devices()[:count]) for count in (1, 2)
+    )
+    for begun, goes_on in ((one, two), (two, one)):
+        state = fit(classifier(layout=begun), steps=2).state
+        fit(classifier(layout=goes_on), steps=6, state=state)
+        assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_state_that_has_all_steps_already_is_returned(steps):
     auto = classifier(execution="auto")

@@ -6,7 +6,7 @@ import pytest
 
 import failing
 from commands import dist_ens
-from dist_ens.callbacks import stop_members
+from dist_ens.callbacks import EarlyStopping, stop_members
 from dist_ens.experiment import Experiment
 from dist_ens.experiment import replay as replaying
 from dist_ens.experiment.config_file import OwnParts
@@ -61,6 +61,21 @@ def test_a_member_that_was_stopped_is_listed_and_replayed_until_then(tmp_path, m
     launch_members._list(place_of(run, "run"))
     lines = [line for line in capsys.readouterr().out.splitlines() if "stopped at step 3" in line]
     assert [line.split()[1] for line in lines] == ["2"]
+
+
+@pytest.mark.long
+def test_a_member_that_has_its_best_parameters_cannot_be_compared(tmp_path):
+    early = EarlyStopping("accuracy", patience=9, of="members")
+    values = experiment(
+        num_members=1,
+        layout={},
+        optimizer={"learning_rate": 3.0},
+        evaluation={"every_steps": 1},
+        steps_per_call=1,
+    )
+    train(values, tmp_path / "run", parts=OwnParts(callbacks=[early]))
+    with pytest.raises(UserError, match=r"best evaluation, at step \d, and the rest"):
+        replay(tmp_path / "run", 0, progress=False)
 
 
 def test_another_member_is_another_network(workdir, monkeypatch):

@@ -157,6 +157,16 @@ def test_each_member_stops_by_its_own_score_and_keeps_its_best_parameters():
     assert plain.scores.members != result.scores.members
 
 
+def test_members_stop_on_a_mesh_of_one_row():
+    layout = de.Layout.make(2, ensemble_axis=1, devices=jax.devices()[:2])
+    early = EarlyStopping("nll", patience=2, of="members")
+    result = trained(of_members(2, layout=layout), [early])
+    alone = trained(of_members(2, layout=de.Layout.make(2, devices=jax.devices()[:1])), [early])
+    assert result.stopped == alone.stopped
+    for name, expected in alone.state.params.items():
+        np.testing.assert_allclose(result.state.params[name], expected, rtol=1e-3, atol=1e-4)
+
+
 def test_copies_of_members_that_stopped_have_their_best_parameters(tmp_path):
     early = EarlyStopping("nll", patience=2, of="members")
     result = trained(of_members(4), [early], checkpoints=de.Checkpoints(tmp_path / "run"))

@@ -15,10 +15,9 @@ from dist_ens.checkpoint.writing import FOLDER, ID_LEAF, remove_unfinished, writ
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError, UserError, code_of_write
 from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.state import finished_leaves
 from dist_ens.layout import Piece
 from dist_ens.storage import Folder, Place
-
-_STOPPING = "stopping."  # Begin of the names of the leaves that a callback needs to stop members.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,21 +80,7 @@ def members_at(saved: SavedStep, member_ids: Sequence[int] | None = None) -> Sav
     lineages = saved.members
     if member_ids is not None:
         lineages = tuple(lineages[position] for position in positions_of(member_ids, lineages))
-    return SavedMembers(saved.step, saved.run, lineages, _finished(saved.leaves(member_ids)))
-
-
-def _finished(leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns leaves with each member's best parameters, and without the record of stops."""
-    found = {name: leaf for name, leaf in leaves.items() if not name.startswith(_STOPPING)}
-    for place, part in enumerate(("params", "model_state", "opt_state")):
-        prefix = f"{_STOPPING}best.{place}"
-        for name in leaves:
-            if name == prefix or name.startswith(f"{prefix}."):
-                was_best = leaves[f"{_STOPPING}best_step"] >= 0
-                own = part + name.removeprefix(prefix)
-                meant = was_best.reshape(-1, *(1,) * (leaves[name].ndim - 1))
-                found[own] = np.where(meant, leaves[name], leaves[own])
-    return found
+    return SavedMembers(saved.step, saved.run, lineages, finished_leaves(saved.leaves(member_ids)))
 
 
 def write_members(

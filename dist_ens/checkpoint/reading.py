@@ -58,44 +58,19 @@ class SavedStep:
 
         return self._reported(read)
 
-    def leaves(self, member_ids: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-        """Returns the leaves of the state by name, in this process's memory; see `state`."""
+    def leaves(
+        self, member_ids: Sequence[int] | None = None, under: str = ""
+    ) -> dict[str, np.ndarray]:
+        """Returns the leaves of the state by name, in this process's memory; see `state`.
+
+        Only those whose names begin with `under` are read. The rest of their names is returned.
+        """
         positions = self._positions(member_ids)
 
         def read() -> dict[str, np.ndarray]:
-            arrays = open_saved(self._data, self._manifest, positions)
-            return {name: array.read_whole() for name, array in arrays.items()}
-
-        return self._reported(read)
-
-    def hyper(self) -> dict[str, np.ndarray]:
-        """Returns the settings of the members by name, float32[members] each, in their order."""
-        return self._leaves_under("hyper.")
-
-    def stopped(self) -> dict[int, int]:
-        """Returns the step at which each member has stopped, by its id."""
-        return self._steps_in("stopping.stopped_step")
-
-    def best(self) -> dict[int, int]:
-        """Returns the step whose parameters each member has, by its id, if those are its best."""
-        return self._steps_in("stopping.best_step")
-
-    def _steps_in(self, name: str) -> dict[int, int]:
-        ids = [member.member_id for member in self.members]
-        return {
-            member_id: int(step)
-            for steps in self._leaves_under(name).values()
-            for member_id, step in zip(ids, steps, strict=True)
-            if step >= 0
-        }
-
-    def _leaves_under(self, prefix: str) -> dict[str, np.ndarray]:
-        """Returns the leaves whose names begin with a prefix, by the rest of their names."""
-
-        def read() -> dict[str, np.ndarray]:
-            arrays = open_saved(self._data, self._manifest)
-            named = {name: array for name, array in arrays.items() if name.startswith(prefix)}
-            return {name.removeprefix(prefix): each.read_whole() for name, each in named.items()}
+            arrays = open_saved(self._data, self._manifest, positions).items()
+            found = {name: array for name, array in arrays if name.startswith(under)}
+            return {name.removeprefix(under): array.read_whole() for name, array in found.items()}
 
         return self._reported(read)
 

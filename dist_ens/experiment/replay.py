@@ -63,17 +63,21 @@ def replay(
         raise UserError(f"Member {member} was imported from {quoted(lineage.run)}, not trained.")
     run.require_own_keys(workdir)
     saved = saved_step(workdir, opened.step)
-    if saved.best().get(member, opened.step) != opened.step:
+    best, stopped = (
+        saved.leaves([member], under=f"stopping.{name}_step").get("")
+        for name in ("best", "stopped")
+    )
+    if best is not None and best[0] not in (-1, opened.step):
         raise UserError(
             f"Member {member} has the parameters of its best evaluation, at step "
-            f"{saved.best()[member]:,}, and the rest of its state is of another step, so there is "
+            f"{best[0]:,}, and the rest of its state is of another step, so there is "
             "nothing to compare it with."
         )
-    stopped = saved.stopped().get(member, opened.step)
-    if lineage.dropped_step is None and stopped < opened.step:
+    is_dropped = lineage.dropped_step is not None
+    if stopped is not None and -1 < stopped[0] < opened.step and not is_dropped:
         raise UserError(
-            f"Member {member} was stopped at step {stopped:,}, and took no more updates. Set "
-            f"--until to at most {stopped:,}, a step of which there is a checkpoint."
+            f"Member {member} was stopped at step {stopped[0]:,}, and took no more updates. Set "
+            f"--until to at most {stopped[0]:,}, a step of which there is a checkpoint."
         )
     # The comparison needs no scores, and one member of several groups has none.
     source = dataclasses.replace(opened.open_source(), valid=None)

@@ -1,6 +1,6 @@
 """The state of a member and of an ensemble, and functions to stack and select members."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -38,6 +38,23 @@ class Stopping(NamedTuple):
     stopped_step: jax.Array
     best_step: PyTree = ()
     best: PyTree = ()
+
+
+def finished_leaves(leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the leaves of a state by name, without the record of stops.
+
+    Each member has its best parameters, if they were kept.
+    """
+    found = {name: leaf for name, leaf in leaves.items() if not name.startswith("stopping.")}
+    for place, part in enumerate(("params", "model_state", "opt_state")):
+        prefix = f"stopping.best.{place}"
+        for name in leaves:
+            if name == prefix or name.startswith(f"{prefix}."):
+                was_best = leaves["stopping.best_step"] >= 0
+                own = part + name.removeprefix(prefix)
+                meant = was_best.reshape(-1, *(1,) * (leaves[name].ndim - 1))
+                found[own] = np.where(meant, leaves[name], leaves[own])
+    return found
 
 
 class State(NamedTuple):
