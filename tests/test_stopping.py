@@ -157,6 +157,32 @@ def test_each_member_stops_by_its_own_score_and_keeps_its_best_parameters():
     assert plain.scores.members != result.scores.members
 
 
+@pytest.mark.parametrize("step", [15, pytest.param(30, marks=pytest.mark.long)])
+def test_a_run_that_a_signal_ends_at_a_choice_makes_it_when_it_is_resumed(tmp_path, step):
+    def interrupts(info):
+        if info.step == step:
+            signal.raise_signal(signal.SIGINT)
+
+    whole = trained(of_members(), [halving()])
+    folder = de.Checkpoints(tmp_path)
+    assert trained(of_members(), [interrupts, halving()], checkpoints=folder).signal is not None
+    resumed = trained(of_members(), [interrupts, halving()], checkpoints=folder)
+    assert resumed.stopped == whole.stopped
+    assert_same(resumed.state, whole.state)
+
+
+def test_halving_compares_only_members_that_have_not_failed():
+    hyper = HYPER | {"learning_rate": [3e38, 3e38, *np.geomspace(1e-4, 1e-2, 6)]}
+    layout = de.Layout.make(8, devices=jax.devices()[:1])
+    for policy in ("freeze", "drop"):
+        ensemble = sweep(8, hyper=hyper, layout=layout, failure_policy=policy)
+        begun = trained(ensemble, [], steps=5)
+        result = trained(ensemble, [halving()], state=begun.state)
+        chosen = {*range(2, 8)} - result.stopped.keys()
+        assert len(chosen) == 2
+        assert (result.stopped.keys() & {0, 1} == {0, 1}) is (policy == "drop")
+
+
 def test_members_stop_on_a_mesh_of_one_row():
     layout = de.Layout.make(2, ensemble_axis=1, devices=jax.devices()[:2])
     early = EarlyStopping("nll", patience=2, of="members")
@@ -366,6 +392,10 @@ class Silent:
 @pytest.mark.parametrize(
     ("callback", "told"),
     [
+        (
+            SuccessiveHalving("variance", every=30, direction="lower"),
+            "by 'variance', which is NaN for each of the 4 that are left at step 30",
+        ),
         (Unknown(), r"The callback Unknown stops the members \[99\], and the run has"),
         (Silent(), "has no attribute that says so. Give its class the line stops_members = True"),
         (SuccessiveHalving("nll", every=13), "chooses every 13 steps, and fit evaluates every 5"),

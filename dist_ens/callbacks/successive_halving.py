@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dist_ens.callbacks.protocol import RunInfo, StopMembers, direction_of, stop_members
 from dist_ens.evaluation import Scores
 from dist_ens.ground.errors import UserError
+from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.numbers import require_fraction, require_one_of, whole_number
 
 
@@ -25,12 +26,12 @@ class SuccessiveHalving:
 
     Raises:
         UserError: If an argument is out of range; when the run begins, if the score is unknown or
-            is not there after `every` steps.
+            is not there after `every` steps; after these, if no member has it.
 
     >>> from types import SimpleNamespace
     >>> halving = SuccessiveHalving("nll", every=100, direction="lower")
     >>> scores = [{"member_id": 0, "nll": 0.3}, {"member_id": 1, "nll": 0.2}]
-    >>> halving.evaluated(100, SimpleNamespace(members=scores))
+    >>> halving.evaluated(100, SimpleNamespace(members=scores, left_out=[]))
     StopMembers(member_ids=(0,))
 
     Source: Jamieson and Talwalkar (2016), https://arxiv.org/abs/1502.07943.
@@ -57,11 +58,14 @@ class SuccessiveHalving:
         self._direction = direction
         self._stopped: set[int] = set()
         self._previous_step = 0
+        self._is_restored = False
 
     def begin(self, run: RunInfo) -> None:
         """Checks that the score is there when members are chosen."""
         self._stopped = set()
-        self._previous_step = run.first_step
+        if not self._is_restored:
+            self._previous_step = run.first_step
+        self._is_restored = False
         self._direction = direction_of(self, run)
         if run.eval_every is None or self.every_steps % run.eval_every:
             raise UserError(
@@ -80,11 +84,26 @@ class SuccessiveHalving:
         if not is_time:
             return None
         sign = -1.0 if self._direction == "higher" else 1.0
+        gone = {*self._stopped, *scores.left_out}  # Those that have failed are left out.
         values = {
             int(member["member_id"]): sign * member.get(self.metric, math.nan)
             for member in scores.members
-            if member["member_id"] not in self._stopped
+            if member["member_id"] not in gone
         }
+        if values and all(map(math.isnan, values.values())):
+            raise UserError(
+                f"SuccessiveHalving compares members by {self.metric!r}, which is NaN for each of "
+                f"the {len(values)} that are left at step {step:,}. Choose a score that members "
+                "have, such as 'nll', or lower the learning rates."
+            )
         order = sorted(values, key=lambda each: (math.isnan(values[each]), values[each]))
         worst = order[max(self.least, math.ceil(self.keep * len(order))) :]
         return stop_members(sorted(worst)) if worst else None
+
+    def state(self) -> JsonDict:
+        """Returns the step of the last evaluation, after which members may be chosen again."""
+        return {"step": self._previous_step}
+
+    def restore(self, state: JsonDict) -> None:
+        """Restores a state that `state` returned."""
+        self._previous_step, self._is_restored = state["step"], True

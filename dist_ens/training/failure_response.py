@@ -23,7 +23,9 @@ from dist_ens.ensemble.failures import (
     FailedMember,
     FailureRecord,
     failed_members,
+    frozen_positions,
 )
+from dist_ens.ensemble.stopping import stopped_members
 from dist_ens.ground.errors import ExitCode, RunError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.state import State
@@ -94,6 +96,9 @@ class FailureResponse(Service):
         if isinstance(state.failures, FailureRecord):
             with jax.transfer_guard("allow"):
                 self._begin(step, to_host(state.failures))
+                if self.stops_members:  # A state that is given has no stops.
+                    frozen = {self._member_ids[k] for k in frozen_positions(state)}
+                    self._dropped = sorted(frozen - stopped_members(state).keys())
 
     def _begin(self, step: int, record: FailureRecord) -> None:
         """Reads the record of the first state."""
