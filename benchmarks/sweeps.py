@@ -183,7 +183,7 @@ def _halving() -> None:
     """Compares five members chosen after successive halving with five chosen of all."""
     is_table = _TABLE.value is not None
     objective = de.losses.gaussian(standardize=True) if is_table else de.losses.categorical(10)
-    steps, batch_size = (_TABLE_STEPS, 100) if is_table else (_MNIST_STEPS, 128)
+    steps, batch_size = (_TABLE_STEPS, 100) if is_table else (5 * _MNIST_STEPS, 128)
     every = steps // _PARTS
     num_inside = num_better = 0
     shares, differences, secs = [], [], []
