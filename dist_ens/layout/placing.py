@@ -129,15 +129,15 @@ def copied(tree: Tree, like: Tree | None = None) -> Tree:
 def copied_like(tree: Tree, like: Shapes) -> Tree:
     """Returns copies of arrays of any layout, each with the sharding of another array or shape."""
 
-    def copied(leaf: Leaf, other: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    def copy_of(leaf: Leaf, other: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
         # JAX copies between equal shardings only. Between others a device keeps what it has.
         if not isinstance(leaf, jax.Array):
             leaf = jnp.array(leaf)
         elif leaf.sharding != other.sharding:
-            leaf = leaf.copy()
+            leaf = _copied_to(leaf, leaf.sharding)
         return jax.device_put(leaf, other.sharding, may_alias=False)
 
-    return jax.tree.map(copied, tree, like)
+    return jax.tree.map(copy_of, tree, like)
 
 
 def copied_off_devices(tree: Tree) -> Tree:
