@@ -109,7 +109,7 @@ def test_a_preempted_job_saves_and_is_requeued_and_ends_as_one_never_stopped(
     cluster, never_stopped, tmp_path
 ):
     job = submit_training(cluster, tmp_path)
-    wait_for_file(tmp_path / "run/metrics.jsonl")
+    wait_for_file(tmp_path / "run/checkpoints/500")
     cluster.run("scancel", "--signal=TERM", job)
     assert cluster.wait_for_end(job)["JobState"] == "PENDING"
     stopped = log_of(tmp_path, job)
