@@ -148,11 +148,14 @@ class Checkpoints:
         (10, True)
         """
         check_lengths(layout, like, MEMBERS, "The argument like")
-        abstract = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=layout.sharding(MEMBERS)
-            ),
-            like,
+        leaves, structure = jax.tree.flatten(like)
+        shardings = map(layout.sharding, layout.leaf_specs(MEMBERS, like))
+        abstract = jax.tree.unflatten(
+            structure,
+            [
+                jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+                for leaf, sharding in zip(leaves, shardings, strict=True)
+            ],
         )
         with self.open(LOOP_RECORD) as opened:
             while opened.saved_step:

@@ -30,6 +30,7 @@ from dist_ens.ground.types import (
     Params,
     PyTree,
 )
+from dist_ens.layout import GATHERED, gathered
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import averaged
 from dist_ens.methods import LossInfo, MemberLoss
@@ -49,6 +50,7 @@ class GradientStep:
     objective: Objective | None
     microbatches: int = 1
     failure_policy: FailurePolicy = dataclasses.field(default_factory=FailurePolicy)
+    gathers_params: bool = False
 
     @pinned_generator()
     def __call__(
@@ -92,7 +94,15 @@ class GradientStep:
                 value, new_state, metrics = loss_outputs(results, model_state)
             return value, (new_state, metrics)
 
-        return loss
+        if not self.gathers_params:
+            return loss
+
+        def of_parts(params: Params, *args: PyTree) -> LossResults:
+            return loss(gathered(params), *args)
+
+        # The whole parameters are not kept for the backward pass, which gathers them again.
+        kept = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
+        return jax.checkpoint(of_parts, policy=kept)
 
     def _gradients(self, params: Params, again: Again) -> tuple[Gradients, ModelState, Metrics]:
         state, examples, key = again

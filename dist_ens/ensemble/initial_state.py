@@ -26,6 +26,7 @@ from dist_ens.ground.types import (
     Params,
     PyTree,
     Shapes,
+    Specs,
 )
 from dist_ens.layout import MEMBERS, Layout, Waves, copied_off_devices, to_host
 from dist_ens.layout.placing import resting_sharding
@@ -156,14 +157,16 @@ class Initializer:
         """Shapes, types and shardings of the state."""
         of_wave = jax.eval_shape(self._program, *self._arguments)
 
-        def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            sharding: jax.sharding.Sharding = self._layout.sharding(MEMBERS)
+        def placed(leaf: jax.ShapeDtypeStruct, spec: Specs) -> jax.ShapeDtypeStruct:
+            sharding: jax.sharding.Sharding = self._layout.sharding(spec)
             if self._waves.count > 1:
                 sharding = resting_sharding(sharding, leaf.dtype)
             shape = (self._layout.num_members, *leaf.shape[1:])
             return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
 
-        return jax.tree.map(placed, of_wave)
+        leaves, structure = jax.tree.flatten(of_wave)
+        specs = self._layout.leaf_specs(MEMBERS, of_wave)
+        return jax.tree.unflatten(structure, map(placed, leaves, specs))
 
 
 def state_from(

@@ -28,12 +28,12 @@ from dist_ens.ensemble.update_steps import (
 )
 from dist_ens.execution.heuristics import ONE_BY_ONE
 from dist_ens.execution.lift import Lifted, of_all_members
-from dist_ens.execution.spec import Execution
+from dist_ens.execution.spec import AUTO, Execution
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.narrowing import host_array
 from dist_ens.ground.randomness import PREDICT, pinned_generator
 from dist_ens.ground.state import State
-from dist_ens.ground.types import Batch, Inputs, Key, Metrics, Outputs, PyTree
+from dist_ens.ground.types import Batch, Inputs, Key, Metrics, Outputs, PyTree, Shapes, Specs
 from dist_ens.layout import (
     BATCH,
     BATCHES,
@@ -102,7 +102,10 @@ class Programs:
     @cached_property
     def step(self) -> Step:
         """The step of one member, which is traced once for all programs that contain it."""
-        return jax.jit(self.gradient_step, inline=True)
+        step = self.gradient_step
+        if self._ensemble.layout.is_fsdp and isinstance(step, GradientStep):
+            step = dataclasses.replace(step, gathers_params=True)
+        return jax.jit(step, inline=True)
 
     def initializer(self, batch: Batch) -> Initializer:
         """Returns the program that makes the state for batches of such shapes and types."""
@@ -172,7 +175,9 @@ class Programs:
 
     @cached_property
     def _execution(self) -> Execution:
-        return Execution.parse(self._ensemble.execution)
+        ensemble = self._ensemble
+        is_divided = ensemble.layout.model_axis > 1 and ensemble.execution == AUTO
+        return Execution.parse("loop" if is_divided else ensemble.execution)
 
     def trace_update(self, state: State, batches: CallBatches | PyTree) -> None:
         """Traces `update_steps` in the ensemble's own execution, to raise any error of tracing."""
@@ -191,9 +196,36 @@ class Programs:
         if ensemble.waves > 1:
             waves = Waves(ensemble.layout, ensemble.waves)
             return results_in_waves(waves, ensemble.of_wave.outputs, MEMBER_BATCH)
+        if ensemble.layout.model_axis > 1:
+            return Lifted(
+                self._outputs_of_one,
+                layout=ensemble.layout,
+                in_specs=self._output_specs,
+                out_specs=MEMBER_BATCH,
+                execution=self._execution,
+                names=("The state", "The inputs"),
+            )
         return jax.jit(self._outputs)
 
+    def output_shapes(self, state: Shapes, inputs: Shapes) -> Shapes:
+        """Returns the shapes and types of the outputs of all members."""
+        return jax.eval_shape(self._outputs, state, inputs)
+
     def _outputs(self, state: State, inputs: Inputs) -> Outputs:
+        return of_all_members(
+            self._outputs_of_one,
+            self._ensemble.layout,
+            self._output_specs,
+            MEMBER_BATCH,
+            self._execution,
+        )(state, inputs)
+
+    @property
+    def _output_specs(self) -> tuple[Specs, Specs]:
+        return MEMBERS, BATCHES if self._ensemble.num_groups > 1 else BATCH
+
+    @cached_property
+    def _outputs_of_one(self) -> Callable[[State, Inputs], Outputs]:
         ensemble = self._ensemble
         network, samples = ensemble.network, ensemble.dropout_samples
         in_groups = ensemble.num_groups > 1
@@ -218,9 +250,7 @@ class Programs:
 
             return jax.vmap(sample, out_axes=1)(jax.random.split(key, samples))
 
-        specs = (MEMBERS, BATCHES if in_groups else BATCH)
-        of_all = of_all_members(of_one, ensemble.layout, specs, MEMBER_BATCH, self._execution)
-        return of_all(state, inputs)
+        return of_one
 
     @cached_property
     def predict(self) -> Callable[[State, Inputs, np.ndarray | None], Prediction]:
@@ -245,7 +275,7 @@ class Programs:
                 prediction = prediction.in_unit(*member_label_scale(state))
             return prediction
 
-        if ensemble.waves > 1:
+        if ensemble.waves > 1 or ensemble.layout.model_axis > 1:
             pool = jax.jit(pooled)
             return lambda state, inputs, w: pool(self.outputs(state, inputs), state, w)
         return jax.jit(lambda state, inputs, w: pooled(self._outputs(state, inputs), state, w))

@@ -1,5 +1,6 @@
 """The same ensemble with other arguments, and the ensemble that has the members of a state."""
 
+import dataclasses
 import inspect
 from collections.abc import Sequence
 from functools import cached_property
@@ -37,9 +38,10 @@ class Variants:
         return kind(**arguments | changes)
 
     def _variant(self, **changes: Any) -> "Ensemble":
-        """Returns an ensemble of other members or another layout, which gets the traced step."""
+        """Returns an ensemble of other members or another layout, with the traced step."""
         other = self.replace(**changes)
-        other.programs.step = self.programs.step
+        if other.layout.is_fsdp == self.layout.is_fsdp:
+            other.programs.step = self.programs.step
         return other
 
     @cached_property
@@ -91,4 +93,4 @@ class Variants:
         mesh = getattr(state.step.sharding, "mesh", None)
         if mesh in (None, self.layout.mesh):
             return cast("Ensemble", self), state
-        return self.on(Layout(mesh, self.num_members)), state
+        return self.on(dataclasses.replace(self.layout, mesh=mesh, is_fixed=True)), state

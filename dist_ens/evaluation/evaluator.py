@@ -227,7 +227,7 @@ class Evaluator:
     def outputs_shape(self, state: State, inputs: Shapes) -> Shapes:
         """Returns the shape and type of all members' outputs, from the state of one wave."""
         of_wave = self.ensemble if self.ensemble.waves == 1 else self.ensemble.of_wave
-        found = jax.eval_shape(of_wave.outputs, state, inputs)
+        found = of_wave.programs.output_shapes(state, inputs)
         shape = (self.ensemble.num_members, *found.shape[1:])
         return jax.ShapeDtypeStruct(shape, found.dtype)
 

@@ -20,7 +20,7 @@ from dist_ens.ensemble.update_steps import results_in_waves
 from dist_ens.evaluation.examples import WholeBatches
 from dist_ens.evaluation.scores import Scores, scores_of_means
 from dist_ens.execution.apply import lowered
-from dist_ens.execution.lift import sharded
+from dist_ens.execution.lift import Lifted, sharded
 from dist_ens.execution.rewrite import rewritten
 from dist_ens.execution.spec import Execution
 from dist_ens.ground.errors import UserError
@@ -94,10 +94,15 @@ class _Programs:
         self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
         self._whole: dict[object, Callable[[State, Batch], _Values] | None] = {}
         layout, way = ensemble.layout, Execution(members="map")
-        of_one = lowered(_values_of_one(ensemble), way, layout)
+        of_one, specs = _values_of_one(ensemble), (MEMBERS, REPLICATED)
         self.of_batch: jax.stages.Wrapped = jax.jit(
-            sharded(of_one, layout, (MEMBERS, REPLICATED), MEMBERS, way)
+            sharded(lowered(of_one, way, layout), layout, specs, MEMBERS, way)
         )
+        self._of_rows: Lifted | None = None
+        if layout.model_axis > 1:
+            self._of_rows = Lifted(
+                of_one, layout=layout, in_specs=specs, out_specs=MEMBERS, execution=way
+            )
 
     def for_set(
         self, state: State, split: Split, batch_size: int
@@ -108,6 +113,8 @@ class _Programs:
         device. The decision is kept, so every evaluation of the set uses the same program.
         """
         length = len(split) // self._num_groups
+        if self._of_rows is not None:  # Members that share devices leave no room for a whole set.
+            return self._of_rows, batch_size
         if length <= batch_size or isinstance(split, WholeBatches):
             return self.of_batch, batch_size
         shapes = self.shapes_of_set(split)

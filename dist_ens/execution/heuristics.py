@@ -58,8 +58,11 @@ def candidates(layout: Layout, traced: ClosedJaxpr, num_steps: int) -> list[str]
       matrix product keeps a core busy. `+aligned` is added if it turns a matrix product into
       sums of vectors. Otherwise `+flat` is added if a gradient of weights has many terms.
 
-    Candidates of executions and lowerings that were registered come last.
+    Candidates of executions and lowerings that were registered come last. Members that share
+    devices on the model axis are taken one after another.
     """
+    if layout.model_axis > 1:
+        return ["loop"]
     if contains(traced, CONVOLUTION):
         names = _with_convolutions(layout, traced, num_steps)
     else:

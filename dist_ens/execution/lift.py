@@ -157,7 +157,7 @@ class Lifted:
             return in_turn(layout, jax.jit(checked, donate_argnums=donate_argnums))
 
         # The programs of `loop` see one member each, so that the arguments are checked before.
-        is_loop = execution.members == "loop"
+        is_loop = execution.members == "loop" or layout.model_axis > 1
         self._place = layout.placed if is_loop else self._as_arguments
         if is_loop:
             alone = dataclasses.replace(execution, members="unroll")

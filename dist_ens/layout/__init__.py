@@ -2,7 +2,8 @@
 
 No other package names the mesh axes, builds a `PartitionSpec` or puts an array on a device. The
 axes are `("ensemble", "data")`, in this order, over the devices in the order of `jax.devices()`. A
-row of the mesh holds some of the members, and a column holds one part of every batch.
+row of the mesh holds some of the members, and a column holds one part of every batch. For members
+that are larger than a device there is a third axis, `"model"`: its devices share a member's arrays.
 """
 
 from dist_ens.layout.collectives import (
@@ -14,6 +15,7 @@ from dist_ens.layout.collectives import (
 )
 from dist_ens.layout.dispatch import connect_hosts, in_turn, settled
 from dist_ens.layout.mesh import Layout
+from dist_ens.layout.model_axis import GATHERED, gathered
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
     check_lengths,
@@ -51,6 +53,7 @@ __all__ = [
     "BATCHES",
     "DATA",
     "ENSEMBLE",
+    "GATHERED",
     "MEMBERS",
     "MEMBER_BATCH",
     "MEMBER_BATCHES",
@@ -73,6 +76,7 @@ __all__ = [
     "data_index",
     "redistribution_program",
     "device_bytes",
+    "gathered",
     "global_shapes",
     "holdings",
     "in_turn",

@@ -18,10 +18,11 @@ from dist_ens.processes import cluster
 def in_turn(layout: Layout, program: Wrapped) -> Wrapped:
     """Returns a jitted program that can be called any number of times without waiting.
 
-    On several columns of CPU devices, a call first waits for its arguments, which an earlier call
+    On CPU devices that share a member, a call first waits for its arguments, which an earlier call
     computes. Programs of several rows still compute at the same time.
     """
-    return program if layout.data_axis == 1 or layout.platform != "cpu" else _InTurn(program)
+    is_alone = layout.data_axis == layout.model_axis == 1
+    return program if is_alone or layout.platform != "cpu" else _InTurn(program)
 
 
 def settled(layout: Layout, results: Tree) -> Tree:

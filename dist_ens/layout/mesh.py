@@ -13,9 +13,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dist_ens.ground.errors import ExitCode, UserError, counted
 from dist_ens.ground.numbers import whole_number
 from dist_ens.ground.randomness import INIT, member_key, pinned_generator
-from dist_ens.ground.state import as_held
+from dist_ens.ground.state import State, as_held
 from dist_ens.ground.types import Key, Leaf, PyTree, Specs, Tree
 from dist_ens.layout.collectives import without_axes
+from dist_ens.layout.mapping import mapped_over_rows
+from dist_ens.layout.model_axis import FSDP, Rules, checked_rules, state_specs
 from dist_ens.layout.placing import (
     check_lengths,
     copy_of_numpy,
@@ -27,8 +29,8 @@ from dist_ens.layout.specs import (
     DATA,
     ENSEMBLE,
     MEMBERS,
+    MODEL,
     REPLICATED,
-    axis_of,
     broadcast,
     is_spec,
     named_specs,
@@ -41,10 +43,12 @@ class Layout:
     """The placement of members and data on a mesh of devices; made by `Layout.make`.
 
     Attributes:
-        mesh: Mesh with the axes `("ensemble", "data")`.
+        mesh: Mesh with the axes `("ensemble", "data")`, and `"model"` if it is above 1.
         num_members: Number of members, a multiple of the ensemble axis.
         is_fixed: Whether the user chose the number of rows. If not, and if the devices are the
             cores of one CPU, `fit` may use one device instead.
+        model_rules: How the arrays of a member are divided over the model axis: "fsdp", or pairs of
+            a pattern of names and the axes of such a parameter.
 
     >>> layout = Layout.make(6, devices=jax.devices()[:4])
     >>> layout.ensemble_axis, layout.data_axis, layout.members_per_device
@@ -54,6 +58,7 @@ class Layout:
     mesh: Mesh
     num_members: int
     is_fixed: bool = dataclasses.field(default=True, compare=False)
+    model_rules: Rules = FSDP
 
     @classmethod
     def make(
@@ -61,6 +66,8 @@ class Layout:
         num_members: int,
         *,
         ensemble_axis: int | None = None,
+        model_axis: int = 1,
+        model_rules: str | Sequence[tuple[str, Sequence[str | None]]] = FSDP,
         devices: Sequence[jax.Device] | None = None,
     ) -> "Layout":
         """Returns the layout of an ensemble on devices that are all used.
@@ -68,36 +75,57 @@ class Layout:
         Args:
             num_members: Number of members, at least 1.
             ensemble_axis: Number of rows of the mesh, at least 1. Default: the largest number that
-                divides both the members and the devices.
+                divides both the members and the devices, or the devices' groups of `model_axis`.
+            model_axis: Number of devices that share the arrays of one member, at least 1.
+            model_rules: How they share them. With "fsdp" each has a part of every large array and
+                of the examples, and the parts of the parameters are gathered for the two passes of
+                a step. Pairs such as `[("mlp/*/kernel", (None, "model")), ("*", ())]` give the axes
+                of the parameters whose name fits a pattern; the first that fits is taken, and the
+                compiler divides the work of the network as these arrays are divided.
             devices: Devices of the mesh. Default: `jax.devices()`, the devices of all hosts.
 
         Returns:
-            The layout, with `ensemble_axis` rows and `len(devices) / ensemble_axis` columns.
+            The layout, with `ensemble_axis` rows. Each has `len(devices) / ensemble_axis` devices,
+            in columns of `model_axis`.
 
         Raises:
-            UserError: If the ensemble axis does not divide the members and the devices.
+            UserError: If the axes do not divide the members and the devices, or a rule names
+                another axis.
 
         >>> str(Layout.make(10, devices=jax.devices()[:8]))
         '2 x 4 (ensemble x data)'
         """
         devices = jax.devices() if devices is None else list(devices)
         num_members = whole_number("num_members", num_members, least=1)
-        largest, is_fixed = math.gcd(num_members, len(devices)), ensemble_axis is not None
+        model_axis = whole_number("model_axis", model_axis, least=1)
+        if len(devices) % model_axis:
+            raise UserError(
+                f"The model axis must divide the number of devices: got model_axis={model_axis} "
+                f"for {counted(len(devices), 'device')}. Use a divisor.",
+                exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
+            )
+        count = len(devices) // model_axis
+        largest = math.gcd(num_members, count)
+        is_fixed = ensemble_axis is not None or model_axis > 1
         if ensemble_axis is None:
             ensemble_axis = largest
         ensemble_axis = whole_number("ensemble_axis", ensemble_axis, least=1)
-        if len(devices) % ensemble_axis or num_members % ensemble_axis:
+        if count % ensemble_axis or num_members % ensemble_axis:
             good = [str(k) for k in range(1, largest + 1) if largest % k == 0]
             raise UserError(
                 "The ensemble axis must divide the number of devices and num_members: got "
-                f"ensemble_axis={ensemble_axis} for {counted(len(devices), 'device')} and "
+                f"ensemble_axis={ensemble_axis} for {counted(len(devices), 'device')}"
+                f"{'' if model_axis == 1 else f', a model axis of {model_axis}'} and "
                 f"num_members={num_members}. Use ensemble_axis={' or '.join(good)}, or another "
                 "number of members.",
                 exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
-        grid = np.array(devices).reshape(ensemble_axis, len(devices) // ensemble_axis)
-        mesh = Mesh(grid, (ENSEMBLE, DATA), axis_types=(AxisType.Auto,) * 2)
-        return cls(mesh, num_members, is_fixed)
+        axes = {ENSEMBLE: ensemble_axis, DATA: count // ensemble_axis}
+        if model_axis > 1:
+            axes[MODEL] = model_axis
+        grid = np.array(devices).reshape(*axes.values())
+        mesh = Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+        return cls(mesh, num_members, is_fixed, checked_rules(model_rules))
 
     @property
     def ensemble_axis(self) -> int:
@@ -110,8 +138,18 @@ class Layout:
         return self.mesh.shape[DATA]
 
     @property
+    def model_axis(self) -> int:
+        """Number of devices that share the arrays of one member."""
+        return self.mesh.shape.get(MODEL, 1)
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether the devices of a column gather the parameters, and share the examples."""
+        return self.model_axis > 1 and self.model_rules == FSDP
+
+    @property
     def members_per_device(self) -> int:
-        """Number of members that one device holds."""
+        """Number of members that one device holds, or holds its parts of."""
         return self.num_members // self.ensemble_axis
 
     @property
@@ -120,7 +158,8 @@ class Layout:
         return self.mesh.devices.flat[0].platform
 
     def __str__(self) -> str:
-        return f"{self.ensemble_axis} x {self.data_axis} ({ENSEMBLE} x {DATA})"
+        names = self.mesh.axis_names
+        return f"{' x '.join(map(str, self.mesh.shape.values()))} ({' x '.join(names)})"
 
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
         """Returns the sharding of a spec on this mesh.
@@ -128,6 +167,25 @@ class Layout:
         Nothing is divided over a data axis of 1, so that a batch there may be any pytree of arrays.
         """
         return NamedSharding(self.mesh, spec if self.data_axis > 1 else without_data(spec))
+
+    def leaf_specs(self, specs: Specs, tree: PyTree) -> list[PartitionSpec]:
+        """Returns the spec of each leaf of a tree from a tree prefix of specs.
+
+        If the mesh has a model axis, the spec "members" of a `State` stands for those by its rules.
+        """
+        if self.model_axis == 1:
+            return broadcast(specs, tree)
+
+        found: list[PartitionSpec] = []
+
+        def add(spec: PartitionSpec, branch: PyTree) -> None:
+            if spec == MEMBERS and isinstance(branch, State):
+                found.extend(jax.tree.leaves(state_specs(self, branch), is_leaf=is_spec))
+            else:
+                found.extend([spec] * len(jax.tree.leaves(branch)))
+
+        jax.tree.map(add, specs, tree, is_leaf=is_spec)
+        return found
 
     def shard_map(self, fn: Callable, in_specs: Specs, out_specs: Specs) -> Callable:
         """Returns a function that runs `fn` on each device's own part of its arguments.
@@ -145,7 +203,7 @@ class Layout:
             mesh=self.mesh,
             in_specs=in_specs,
             out_specs=out_specs,
-            axis_names={ENSEMBLE, DATA},
+            axis_names={*self.mesh.axis_names},
             check_vma=False,
         )
 
@@ -160,32 +218,9 @@ class Layout:
         Specs are as in `shard_map`.
         """
         fn = without_axes(fn)
-        if self.data_axis == 1:
+        if self.data_axis == self.model_axis == 1:
             return self.shard_map(fn, in_specs, out_specs)
-
-        def within_a_row(leaf: jax.Array, spec: PartitionSpec) -> PartitionSpec:
-            axis = axis_of(spec, DATA)
-            if axis is None or leaf.ndim <= axis or leaf.shape[axis] % self.data_axis:
-                return REPLICATED  # Some leaves of a batch hold no rows.
-            return PartitionSpec(*(None,) * axis, DATA)
-
-        def constrained(tree: Tree, specs: Specs) -> Tree:
-            leaves, structure = jax.tree.flatten(tree)
-            placed = map(
-                jax.lax.with_sharding_constraint,
-                leaves,
-                map(within_a_row, leaves, broadcast(specs, tree)),
-            )
-            return jax.tree.unflatten(structure, placed)
-
-        return jax.shard_map(
-            lambda *args: constrained(fn(*constrained(args, in_specs)), out_specs),
-            mesh=self.mesh,
-            in_specs=jax.tree.map(without_data, in_specs, is_leaf=is_spec),
-            out_specs=jax.tree.map(without_data, out_specs, is_leaf=is_spec),
-            axis_names={ENSEMBLE},
-            check_vma=False,
-        )
+        return mapped_over_rows(self, fn, in_specs, out_specs)
 
     def put(self, tree: PyTree, spec: Specs = "batch") -> PyTree:
         """Puts arrays on the mesh.
@@ -263,7 +298,8 @@ class Layout:
         def make(numbers: jax.Array, *arrays: PyTree) -> Tree:
             # The members are made one after another. This runs only once, and batched random
             # numbers would double the compilation time on a CPU.
-            return self.shard_map(
+            mapped = self.shard_map if self.model_axis == 1 else self.map_rows
+            return mapped(
                 lambda own, *arrays: jax.lax.map(lambda number: fn(number, *arrays), own),
                 in_specs=(MEMBERS, *(REPLICATED for _ in arrays)),
                 out_specs=MEMBERS,
@@ -291,7 +327,7 @@ class Layout:
     @cached_property
     def host_columns(self) -> tuple[int, ...]:
         """Columns of the mesh in which this host has a device, ascending. The host feeds them."""
-        return lines_of(self.mesh.devices.T, jax.process_index())
+        return lines_of(self.mesh.devices.swapaxes(0, 1), jax.process_index())
 
     @cached_property
     def host_mesh_rows(self) -> tuple[int, ...]:
@@ -313,12 +349,9 @@ class Layout:
 
     def moved(self, tree: Tree, specs: Specs) -> Tree:
         """Moves arrays from another layout to this one. Both must be on this host's devices."""
-        return jax.tree.map(
-            lambda spec, branch: jax.device_put(branch, self.sharding(spec)),
-            specs,
-            tree,
-            is_leaf=is_spec,
-        )
+        leaves, structure = jax.tree.flatten(tree)
+        shardings = map(self.sharding, self.leaf_specs(specs, tree))
+        return jax.tree.unflatten(structure, jax.device_put(leaves, [*shardings]))
 
     def placed(self, tree: PyTree, specs: Specs, where: str) -> PyTree:
         """Puts the arguments of a function on this mesh. Arrays that are there are not copied.
@@ -345,7 +378,7 @@ class Layout:
             on_devices = isinstance(leaf, jax.Array)
             return jax.device_put(leaf, self.sharding(spec)) if on_devices else self.put(leaf, spec)
 
-        return jax.tree.unflatten(structure, map(put, leaves, broadcast(specs, tree)))
+        return jax.tree.unflatten(structure, map(put, leaves, self.leaf_specs(specs, tree)))
 
     def holds(self, leaf: Leaf) -> bool:
         """Returns whether an array is on this mesh, so that a program can use it without a copy."""
@@ -362,7 +395,7 @@ def lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:
     return tuple(
         position
         for position, devices in enumerate(grid)
-        if any(device.process_index == process_id for device in devices)
+        if any(device.process_index == process_id for device in devices.flat)
     )
 
 

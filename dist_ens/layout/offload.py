@@ -2,15 +2,17 @@
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
+from jax.typing import DTypeLike
 
 from dist_ens.ground.types import Array
-from dist_ens.layout.placing import HOST_MEMORY, device_bytes
+from dist_ens.layout.placing import HOST_MEMORY
 
 # At most this number of bytes is read before the arrays are on their devices.
 _READ_AT_ONCE_BYTES = 2**31
@@ -48,7 +50,37 @@ def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]
     pieces: dict[str, list[Piece]] = {name: [] for name in arrays}
     for (name, shard), copy in zip(shards, copies, strict=True):
         pieces[name].append(Piece(shard.index, copy))
-    return pieces
+    return {name: _of_whole_members(parts, arrays[name]) for name, parts in pieces.items()}
+
+
+def _of_whole_members(parts: list[Piece], array: jax.Array) -> list[Piece]:
+    """Returns pieces of whole members, which the devices of a row may have shared."""
+    if all(part.array.shape[1:] == array.shape[1:] for part in parts):
+        return parts
+    of_rows: dict[str, list[Piece]] = {}
+    for part in parts:
+        of_rows.setdefault(str(part.index[0]), []).append(part)
+    return [
+        Piece((shared[0].index[0], *(slice(None) for _ in array.shape[1:])), _Joined(shared, array))
+        for shared in of_rows.values()
+    ]
+
+
+class _Joined:
+    """An array of whole members, which is put together when it is read, from parts of it."""
+
+    def __init__(self, parts: list[Piece], array: jax.Array) -> None:
+        self._parts, self._whole = parts, None
+        self.shape = (parts[0].array.shape[0], *array.shape[1:])
+        self.dtype = array.dtype
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        if self._whole is None:
+            self._whole = np.empty(self.shape, self.dtype)
+            for part in self._parts:
+                self._whole[(slice(None), *part.index[1:])] = part.array
+            self._parts = []
+        return self._whole
 
 
 def read_onto_devices(
@@ -56,8 +88,9 @@ def read_onto_devices(
 ) -> dict[str, jax.Array]:
     """Reads global arrays of these shapes, types and shardings, by name.
 
-    Every host reads the parts that its devices hold, each part once, and several at the same time,
-    up to 2 GiB in the host's memory. `read` starts to read a part of an array, given its index.
+    Every host reads the members that its devices hold, each once, and several arrays at the same
+    time, up to 2 GiB in the host's memory. `read` starts to read whole members of an array, given
+    their index.
     """
     arrays: dict[str, jax.Array] = {}
     begun: collections.deque[tuple[str, dict[str, Reading], int]] = collections.deque()
@@ -65,14 +98,20 @@ def read_onto_devices(
     def end_one() -> None:
         name, parts, _ = begun.popleft()
         leaf = abstract[name]
+
+        def part(index: tuple[slice, ...]) -> np.ndarray:
+            return parts[str(index[0])].result()[(slice(None), *index[1:])]
+
         arrays[name] = jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda i: parts[str(i)].result(), dtype=leaf.dtype
+            leaf.shape, leaf.sharding, part, dtype=leaf.dtype
         )
 
     for name, leaf in abstract.items():
         held = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-        places = {str(index): index for index in held}
-        num_bytes = len(places) * device_bytes(leaf)
+        whole = (slice(None),) * (leaf.ndim - 1)
+        places = {str(index[0]): (index[0], *whole) for index in held}
+        of_members = math.prod(leaf.shape[1:]) * leaf.dtype.itemsize
+        num_bytes = of_members * sum(len(range(leaf.shape[0])[i[0]]) for i in places.values())
         while begun and num_bytes + sum(size for _, _, size in begun) > _READ_AT_ONCE_BYTES:
             end_one()
         begun.append((name, {part: read(name, i) for part, i in places.items()}, num_bytes))

@@ -86,15 +86,16 @@ def put_numbers(layout: "Layout", count: int) -> list[jax.Array]:
 def put_members(layout: "Layout", tree: PyTree) -> PyTree:
     """Puts arrays [members, ...] on the mesh. Every host gives the arrays of all members."""
     _check_members(layout, tree, MEMBERS, "The array", jax_arrays_are_whole=False)
-    sharding = layout.sharding(MEMBERS)
 
-    def put(leaf: Leaf) -> jax.Array:
+    def put(leaf: Leaf, spec: PartitionSpec) -> jax.Array:
+        sharding = layout.sharding(spec)
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.device_put(leaf, sharding)
         whole = np.array(leaf)  # A copy, as in `put_batch`.
         return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
 
-    return jax.tree.map(put, as_held(tree))
+    leaves, structure = jax.tree.flatten(as_held(tree))
+    return jax.tree.unflatten(structure, map(put, leaves, layout.leaf_specs(MEMBERS, tree)))
 
 
 def copy_of_numpy(leaf: Leaf) -> Array:

@@ -11,6 +11,7 @@ P = PartitionSpec
 
 ENSEMBLE = "ensemble"
 DATA = "data"
+MODEL = "model"
 
 MEMBERS = P(ENSEMBLE)  # [members, ...]: the state
 BATCHES = P(None, DATA)  # [steps, batch, ...]: the batches of one call, the same for all members
@@ -61,11 +62,11 @@ def specs_of_batch(declared: Specs, batch: PyTree) -> Specs:
     """
     if isinstance(declared, str):
         return NAMES[declared]
-    names = {_keys(path): name for path, name in jax.tree_util.tree_leaves_with_path(declared)}
+    names = {keys_of(path): name for path, name in jax.tree_util.tree_leaves_with_path(declared)}
     used: set[tuple[str, ...]] = set()
 
     def spec_of(path: KeyPath, _: Leaf) -> PartitionSpec:
-        keys = _keys(path)
+        keys = keys_of(path)
         found = [keys[:count] for count in range(len(keys) + 1) if keys[:count] in names]
         used.update(found)
         return NAMES[names[found[0]]] if found else BATCH
@@ -80,7 +81,8 @@ def specs_of_batch(declared: Specs, batch: PyTree) -> Specs:
     return specs
 
 
-def _keys(path: KeyPath) -> tuple[str, ...]:
+def keys_of(path: KeyPath) -> tuple[str, ...]:
+    """Returns the keys of a path in a pytree as texts."""
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 

@@ -136,9 +136,9 @@ def _resumed(job: Job, opened: OpenCheckpoints | None) -> tuple[Ensemble, State 
 def _as_saved(ensemble: Ensemble, opened: OpenCheckpoints) -> Ensemble:
     """Returns an ensemble with the execution of the run that is resumed, unless one is given."""
     saved = opened.saved_record or {}
-    if ensemble.execution != AUTO or not saved.get("execution"):
-        return ensemble
     layout = ensemble.layout
+    if ensemble.execution != AUTO or not saved.get("execution") or layout.model_axis > 1:
+        return ensemble
     had_one_device = cluster.cores_are_devices() and saved.get("num_devices") == 1
     if had_one_device and not layout.is_fixed:
         layout = layout.on_one_device()
