@@ -48,7 +48,7 @@ def main() -> None:
             most = f"about {most}"
         print(
             f"The best mesh for {counted(best.num_members, 'member')} on {_TOPOLOGY.value} is "
-            f"{best.ensemble_axis} x {best.data_axis}; the largest num_members that fits on it "
+            f"{best.shape}; the largest num_members that fits on it "
             f"is {most}. Next: dist-ens train with the --config flags of this command, "
             f"--config.layout.ensemble_axis={best.ensemble_axis} and a --workdir."
         )

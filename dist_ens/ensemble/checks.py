@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from numpy.typing import DTypeLike
 
 from dist_ens.ensemble.failures import FAILED_UPDATES, IS_FROZEN
+from dist_ens.execution.spec import AUTO
 from dist_ens.ground.errors import UserError, call_error, counted, first_line, kind_of, name_of
 from dist_ens.ground.numbers import require_one_of, whole_number
 from dist_ens.ground.state import described, leaf_type, leaf_types
@@ -46,6 +47,16 @@ def check_ids_of_groups(member_ids: Sequence[int], num_groups: int) -> None:
             f"The members {repr(list(member_ids))[:200]} are not the same number of each of the "
             f"{num_groups} groups, in turn. The group of a member is its id modulo {num_groups}. "
             f"Take whole sets of members, such as those with the ids 0 to {num_groups - 1}."
+        )
+
+
+def check_divided(model_axis: int, members: str, waves: int) -> None:
+    """Raises a `UserError` if members that share devices were to run at once or in waves."""
+    if model_axis > 1 and (members not in (AUTO, "loop") or waves != 1):
+        asked = f"the execution {members!r}" if waves == 1 else f"waves={waves}"
+        raise UserError(
+            f"With a model axis of {model_axis}, the devices of a row take one member after "
+            f"another, and {asked} was asked for. Use execution='loop' or 'auto', and waves=1."
         )
 
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.checks import (
     check_batch_specs,
+    check_divided,
     check_loss,
     checked_dtype,
     checked_ids,
@@ -173,6 +174,7 @@ class Ensemble(Variants):
                 f"The layout is for {counted(layout.num_members, 'member')}, and num_members "
                 f"is {self.num_members}. Make the layout with Layout.make({self.num_members})."
             )
+        check_divided(layout.model_axis, Execution.parse(execution).members, waves)
         self.layout = layout
         self.waves = Waves.at_least(layout, whole_number("waves", waves, least=1)).count
         self.member_ids = checked_ids(member_ids, self.num_members)

@@ -81,9 +81,16 @@ def build(
     source = open_source(experiment.data) if source is None else source
     member_file = member_file if parts.names or parts.metrics else None
     run = Run(experiment, source.spec, source.num_train_examples, member_file)
-    rows = experiment.layout.ensemble_axis
-    devices = cluster.devices_for(run.num_members, rows)
-    layout = Layout.make(run.num_members, ensemble_axis=rows, devices=devices)
+    asked = experiment.layout
+    layout = Layout.make(
+        run.num_members,
+        ensemble_axis=asked.ensemble_axis,
+        model_axis=asked.model_axis,
+        model_rules=asked.model_rules,
+        devices=cluster.devices_for(run.num_members, asked.ensemble_axis)
+        if asked.model_axis == 1
+        else None,
+    )
     layout.check_batch_size("data.global_batch_size", experiment.data.global_batch_size)
     ensemble = build_ensemble(run, layout, parts, source)
     return Built(identified(run, ensemble, parts, source), source, ensemble, parts)

@@ -131,7 +131,7 @@ def import_members(
     paths = network_paths(networks)
     if experiment.member_ids is None:
         experiment = experiment.with_members(range(len(paths)))
-    layout = dataclasses.replace(experiment.layout, ensemble_axis=None, waves=1)
+    layout = dataclasses.replace(experiment.layout, ensemble_axis=None, waves=1, model_axis=1)
     experiment = dataclasses.replace(experiment, layout=layout)
     built = build(experiment, parts=parts, member_file=member_file, source=source)
     ensemble = built.ensemble

@@ -40,10 +40,16 @@ class LayoutConfig:
             on the device, and the others wait in the host's memory. All waves of a device have
             equally many members: a number that does not divide the members of a device is raised
             to the next one that does. With 8 members on a device, 3 becomes 4.
+        model_axis: Number of devices that share the arrays of one member, for members that are
+            larger than a device.
+        model_rules: How they share them: "fsdp", or pairs of a pattern of names of parameters and
+            their axes, such as `(("*/kernel", (None, "model")), ("*", ()))`.
     """
 
     ensemble_axis: int | None = None
     waves: int = 1
+    model_axis: int = 1
+    model_rules: str | tuple[tuple[str, tuple[str | None, ...]], ...] = "fsdp"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

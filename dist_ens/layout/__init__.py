@@ -32,6 +32,7 @@ from dist_ens.layout.placing import (
 )
 from dist_ens.layout.rows import holdings
 from dist_ens.layout.specs import (
+    AXES,
     BATCH,
     BATCHES,
     DATA,
@@ -40,6 +41,7 @@ from dist_ens.layout.specs import (
     MEMBER_BATCHES,
     MEMBER_METRICS,
     MEMBERS,
+    MODEL,
     REPLICATED,
     axis_of,
     broadcast,
@@ -49,6 +51,7 @@ from dist_ens.layout.specs import (
 from dist_ens.layout.waves import Waves
 
 __all__ = [
+    "AXES",
     "BATCH",
     "BATCHES",
     "DATA",
@@ -58,6 +61,7 @@ __all__ = [
     "MEMBER_BATCH",
     "MEMBER_BATCHES",
     "MEMBER_METRICS",
+    "MODEL",
     "REPLICATED",
     "Layout",
     "Piece",

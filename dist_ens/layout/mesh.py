@@ -26,6 +26,7 @@ from dist_ens.layout.placing import (
     put_members,
 )
 from dist_ens.layout.specs import (
+    AXES,
     DATA,
     ENSEMBLE,
     MEMBERS,
@@ -120,11 +121,9 @@ class Layout:
                 "number of members.",
                 exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
-        axes = {ENSEMBLE: ensemble_axis, DATA: count // ensemble_axis}
-        if model_axis > 1:
-            axes[MODEL] = model_axis
-        grid = np.array(devices).reshape(*axes.values())
-        mesh = Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+        shape = [ensemble_axis, count // ensemble_axis, *([model_axis] if model_axis > 1 else [])]
+        grid = np.array(devices).reshape(shape)
+        mesh = Mesh(grid, AXES[: len(shape)], axis_types=(AxisType.Auto,) * len(shape))
         return cls(mesh, num_members, is_fixed, checked_rules(model_rules))
 
     @property

@@ -12,6 +12,7 @@ P = PartitionSpec
 ENSEMBLE = "ensemble"
 DATA = "data"
 MODEL = "model"
+AXES = (ENSEMBLE, DATA, MODEL)
 
 MEMBERS = P(ENSEMBLE)  # [members, ...]: the state
 BATCHES = P(None, DATA)  # [steps, batch, ...]: the batches of one call, the same for all members

@@ -1,11 +1,12 @@
 """The collectives of a compiled program, read from its HLO: their kinds, mesh axes and bytes."""
 
 import dataclasses
+import math
 import re
 
 import numpy as np
 
-from dist_ens.layout import DATA, ENSEMBLE
+from dist_ens.layout import AXES, DATA, ENSEMBLE
 
 _KINDS = (
     "all-reduce",
@@ -20,7 +21,7 @@ _OPERATION = re.compile(rf"= (.*?)\b({'|'.join(_KINDS)})(-start)?\(")
 _SENT = re.compile(r"= (.*?)\bsend\(.*_xla_megascale_transfer_type=\"(\w+)\"")
 # Forms in which XLA writes the groups of devices of a collective.
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{\{(.*?)\}\}")
-_OF_MESH = re.compile(r"replica_groups=mesh\[.*?\] ?\{(.*?)\}")
+_OF_MESH = re.compile(r"replica_groups=mesh\[(.*?)\] ?\{(.*?)\}")
 _TILED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
 
@@ -31,8 +32,8 @@ class Collective:
 
     Attributes:
         kind: `all-reduce`, `all-gather`, `reduce-scatter`, …
-        axis: Mesh axis that it crosses: `ensemble`, `data`, `both`, or `none` if it joins no
-            devices.
+        axis: Mesh axis that it crosses: `ensemble`, `data`, `model`, `both` for the first two,
+            other names joined by `+`, or `none` if it joins no devices.
         bytes: Bytes of its result on each device.
     """
 
@@ -45,17 +46,18 @@ def collectives(hlo: str, device_ids: np.ndarray) -> list[Collective]:
     """Returns the collectives in the text of a compiled program, in their order.
 
     One in the body of a loop counts once, and so does one with an asynchronous start and end.
-    `device_ids` are those of the mesh, int[ensemble_axis, data_axis].
+    `device_ids` are those of the mesh, int[ensemble_axis, data_axis], with a model axis if it has
+    one.
     """
     found = []
     chains: set[str] = set()
-    rows, columns = device_ids.shape
+    shape = device_ids.shape
     for line in hlo.splitlines():
         if sent := _SENT.search(line):
             groups = _groups_of_slices(line, device_ids)
             kind = sent.group(2).lower().replace("_", "-")
             size = _bytes(_parts(_plain(sent.group(1)))[0])
-            found.append(Collective(kind, _axis(groups, columns), size))
+            found.append(Collective(kind, _axis(groups, shape), size))
             continue
         match = _OPERATION.search(line)
         # XLA:TPU writes the start, the overlap and the end of a fused collective separately.
@@ -64,7 +66,7 @@ def collectives(hlo: str, device_ids: np.ndarray) -> list[Collective]:
             continue
         chains.update(chain)
         result, kind, start = match.groups()
-        axis = _axis(_groups(line, rows, columns), columns)
+        axis = _axis(_groups(line, math.prod(shape)), shape)
         found.append(Collective(kind, axis, _bytes(_result(result, kind) if start else result)))
     return found
 
@@ -102,17 +104,19 @@ def _bytes(shape: str) -> int:
     return total
 
 
-def _groups(line: str, rows: int, columns: int) -> list[list[int]]:
-    """Returns the groups of devices of a collective, by their positions in a mesh of this shape."""
-    grid = np.arange(rows * columns).reshape(rows, columns)
+def _groups(line: str, num_devices: int) -> list[list[int]]:
+    """Returns the groups of devices of a collective, by their positions in a mesh."""
     if "replica_groups={}" in line:
-        return [grid.ravel().tolist()]
+        return [[*range(num_devices)]]
     if match := _LISTED.search(line):
         return _numbers(match[1])
     if match := _OF_MESH.search(line):
-        along = {(DATA,): grid, (ENSEMBLE,): grid.T}
-        axes = tuple(re.findall(r"'(\w+)'", match[1]))
-        return along.get(axes, grid.reshape(1, -1)).tolist()
+        lengths = {name: int(length) for name, length in re.findall(r"'(\w+)'=(\d+)", match[1])}
+        joined = [[*lengths].index(name) for name in re.findall(r"'(\w+)'", match[2])]
+        grid = np.arange(math.prod(lengths.values())).reshape(*lengths.values())
+        last = range(grid.ndim - len(joined), grid.ndim)
+        count = math.prod(grid.shape[axis] for axis in joined)
+        return np.moveaxis(grid, joined, last).reshape(-1, count).tolist()
     if match := _TILED.search(line):
         groups, size, shape, order = ([*map(int, n.split(","))] for n in match.groups("0"))
         ids = np.arange(np.prod(shape)).reshape(shape)
@@ -139,9 +143,9 @@ def _groups_of_slices(line: str, device_ids: np.ndarray) -> list[list[int]]:
     return [[positions[i] for i in group] for group in groups]
 
 
-def _axis(groups: list[list[int]], data_axis: int) -> str:
-    crosses_rows = any(len({i // data_axis for i in group}) > 1 for group in groups)
-    crosses_columns = any(len({i % data_axis for i in group}) > 1 for group in groups)
-    if crosses_rows:
-        return "both" if crosses_columns else ENSEMBLE
-    return DATA if crosses_columns else "none"
+def _axis(groups: list[list[int]], shape: tuple[int, ...]) -> str:
+    crossed = []
+    for name, places in zip(AXES, np.indices(shape).reshape(len(shape), -1), strict=False):
+        if any(len({*places[group]}) > 1 for group in groups):
+            crossed.append(name)
+    return "both" if crossed == [ENSEMBLE, DATA] else "+".join(crossed) or "none"

@@ -10,7 +10,7 @@ from rich.table import Table
 from dist_ens.data.feed import Placement
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.json_text import JsonDict
-from dist_ens.layout import DATA, ENSEMBLE
+from dist_ens.layout import DATA, ENSEMBLE, MODEL
 from dist_ens.plan.collectives import Collective
 from dist_ens.plan.topology import CHIPS
 
@@ -55,6 +55,7 @@ class PlannedMesh:
     fits: bool = False
     max_steps_per_second: float | None = None
     refusal: str = ""
+    model_axis: int = 1
 
     @property
     def members_per_device(self) -> int:
@@ -67,6 +68,17 @@ class PlannedMesh:
         return self.members_per_device // self.waves
 
     @property
+    def num_devices(self) -> int:
+        """Number of devices of the mesh."""
+        return self.ensemble_axis * self.data_axis * self.model_axis
+
+    @property
+    def shape(self) -> str:
+        """Lengths of the axes, such as `2 x 4`, and the model axis if it is above 1."""
+        of_member = f" x {self.model_axis}" if self.model_axis > 1 else ""
+        return f"{self.ensemble_axis} x {self.data_axis}{of_member}"
+
+    @property
     def exchanged_bytes(self) -> int:
         """Bytes of all collectives that join devices."""
         return sum(each.bytes for each in self.collectives if each.axis != "none")
@@ -75,6 +87,7 @@ class PlannedMesh:
         """Returns plain data that JSON can hold."""
         plain = dataclasses.asdict(self)
         axes = {ENSEMBLE: plain.pop("ensemble_axis"), DATA: plain.pop("data_axis")}
+        axes[MODEL] = plain.pop("model_axis")
         return {"mesh": axes, **plain, "place": self.place.name.lower()}
 
 
@@ -112,10 +125,11 @@ class Plan:
         best = self.meshes[0]
         if best.fits:
             return
-        size, devices = best.bytes_per_device, best.ensemble_axis * best.data_axis
+        size, devices = best.bytes_per_device, best.num_devices
         if self.max_num_members:
             remedy = f"Try --config.num_members={self.max_num_members}, or more devices"
-            if best.platform != "cpu":  # CPU devices share the host's memory, so waves save none.
+            # CPU devices share the host's memory, and members that share devices take no waves.
+            if best.platform != "cpu" and best.model_axis == 1:
                 least = math.ceil(self.waves * best.num_members / self.max_num_members)
                 members = best.members_per_device
                 waves = next((k for k in range(least, members) if members % k == 0), members)
@@ -130,13 +144,14 @@ class Plan:
                 f"{_gib(state / best.members_at_once)} GiB. Try a smaller "
                 "--config.data.global_batch_size or network"
             )
+            remedy += ", or a larger --config.layout.model_axis"
             larger = [name for name, chip in CHIPS.items() if chip.hbm_bytes > self.memory_bytes]
             remedy += f", or chips with more memory ({', '.join(larger)})" if larger else ""
         needs = best.refusal or f"a device needs {_gib(size['total'])} GiB."
         raise UserError(
             f"An ensemble of {counted(best.num_members, 'member')} does not fit on "
             f"{counted(devices, 'device')} of {_gib(self.memory_bytes)} GiB. The mesh that comes "
-            f"nearest is {best.ensemble_axis} x {best.data_axis}: {needs} {remedy}."
+            f"nearest is {best.shape}: {needs} {remedy}."
         )
 
 
@@ -180,7 +195,7 @@ def plan_table(plan: Plan) -> Table:
     for position, mesh in enumerate(plan.meshes):
         flops, pace = mesh.flops_per_device, mesh.max_steps_per_second
         table.add_row(
-            _shape(mesh),
+            mesh.shape,
             f"{mesh.members_per_device:,}",
             *(_mib(mesh.bytes_per_device.get(name)) for name in _SIZES),
             "yes" if mesh.fits else "no",
@@ -201,15 +216,11 @@ def mesh_line(mesh: PlannedMesh) -> str:
     ]
     needs = mesh.refusal or "; ".join(collectives) or "nothing crosses an axis"
     waves = f" in {mesh.waves} waves" if mesh.waves > 1 else ""
-    return f"{_shape(mesh)}: {mesh.execution}{waves}; {mesh.place}; {needs}"
+    return f"{mesh.shape}: {mesh.execution}{waves}; {mesh.place}; {needs}"
 
 
 def _mib(size: float | None) -> str:
     return "?" if size is None else _short(size / 2**20)
-
-
-def _shape(mesh: PlannedMesh) -> str:
-    return f"{mesh.ensemble_axis} x {mesh.data_axis}"
 
 
 def _short(number: float) -> str:

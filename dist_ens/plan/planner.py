@@ -11,12 +11,14 @@ from dist_ens.data import Spec
 from dist_ens.data.feed import INDEX_BYTES, Placement, TrainingSet, abstract_batches
 from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.ensemble.batches import CallBatches
+from dist_ens.ensemble.update_steps import dispatched
 from dist_ens.execution.heuristics import by_rule
 from dist_ens.execution.spec import Execution
 from dist_ens.experiment import Experiment
 from dist_ens.ground.errors import ExitCode, UserError, first_line
 from dist_ens.ground.state import State
 from dist_ens.layout import Layout, device_bytes
+from dist_ens.layout.rows import layout_of_row
 from dist_ens.plan.collectives import collectives
 from dist_ens.plan.planned import Plan, PlannedMesh, best_first
 from dist_ens.plan.topology import chip_of, memory_bytes
@@ -116,6 +118,7 @@ class Planner:
             execution,
             place,
             counted,
+            model_axis=layout.model_axis,
         )
         try:
             return self._measured(planned, ensemble, state)
@@ -150,7 +153,7 @@ class Planner:
         """Returns a planned mesh with the numbers of its compiled program, for one wave."""
         # XLA counts the body of a loop once, whatever its length, so there is no loop over steps.
         execution = dataclasses.replace(Execution.parse(planned.execution), steps=None)
-        if execution.members == "loop":  # Its program is that of one member.
+        if execution.members == "loop":  # Its program is that of one member of each row.
             given_to = self._one_member(ensemble, ensemble.microbatches)
             program = self._compiled(planned, given_to, _unrolled(execution))
         else:
@@ -164,7 +167,7 @@ class Planner:
         if execution.members == "loop":  # Its member is a copy, beside the states of all members.
             total += device_bytes((state.params, state.model_state, state.opt_state))
         flops, chip = step.cost_analysis()["flops"] * times, chip_of(self.devices[0])
-        each = collectives(step.as_text(), ensemble.layout.mesh.device_ids)
+        each = collectives(step.as_text(), given_to.layout.mesh.device_ids)
         return dataclasses.replace(
             planned,
             bytes_per_device=parts | {"other": total - sum(parts.values()), "total": total},
@@ -220,13 +223,16 @@ class Planner:
 
     def _one_member(self, ensemble: Ensemble, microbatches: int) -> Ensemble:
         rows = ensemble.layout.ensemble_axis
-        alone = self.make_ensemble(self._layout(rows, rows))
+        layout = self._layout(rows, rows)
+        if layout.model_axis > 1:  # Each row has a program of its own.
+            layout = layout_of_row(layout, 0, num_members=1)
+        alone = self.make_ensemble(layout)
         return alone.replace(microbatches=microbatches)
 
     def _compiled(self, planned: PlannedMesh, ensemble: Ensemble, execution: Execution) -> Any:
-        ensemble = ensemble.replace(execution=str(execution))
         state, batches = self._abstract_state(ensemble), self._batches(ensemble, planned.place, 1)
-        update: Any = ensemble.update_steps  # Of one wave it is a jitted program.
+        # Of one wave it is a jitted program.
+        update: Any = dispatched(ensemble.programs.step, ensemble.layout, execution)
         return update.lower(state, batches).compile()
 
     def _abstract_state(self, ensemble: Ensemble) -> State:
@@ -250,9 +256,16 @@ class Planner:
 
     def _layout(self, num_members: int, ensemble_axis: int) -> Layout:
         devices = self.devices
-        if self.are_cores:
+        asked = self.experiment.layout
+        if self.are_cores and asked.model_axis == 1:
             devices = cluster.devices_for(num_members, ensemble_axis)
-        return Layout.make(num_members, ensemble_axis=ensemble_axis, devices=devices)
+        return Layout.make(
+            num_members,
+            ensemble_axis=ensemble_axis,
+            model_axis=asked.model_axis,
+            model_rules=asked.model_rules,
+            devices=devices,
+        )
 
     def _memory_bytes(self, ensemble_axis: int) -> float:
         memory = memory_bytes(self.devices[0])
@@ -264,8 +277,8 @@ class Planner:
         if asked is not None:
             return [asked]
         members = self.experiment.total_members(self.spec.num_groups)
-        devices = len(self.devices)
-        if self.are_cores:
+        devices = len(self.devices) // self.experiment.layout.model_axis
+        if self.are_cores and devices == len(self.devices):
             return [k for k in range(devices, 0, -1) if members % k == 0]
         batch_size = self.experiment.data.global_batch_size
         common = math.gcd(members, devices)
