@@ -1,5 +1,6 @@
 """The division of one member's arrays over the model axis of a mesh."""
 
+import ast
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
@@ -21,19 +22,22 @@ if TYPE_CHECKING:
 FSDP = "fsdp"
 GATHERED = "gathered_params"
 # Pairs of a pattern of names and the axes of such an array, or the name of a rule.
-Rules = str | tuple[tuple[str, tuple[str | None, ...]], ...]
+Pairs = tuple[tuple[str, tuple[str | None, ...]], ...]
+Rules = str | Pairs
 
 
 def checked_rules(rules: str | Sequence[tuple[str, Sequence[str | None]]]) -> Rules:
     """Returns rules as a `Layout` holds them; raises a `UserError` if they have another form."""
-    if isinstance(rules, str):
-        if rules != FSDP:
-            raise UserError(
-                f"model_rules is {rules!r}. Use {FSDP!r}, or pairs of a pattern and axes, such as "
-                '[("*/kernel", (None, "model")), ("*", ())].'
-            )
-        return rules
-    found = tuple((pattern, tuple(axes)) for pattern, axes in rules)
+    if rules == FSDP:
+        return FSDP
+    try:  # A command line gives the pairs as a text.
+        pairs = ast.literal_eval(rules) if isinstance(rules, str) else rules
+        found: Pairs = tuple((str(pattern), tuple(axes)) for pattern, axes in pairs)
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise UserError(
+            f"model_rules is {rules!r}. Use {FSDP!r}, or pairs of a pattern and axes, such as "
+            f'[("*/kernel", (None, "{MODEL}")), ("*", ())].'
+        ) from error
     for pattern, axes in found:
         if not {*axes} <= {None, MODEL} or axes.count(MODEL) > 1:
             raise UserError(
@@ -56,7 +60,7 @@ def param_specs(layout: "Layout", params: PyTree) -> dict[tuple[str, ...], tuple
     named = {keys_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     shapes = {keys: np.shape(leaf)[1:] for keys, leaf in named.items()}
     size, rules = layout.model_axis, layout.model_rules
-    if rules == FSDP:
+    if isinstance(rules, str):
         axes = {keys: _longest(shape, size) for keys, shape in shapes.items()}
     else:
         axes = {keys: _by_patterns(rules, keys, shape, size) for keys, shape in shapes.items()}
@@ -112,7 +116,7 @@ def _longest(shape: tuple[int, ...], size: int) -> tuple[str | None, ...]:
 
 
 def _by_patterns(
-    rules: Rules, keys: tuple[str, ...], shape: tuple[int, ...], size: int
+    rules: Pairs, keys: tuple[str, ...], shape: tuple[int, ...], size: int
 ) -> tuple[str | None, ...]:
     name = "/".join(keys)
     found = next((rule for rule in rules if fnmatch.fnmatchcase(name, rule[0])), None)
@@ -129,7 +133,7 @@ def _by_patterns(
     return axes
 
 
-def _require_all_used(rules: Rules, shapes: Mapping[tuple[str, ...], tuple[int, ...]]) -> None:
+def _require_all_used(rules: Pairs, shapes: Mapping[tuple[str, ...], tuple[int, ...]]) -> None:
     for pattern, _ in rules:
         if not any(fnmatch.fnmatchcase("/".join(keys), pattern) for keys in shapes):
             raise UserError(

@@ -4,15 +4,16 @@ import collections
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.typing import DTypeLike
 
 from dist_ens.ground.types import Array
 from dist_ens.layout.placing import HOST_MEMORY
+from dist_ens.layout.specs import MEMBERS, MODEL
 
 # At most this number of bytes is read before the arrays are on their devices.
 _READ_AT_ONCE_BYTES = 2**31
@@ -23,7 +24,7 @@ class Piece:
     """The values of a part of a global array, and the index of the part in it."""
 
     index: tuple[slice, ...]
-    array: Array
+    array: "Array | Joined"
 
 
 class Reading(Protocol):
@@ -36,6 +37,7 @@ class Reading(Protocol):
 
 def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]]:
     """Begins copies of this host's parts of arrays, which may be donated at once."""
+    arrays = {name: _on_one_host(array) for name, array in arrays.items()}
     shards = [
         (name, shard)
         for name, array in arrays.items()
@@ -53,6 +55,20 @@ def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]
     return {name: _of_whole_members(parts, arrays[name]) for name, parts in pieces.items()}
 
 
+def _on_one_host(array: jax.Array) -> jax.Array:
+    """Returns an array of which a host has whole members, also if several hosts share a member."""
+    sharding = array.sharding
+    if array.is_fully_addressable or not isinstance(sharding, NamedSharding):
+        return array
+    if MODEL not in tuple(sharding.spec):
+        return array
+    of_members = sharding.mesh.devices.reshape(-1, sharding.mesh.shape[MODEL])
+    if all(len({device.process_index for device in sharing}) == 1 for sharing in of_members):
+        return array
+    whole = NamedSharding(sharding.mesh, MEMBERS)
+    return jax.jit(lambda array: array, out_shardings=whole)(array)
+
+
 def _of_whole_members(parts: list[Piece], array: jax.Array) -> list[Piece]:
     """Returns pieces of whole members, which the devices of a row may have shared."""
     if all(part.array.shape[1:] == array.shape[1:] for part in parts):
@@ -61,24 +77,25 @@ def _of_whole_members(parts: list[Piece], array: jax.Array) -> list[Piece]:
     for part in parts:
         of_rows.setdefault(str(part.index[0]), []).append(part)
     return [
-        Piece((shared[0].index[0], *(slice(None) for _ in array.shape[1:])), _Joined(shared, array))
+        Piece((shared[0].index[0], *(slice(None) for _ in array.shape[1:])), Joined(shared, array))
         for shared in of_rows.values()
     ]
 
 
-class _Joined:
+class Joined:
     """An array of whole members, which is put together when it is read, from parts of it."""
 
     def __init__(self, parts: list[Piece], array: jax.Array) -> None:
-        self._parts, self._whole = parts, None
-        self.shape = (parts[0].array.shape[0], *array.shape[1:])
+        self._parts = parts
+        self._whole: np.ndarray | None = None
+        self.shape: tuple[int, ...] = (parts[0].array.shape[0], *array.shape[1:])
         self.dtype = array.dtype
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if self._whole is None:
-            self._whole = np.empty(self.shape, self.dtype)
+            self._whole = whole = np.empty(self.shape, self.dtype)
             for part in self._parts:
-                self._whole[(slice(None), *part.index[1:])] = part.array
+                whole[(slice(None), *part.index[1:])] = np.asarray(part.array)
             self._parts = []
         return self._whole
 
@@ -99,7 +116,7 @@ def read_onto_devices(
         name, parts, _ = begun.popleft()
         leaf = abstract[name]
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def part(index: Any) -> np.ndarray:
             return parts[str(index[0])].result()[(slice(None), *index[1:])]
 
         arrays[name] = jax.make_array_from_callback(

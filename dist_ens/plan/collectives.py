@@ -21,7 +21,8 @@ _OPERATION = re.compile(rf"= (.*?)\b({'|'.join(_KINDS)})(-start)?\(")
 _SENT = re.compile(r"= (.*?)\bsend\(.*_xla_megascale_transfer_type=\"(\w+)\"")
 # Forms in which XLA writes the groups of devices of a collective.
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{\{(.*?)\}\}")
-_OF_MESH = re.compile(r"replica_groups=mesh\[(.*?)\] ?\{(.*?)\}")
+_ORDER = r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
+_OF_MESH = re.compile(rf"replica_groups=mesh\[(.*?)\]{_ORDER} ?\{{(.*?)\}}")
 _TILED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
 
@@ -112,16 +113,26 @@ def _groups(line: str, num_devices: int) -> list[list[int]]:
         return _numbers(match[1])
     if match := _OF_MESH.search(line):
         lengths = {name: int(length) for name, length in re.findall(r"'(\w+)'=(\d+)", match[1])}
-        joined = [[*lengths].index(name) for name in re.findall(r"'(\w+)'", match[2])]
-        grid = np.arange(math.prod(lengths.values())).reshape(*lengths.values())
+        joined = [[*lengths].index(name) for name in re.findall(r"'(\w+)'", match[4])]
+        grid = np.arange(math.prod(lengths.values()))
+        if match[2]:
+            grid = _in_order(grid, match[2], match[3])
+        grid = grid.reshape(*lengths.values())
         last = range(grid.ndim - len(joined), grid.ndim)
         count = math.prod(grid.shape[axis] for axis in joined)
         return np.moveaxis(grid, joined, last).reshape(-1, count).tolist()
     if match := _TILED.search(line):
-        groups, size, shape, order = ([*map(int, n.split(","))] for n in match.groups("0"))
-        ids = np.arange(np.prod(shape)).reshape(shape)
-        return (ids.transpose(order) if match[4] else ids).reshape(groups + size).tolist()
+        groups, size = int(match[1]), int(match[2])
+        return (
+            _in_order(np.arange(groups * size), match[3], match[4]).reshape(groups, size).tolist()
+        )
     raise ValueError(f"The devices of a collective are written in a form unknown here: {line}")
+
+
+def _in_order(ids: np.ndarray, shape: str, order: str | None) -> np.ndarray:
+    """Returns ids in another order: as the transposed array of some shape."""
+    ids = ids.reshape([*map(int, shape.split(","))])
+    return ids if order is None else ids.transpose([*map(int, order.split(","))])
 
 
 def _numbers(text: str) -> list[list[int]]:

@@ -277,8 +277,11 @@ class Planner:
         if asked is not None:
             return [asked]
         members = self.experiment.total_members(self.spec.num_groups)
-        devices = len(self.devices) // self.experiment.layout.model_axis
-        if self.are_cores and devices == len(self.devices):
+        model_axis = self.experiment.layout.model_axis
+        devices = len(self.devices) // model_axis
+        if model_axis > 1:
+            self._layout(members, 1)  # Raises if the model axis does not divide the devices.
+        elif self.are_cores:
             return [k for k in range(devices, 0, -1) if members % k == 0]
         batch_size = self.experiment.data.global_batch_size
         common = math.gcd(members, devices)
