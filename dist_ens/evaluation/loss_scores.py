@@ -154,7 +154,7 @@ class _Programs:
 
 def _programs_of(ensemble: Ensemble) -> _Programs:
     # They do not depend on the execution, so that the ensemble that `fit` makes has the same.
-    kept = ensemble.on(ensemble.layout, "map").programs.evaluation
+    kept = ensemble.on(ensemble.layout, "loop").programs.evaluation
     if "loss" not in kept:
         kept["loss"] = _Programs(ensemble)
     return kept["loss"]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -49,6 +49,7 @@ class Planner:
     devices: list[jax.Device]
     are_cores: bool = False
     say: Callable[[str], None] = lambda line: None
+    _programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     def plan(self) -> Plan:
         """Returns the plan: it compiles for every mesh, and finds how many members fit."""
@@ -230,10 +231,15 @@ class Planner:
         return alone.replace(microbatches=microbatches)
 
     def _compiled(self, planned: PlannedMesh, ensemble: Ensemble, execution: Execution) -> Any:
+        # The program of one member is that of any number of them under `loop`.
+        key = ensemble.layout, ensemble.microbatches, execution, planned.place
+        if key in self._programs:
+            return self._programs[key]
         state, batches = self._abstract_state(ensemble), self._batches(ensemble, planned.place, 1)
         # Of one wave it is a jitted program.
         update: Any = dispatched(ensemble.programs.step, ensemble.layout, execution)
-        return update.lower(state, batches).compile()
+        self._programs[key] = update.lower(state, batches).compile()
+        return self._programs[key]
 
     def _abstract_state(self, ensemble: Ensemble) -> State:
         size = self.experiment.data.global_batch_size
