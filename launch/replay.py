@@ -50,7 +50,7 @@ def _sentence(found: Replay) -> str:
     return (
         f"{member} differs from the one in the run in {len(found.differences)} of {arrays}, most "
         f"in {name}: by {by}. Only the execution loop promises the same bits for any number of "
-        "members and devices, on one data column."
+        "members and devices, on one data column, without a model axis."
     )
 
 

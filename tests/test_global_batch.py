@@ -17,6 +17,7 @@ from dist_ens.ground.randomness import INIT, key_of_step
 from marked import long
 from networks import assert_close_to_scale, layout_on, member_of
 from test_cluster import finish, free_port, start
+from two_divided import ARRANGEMENTS
 
 BATCHES = batch_programs.batches()
 # Rows, columns, members and the execution of a device's members.
@@ -40,7 +41,10 @@ def ensemble_of(rows, columns, num_members, execution, names=NAMES):
 @functools.cache
 def trained(mesh, names=NAMES):
     """Returns what came of all programs, leaves [members, ...] and metrics [steps, members]."""
-    ensemble = ensemble_of(*mesh, names)
+    return trained_by(ensemble_of(*mesh, names))
+
+
+def trained_by(ensemble):
     state, metrics = ensemble.init(BATCHES[0]), []
     for batch in BATCHES:
         state, of_step = ensemble.update(state, batch)
@@ -121,6 +125,15 @@ def test_every_execution_sees_the_whole_batch(execution):
         assert_as_by_hand(found, member_id, FEW)
 
 
+@pytest.mark.parametrize("model_axis", [2, *long(4)])
+def test_members_that_share_devices_see_the_whole_batch(model_axis):
+    layout = de.Layout.make(4, ensemble_axis=2, model_axis=model_axis)
+    ensemble = ensemble_of(1, 1, 4, "loop", FEW).replace(layout=layout)
+    found = trained_by(ensemble)
+    for member_id in range(4):
+        assert_as_by_hand(found, member_id, FEW)
+
+
 @pytest.mark.parametrize("execution", ["map", *long("vmap+scanned")])
 def test_fit_trains_steps_of_one_call_on_the_whole_batch(execution):
     ensemble, options = ensemble_of(2, 2, 4, execution, FEW), {"steps_per_call": STEPS}
@@ -144,7 +157,7 @@ def trained_by_two(tmp_path_factory):
 
 
 @pytest.mark.parametrize("process_id", [0, 1])
-@pytest.mark.parametrize("rows", ["within a process", "across both", "one row"])
+@pytest.mark.parametrize("rows", ARRANGEMENTS)
 def test_two_processes_train_on_the_whole_batch_as_by_hand(trained_by_two, rows, process_id):
     with np.load(trained_by_two / f"{rows} {process_id}.npz") as file:
         leaves = [file[f"arr_{i}"] for i in range(len(file.files))]

@@ -262,3 +262,11 @@ def test_arguments_are_checked_at_every_call():
         lifted(w, {"x": x, "y": np.full(4, 2**40)})
     with pytest.raises(UserError, match="as in_specs has specs, 2: got 1"):
         lifted(w)
+
+
+def test_a_result_may_have_fewer_axes_than_its_spec_on_a_data_axis():
+    specs = {"in_specs": ("members", "batch"), "out_specs": "member_batch"}
+    layout = de.Layout.make(4, ensemble_axis=2, devices=jax.devices()[:4])
+    sums = de.lift(lambda w, x: (w * x).sum(), layout=layout, **specs)
+    found = sums(np.arange(4, dtype=np.float32), np.ones(2, np.float32))
+    np.testing.assert_array_equal(found, [0, 2, 4, 6])

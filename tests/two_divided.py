@@ -13,12 +13,14 @@ import numpy as np
 
 import fast_xla
 
-# Rows of the mesh, the order of the four devices, of which process 0 has the first two, and the
-# execution of a device's members.
+# Rows and model axis of the mesh, the order of the four devices, of which process 0 has the first
+# two, and the execution of a device's members.
 ARRANGEMENTS = {
-    "within a process": (2, [0, 1, 2, 3], "vmap"),
-    "across both": (2, [0, 2, 1, 3], "map"),
-    "one row": (1, [0, 1, 2, 3], "loop"),
+    "within a process": (2, 1, [0, 1, 2, 3], "vmap"),
+    "across both": (2, 1, [0, 2, 1, 3], "map"),
+    "one row": (1, 1, [0, 1, 2, 3], "loop"),
+    "shared in a process": (2, 2, [0, 1, 2, 3], "loop"),
+    "shared by both": (1, 4, [0, 1, 2, 3], "loop"),
 }
 
 
@@ -35,8 +37,9 @@ def main(coordinator, process_id, folder):
 
     cluster.start(coordinator, 2, int(process_id))
     init, loss = batch_programs.network_and_loss(batch_programs.FEW)
-    for name, (rows, order, execution) in ARRANGEMENTS.items():
-        layout = de.Layout.make(2, ensemble_axis=rows, devices=[jax.devices()[i] for i in order])
+    for name, (rows, model_axis, order, execution) in ARRANGEMENTS.items():
+        devices = [jax.devices()[i] for i in order]
+        layout = de.Layout.make(2, ensemble_axis=rows, model_axis=model_axis, devices=devices)
         ensemble = de.Ensemble(
             de.as_member(init=init),
             optax.sgd(batch_programs.RATE),
@@ -57,6 +60,10 @@ def main(coordinator, process_id, folder):
             del metrics[-1]["loss"]  # The sum of all losses is no program's.
         stacked = jax.tree.map(lambda *values: np.stack(values), *metrics)
         found = batch_programs.Trained(*to_host((state.params, state.model_state)), stacked)
+        saved = de.Checkpoints(f"{folder}/saved {name}")
+        saved.save(batch_programs.STEPS, state)
+        _, restored = saved.restore(layout, state)
+        jax.tree.map(np.testing.assert_array_equal, *map(to_host, (restored.params, state.params)))
         file = pathlib.Path(folder) / f"{name} {process_id}.npz"
         np.savez(file, *jax.tree.leaves(found))
 

@@ -6,7 +6,6 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.failures import FailedMember
 from dist_ens.evaluation import Scores
 from dist_ens.ground.json_text import JsonDict
-from dist_ens.layout import DATA, ENSEMBLE
 
 
 def summary_of(
@@ -18,7 +17,7 @@ def summary_of(
         "network": ensemble.member.name,
         "steps": step,
         "num_members": layout.num_members,
-        "mesh": {ENSEMBLE: layout.ensemble_axis, DATA: layout.data_axis},
+        "mesh": dict(layout.mesh.shape),
         "execution": ensemble.execution,
         "waves": ensemble.waves,
         "failures": {

@@ -51,12 +51,13 @@ def check_ids_of_groups(member_ids: Sequence[int], num_groups: int) -> None:
 
 
 def check_divided(model_axis: int, members: str, waves: int) -> None:
-    """Raises a `UserError` if members that share devices were to run at once or in waves."""
+    """Raises a `UserError` unless members that share devices run one after another."""
     if model_axis > 1 and (members not in (AUTO, "loop") or waves != 1):
-        asked = f"the execution {members!r}" if waves == 1 else f"waves={waves}"
+        asked = f"execution={members!r}" if waves == 1 else f"waves={waves}"
         raise UserError(
-            f"With a model axis of {model_axis}, the devices of a row take one member after "
-            f"another, and {asked} was asked for. Use execution='loop' or 'auto', and waves=1."
+            f"{asked} needs whole members on a device, and the layout has a model axis of "
+            f"{model_axis}, whose devices take one member after another. Use execution='loop' or "
+            "'auto', and waves=1."
         )
 
 

@@ -30,7 +30,7 @@ from dist_ens.ground.types import (
     Params,
     PyTree,
 )
-from dist_ens.layout import GATHERED, gathered
+from dist_ens.layout import gathered, is_kept
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import averaged
 from dist_ens.methods import LossInfo, MemberLoss
@@ -101,8 +101,7 @@ class GradientStep:
             return loss(gathered(params), *args)
 
         # The whole parameters are not kept for the backward pass, which gathers them again.
-        kept = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
-        return jax.checkpoint(of_parts, policy=kept)
+        return jax.checkpoint(of_parts, policy=is_kept)
 
     def _gradients(self, params: Params, again: Again) -> tuple[Gradients, ModelState, Metrics]:
         state, examples, key = again

@@ -98,6 +98,9 @@ def choose(
         alone = layout.on_one_device()
         for name in candidates(alone, traced, steps_in(batches)):
             options[f"{name} on one device"] = ensemble.on(alone, name)
+    if layout.model_axis > 1:
+        why = "members that share devices are taken one after another"
+        return options[names[0]], Choice(names[0], why)
     if len(options) == 1:
         return options[names[0]], Choice(names[0], "nothing else is worth trying for this network")
     program = _program(ensemble, traced, [*options], state, batches)

@@ -67,7 +67,13 @@ class Variants:
     def with_members(self, member_ids: Sequence[int]) -> "Ensemble":
         """Returns the same ensemble with the members of some ids, on a new layout."""
         count = len(member_ids)
-        layout = Layout.make(count, devices=cluster.devices_for(count))
+        own = self.layout
+        layout = Layout.make(
+            count,
+            model_axis=own.model_axis,
+            model_rules=own.model_rules,
+            devices=cluster.devices_for(count) if own.model_axis == 1 else None,
+        )
         return self._variant(
             layout=layout, num_members=count, member_ids=tuple(member_ids), waves=1
         )

@@ -25,8 +25,9 @@ def lowered(fn: Callable[..., Tree], execution: Execution, layout: Layout) -> Ca
     columns = layout.data_axis
     rules: dict[Primitive, Rule] = {}
     names = execution.lowerings
-    if columns > 1:
+    if columns > 1 or layout.model_axis > 1:
         rules[lowerings.pure_callback()] = lowerings.call_on_every_column
+    if columns > 1:
         rules[lowerings.SCATTER_ADD] = partial(lowerings.scatter_add_by_columns, columns=columns)
         rules[lowerings.PRODUCT] = lowerings.product_of_swapped_factors
         if execution.members in ("vmap", "chunk"):

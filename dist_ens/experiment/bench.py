@@ -15,13 +15,13 @@ from dist_ens.ensemble.programs import step_of_one
 from dist_ens.ensemble.select_execution import choose
 from dist_ens.execution.spec import AUTO
 from dist_ens.execution.timing import Candidate, step_ms_of_turns
+from dist_ens.experiment.build import layout_for
 from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Metrics
 from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout, in_turn
-from dist_ens.processes import cluster
 from dist_ens.sampling import Order
 
 DIST_ENS, LOOP, VMAP = "dist_ens", "loop", "jit(vmap)"
@@ -200,10 +200,7 @@ def layouts_to_time(run: Run) -> list[Layout]:
     sizes = [2**k for k in range(most.bit_length()) if 2**k < most]
     if rows is not None:
         sizes = [size for size in sizes if size % rows == 0]
-    *smaller, whole = (
-        Layout.make(size, ensemble_axis=rows, devices=cluster.devices_for(size, rows))
-        for size in [*sizes, most]
-    )
+    *smaller, whole = (layout_for(size, run.experiment.layout) for size in [*sizes, most])
     whole.check_batch_size("data.global_batch_size", batch_size)
     return [each for each in smaller if batch_size % each.data_axis == 0] + [whole]
 

@@ -16,7 +16,7 @@ from dist_ens.experiment.named import make_methods, make_model, make_objective, 
 from dist_ens.experiment.optimizers import make_optimizer, optimizer_options, own_fields
 from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
-from dist_ens.experiment.schema import Experiment, Setting
+from dist_ens.experiment.schema import Experiment, LayoutConfig, Setting
 from dist_ens.ground.errors import UserError, did_you_mean
 from dist_ens.ground.types import Optimizer, OptimizerOfMember
 from dist_ens.layout import Layout
@@ -81,19 +81,22 @@ def build(
     source = open_source(experiment.data) if source is None else source
     member_file = member_file if parts.names or parts.metrics else None
     run = Run(experiment, source.spec, source.num_train_examples, member_file)
-    asked = experiment.layout
-    layout = Layout.make(
-        run.num_members,
-        ensemble_axis=asked.ensemble_axis,
-        model_axis=asked.model_axis,
-        model_rules=asked.model_rules,
-        devices=cluster.devices_for(run.num_members, asked.ensemble_axis)
-        if asked.model_axis == 1
-        else None,
-    )
+    layout = layout_for(run.num_members, experiment.layout)
     layout.check_batch_size("data.global_batch_size", experiment.data.global_batch_size)
     ensemble = build_ensemble(run, layout, parts, source)
     return Built(identified(run, ensemble, parts, source), source, ensemble, parts)
+
+
+def layout_for(num_members: int, asked: LayoutConfig) -> Layout:
+    """Returns the layout of some members on the devices of this run."""
+    rows, is_whole = asked.ensemble_axis, asked.model_axis == 1
+    return Layout.make(
+        num_members,
+        ensemble_axis=rows,
+        model_axis=asked.model_axis,
+        model_rules=asked.model_rules,
+        devices=cluster.devices_for(num_members, rows) if is_whole else None,
+    )
 
 
 def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:

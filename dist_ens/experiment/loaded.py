@@ -4,6 +4,8 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
+import jax
+
 from dist_ens.checkpoint import (
     StepRecord,
     listed,
@@ -13,7 +15,7 @@ from dist_ens.checkpoint import (
 )
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.stopping import finished, saved_structures
-from dist_ens.experiment.build import build_ensemble, record_of_run
+from dist_ens.experiment.build import build_ensemble, layout_for, record_of_run
 from dist_ens.experiment.chosen import KeptChoice, kept_choice
 from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.loaded_run import LoadedRun
@@ -21,8 +23,6 @@ from dist_ens.experiment.record import Run
 from dist_ens.ground.commands import option, quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.state import ClassNames
-from dist_ens.layout import Layout
-from dist_ens.processes import cluster
 from dist_ens.storage import Folder, place_of
 from dist_ens.training.run_record import batch_shapes_in, record_of
 
@@ -119,7 +119,10 @@ def _described_ensemble(
     run: Run, parts: OwnParts, folder: str, dropout_samples: int | None
 ) -> tuple[Run, Ensemble]:
     """Returns a run with its samples with dropout, and its ensemble on these devices."""
-    layout = Layout.make(run.num_members, devices=cluster.devices_for(run.num_members))
+    asked = dataclasses.replace(run.experiment.layout, ensemble_axis=None)
+    if jax.device_count() % asked.model_axis:
+        asked = dataclasses.replace(asked, model_axis=1)
+    layout = layout_for(run.num_members, asked)
     if dropout_samples is not None:
         experiment = run.experiment
         evaluation = dataclasses.replace(

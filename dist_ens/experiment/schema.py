@@ -42,8 +42,8 @@ class LayoutConfig:
             to the next one that does. With 8 members on a device, 3 becomes 4.
         model_axis: Number of devices that share the arrays of one member, for members that are
             larger than a device.
-        model_rules: How they share them: "fsdp", or pairs of a pattern of names of parameters and
-            their axes, such as `(("*/kernel", (None, "model")), ("*", ()))`.
+        model_rules: Rules by which they are divided: "fsdp", or pairs of a pattern of names of
+            parameters and their axes, such as `(("*/kernel", (None, "model")), ("*", ()))`.
     """
 
     ensemble_axis: int | None = None

@@ -15,7 +15,7 @@ from dist_ens.layout.collectives import (
 )
 from dist_ens.layout.dispatch import connect_hosts, in_turn, settled
 from dist_ens.layout.mesh import Layout
-from dist_ens.layout.model_axis import GATHERED, gathered
+from dist_ens.layout.model_axis import gathered, is_kept
 from dist_ens.layout.offload import Piece, Reading, pieces_off_devices, read_onto_devices
 from dist_ens.layout.placing import (
     check_lengths,
@@ -56,7 +56,6 @@ __all__ = [
     "BATCHES",
     "DATA",
     "ENSEMBLE",
-    "GATHERED",
     "MEMBERS",
     "MEMBER_BATCH",
     "MEMBER_BATCHES",
@@ -82,6 +81,7 @@ __all__ = [
     "device_bytes",
     "gathered",
     "global_shapes",
+    "is_kept",
     "holdings",
     "in_turn",
     "is_spec",

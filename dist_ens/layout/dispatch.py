@@ -5,21 +5,23 @@ many calls under way, no thread may be left for the device that all wait for, an
 process. Accelerators have no such pool.
 """
 
+from itertools import combinations
+
 import jax
 import jax.numpy as jnp
 from jax.stages import Lowered, Traced, Wrapped
 
 from dist_ens.ground.types import PyTree, Tree
 from dist_ens.layout.mesh import Layout
-from dist_ens.layout.specs import DATA, ENSEMBLE, REPLICATED
+from dist_ens.layout.specs import REPLICATED
 from dist_ens.processes import cluster
 
 
 def in_turn(layout: Layout, program: Wrapped) -> Wrapped:
     """Returns a jitted program that can be called any number of times without waiting.
 
-    On CPU devices that share a member, a call first waits for its arguments, which an earlier call
-    computes. Programs of several rows still compute at the same time.
+    On CPU devices that compute a member together, a call first waits for its arguments, which an
+    earlier call computes. Programs of several rows still compute at the same time.
     """
     is_alone = layout.data_axis == layout.model_axis == 1
     return program if is_alone or layout.platform != "cpu" else _InTurn(program)
@@ -59,7 +61,9 @@ def connect_hosts(layout: Layout) -> None:
     cluster.as_main_sees(0)  # The hosts wait here for each other.
 
     def sums(one: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(jax.lax.psum(one, axes) for axes in (DATA, ENSEMBLE, (ENSEMBLE, DATA)))
+        names = layout.mesh.axis_names
+        sets = (axes for k in range(len(names)) for axes in combinations(names, k + 1))
+        return tuple(jax.lax.psum(one, axes) for axes in sets)
 
     program = layout.shard_map(sums, in_specs=(REPLICATED,), out_specs=REPLICATED)
     jax.block_until_ready(jax.jit(program)(jnp.float32(1)))

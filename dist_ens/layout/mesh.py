@@ -32,6 +32,7 @@ from dist_ens.layout.specs import (
     MEMBERS,
     MODEL,
     REPLICATED,
+    axis_of,
     broadcast,
     is_spec,
     named_specs,
@@ -76,13 +77,16 @@ class Layout:
         Args:
             num_members: Number of members, at least 1.
             ensemble_axis: Number of rows of the mesh, at least 1. Default: the largest number that
-                divides both the members and the devices, or the devices' groups of `model_axis`.
+                divides the members and the devices; with a model axis, the groups of so many
+                devices.
             model_axis: Number of devices that share the arrays of one member, at least 1.
-            model_rules: How they share them. With "fsdp" each has a part of every large array and
-                of the examples, and the parts of the parameters are gathered for the two passes of
-                a step. Pairs such as `[("mlp/*/kernel", (None, "model")), ("*", ())]` give the axes
-                of the parameters whose name fits a pattern; the first that fits is taken, and the
-                compiler divides the work of the network as these arrays are divided.
+            model_rules: Rules by which the state of an ensemble is divided over them; other arrays
+                with members are whole on each device of a row. With "fsdp" each has a part of
+                every large array and of the examples, and the parts of the parameters are gathered
+                for the two passes of a step. Pairs such as `[("mlp/*/kernel", (None, "model"))]`
+                give the axes of the parameters whose name fits a pattern, without the axis of the
+                members. The first that fits is taken, and the compiler divides the work of the
+                network as these arrays are divided.
             devices: Devices of the mesh. Default: `jax.devices()`, the devices of all hosts.
 
         Returns:
@@ -118,7 +122,7 @@ class Layout:
                 f"ensemble_axis={ensemble_axis} for {counted(len(devices), 'device')}"
                 f"{'' if model_axis == 1 else f', a model axis of {model_axis}'} and "
                 f"num_members={num_members}. Use ensemble_axis={' or '.join(good)}, or another "
-                "number of members.",
+                f"number of members{'' if model_axis == 1 else ' or model axis'}.",
                 exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
         shape = [ensemble_axis, count // ensemble_axis, *([model_axis] if model_axis > 1 else [])]
@@ -179,7 +183,7 @@ class Layout:
 
         def add(spec: PartitionSpec, branch: PyTree) -> None:
             if spec == MEMBERS and isinstance(branch, State):
-                found.extend(jax.tree.leaves(state_specs(self, branch), is_leaf=is_spec))
+                found.extend(state_specs(self, branch))
             else:
                 found.extend([spec] * len(jax.tree.leaves(branch)))
 
@@ -247,8 +251,8 @@ class Layout:
         def put(spec: PartitionSpec, branch: PyTree) -> PyTree:
             if DATA in tuple(spec):
                 return put_batch(self, branch, spec)
-            if spec == MEMBERS:
-                return put_members(self, branch)
+            if axis_of(spec, ENSEMBLE) == 0:
+                return put_members(self, branch, spec)
             # A copy, as in `put_batch`.
             return put_everywhere(self, jax.tree.map(copy_of_numpy, as_held(branch)))
 
@@ -289,7 +293,7 @@ class Layout:
     def init_on_mesh(self, fn: Callable[[jax.Array], Tree]) -> Tree:
         """Returns what `fn(number)` makes of every member's number, created on their devices."""
         numbers = np.arange(self.num_members, dtype=np.int32)
-        return self.init_program(fn)(put_members(self, numbers))
+        return self.init_program(fn)(put_members(self, numbers, MEMBERS))
 
     def init_program(self, fn: Callable[..., Tree]) -> jax.stages.Wrapped:
         """Returns the jitted `fn(number, *arrays)` of the numbers of all members."""
@@ -308,10 +312,14 @@ class Layout:
 
     def check_batch_size(self, field: str, global_batch_size: int) -> None:
         """Raises a `UserError` that names a field unless the batch divides over the data axis."""
-        if global_batch_size % self.data_axis:
+        parts, axes = self.data_axis, f"a data axis of {self.data_axis}"
+        if self.is_fsdp:
+            parts *= self.model_axis
+            axes += f" whose examples the model axis of {self.model_axis} divides again"
+        if global_batch_size % parts:
             raise UserError(
-                f"{field} must be a multiple of the data axis: got {field}={global_batch_size} "
-                f"and a data axis of {self.data_axis} ({counted(self.mesh.size, 'device')}, mesh "
+                f"{field} must be a multiple of {parts}: got {field}={global_batch_size} "
+                f"and {axes} ({counted(self.mesh.size, 'device')}, mesh "
                 f"{self}). Use a multiple, or fewer devices.",
                 exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
             )
@@ -365,19 +373,25 @@ class Layout:
                 numbers of 32 bits.
         """
         leaves, structure = jax.tree.flatten(tree)
-        if all(map(self.holds, leaves)):
+        if all(map(self.holds, leaves)) and self.model_axis == 1:
             check_lengths(self, tree, specs, where)
             return tree
         leaves = jax.tree.leaves(as_held(tree, where))
         check_lengths(self, tree, specs, where)
 
         def put(leaf: Leaf, spec: PartitionSpec) -> jax.Array:
-            if self.holds(leaf):
+            if self.holds(leaf) and self.divides(leaf, spec):
                 return leaf
             on_devices = isinstance(leaf, jax.Array)
             return jax.device_put(leaf, self.sharding(spec)) if on_devices else self.put(leaf, spec)
 
         return jax.tree.unflatten(structure, map(put, leaves, self.leaf_specs(specs, tree)))
+
+    def divides(self, leaf: jax.Array, spec: PartitionSpec) -> bool:
+        """Returns whether an array on this mesh is divided over the model axis as a spec says."""
+        if self.model_axis == 1 or axis_of(spec, DATA) is not None:
+            return True
+        return leaf.sharding.is_equivalent_to(self.sharding(spec), leaf.ndim)
 
     def holds(self, leaf: Leaf) -> bool:
         """Returns whether an array is on this mesh, so that a program can use it without a copy."""

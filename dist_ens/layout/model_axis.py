@@ -2,25 +2,29 @@
 
 import ast
 import fnmatch
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec
 
 from dist_ens.ground.errors import ExitCode, UserError
 from dist_ens.ground.state import State
-from dist_ens.ground.types import KeyPath, Leaf, PyTree, Tree
+from dist_ens.ground.types import KeyPath, PyTree, Structure, Tree
 from dist_ens.layout.specs import ENSEMBLE, MEMBERS, MODEL, keys_of
 
 if TYPE_CHECKING:
     from dist_ens.layout.mesh import Layout
 
 FSDP = "fsdp"
-GATHERED = "gathered_params"
+_REPEATED = {
+    *("sharding_constraint", "broadcast_in_dim", "convert_element_type", "dynamic_slice"),
+    *("reshape", "slice", "squeeze", "transpose"),
+}
 # Pairs of a pattern of names and the axes of such an array, or the name of a rule.
 Pairs = tuple[tuple[str, tuple[str | None, ...]], ...]
 Rules = str | Pairs
@@ -32,11 +36,13 @@ def checked_rules(rules: str | Sequence[tuple[str, Sequence[str | None]]]) -> Ru
         return FSDP
     try:  # A command line gives the pairs as a text.
         pairs = ast.literal_eval(rules) if isinstance(rules, str) else rules
-        found: Pairs = tuple((str(pattern), tuple(axes)) for pattern, axes in pairs)
+        found: Pairs = tuple((pattern, tuple(axes)) for pattern, axes in pairs)
+        if not found or any(isinstance(axes, str) for _, axes in pairs):
+            raise TypeError
     except (ValueError, SyntaxError, TypeError) as error:
         raise UserError(
-            f"model_rules is {rules!r}. Use {FSDP!r}, or pairs of a pattern and axes, such as "
-            f'[("*/kernel", (None, "{MODEL}")), ("*", ())].'
+            f"model_rules is {rules!r}. Use {FSDP!r}, or a list of pairs of a pattern and a tuple "
+            f'of axes, such as [("*/kernel", (None, "{MODEL}")), ("*", ())].'
         ) from error
     for pattern, axes in found:
         if not {*axes} <= {None, MODEL} or axes.count(MODEL) > 1:
@@ -67,45 +73,69 @@ def param_specs(layout: "Layout", params: PyTree) -> dict[tuple[str, ...], tuple
         _require_all_used(rules, shapes)
     if shapes and not any(MODEL in own for own in axes.values()):
         raise UserError(
-            f"No parameter is divided over the model axis of {size}: {_listed(shapes)}. Use a "
-            "model axis that divides an axis of a parameter, or rules that name it.",
+            f"No parameter is divided over the model axis of {size}: {_listed(shapes)}. "
+            + (
+                "Use a model axis that divides an axis of a parameter."
+                if isinstance(rules, str)
+                else f"Write {MODEL!r} at an axis in model_rules."
+            ),
             exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
         )
     return {keys: (PartitionSpec(ENSEMBLE, *axes[keys]), shapes[keys]) for keys in shapes}
 
 
-def state_specs(layout: "Layout", state: State) -> State:
-    """Returns the spec of each leaf of a state [members, ...].
+def state_specs(layout: "Layout", state: State) -> list[PartitionSpec]:
+    """Returns the spec of each leaf of a state [members, ...], in their order.
 
     An array elsewhere in the state, such as a moment of the optimizer, is divided as the parameter
     of its shape whose name ends its own. The others are whole on every device of a row.
     """
+    leaves, structure = jax.tree.flatten(state)
+    return _state_specs(layout, structure, tuple(np.shape(leaf) for leaf in leaves))
+
+
+@functools.lru_cache
+def _state_specs(
+    layout: "Layout", structure: Structure, shapes: Sequence[tuple[int, ...]]
+) -> list[PartitionSpec]:
+    state = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(s, np.float32) for s in shapes])
     of_params = param_specs(layout, state.params)
 
-    def spec_of(path: KeyPath, leaf: Leaf) -> PartitionSpec:
+    def spec_of(path: KeyPath, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
         keys = keys_of(path)
         for first in range(len(keys) + 1):
             spec, shape = of_params.get(keys[first:], (MEMBERS, None))
-            if shape == np.shape(leaf)[1:]:
+            if shape == leaf.shape[1:]:
                 return spec
         return MEMBERS
 
-    return jax.tree_util.tree_map_with_path(spec_of, state)
+    return [spec_of(*named) for named in jax.tree_util.tree_leaves_with_path(state)]
 
 
 def gathered(params: Tree) -> Tree:
-    """Returns parameters that are whole on every device of a row, for use in `Layout.map_rows`.
+    """Returns whole parameters from those divided by `fsdp`, for use in `Layout.map_rows`.
 
-    Without a model axis they are so anyway. The gathered arrays have the name `GATHERED`.
+    Without a model axis they are whole anyway.
     """
-    if MODEL not in jax.sharding.get_abstract_mesh().axis_names:
+    size = jax.sharding.get_abstract_mesh().shape.get(MODEL, 1)
+    if size == 1:
         return params
-    return jax.tree.map(
-        lambda leaf: checkpoint_name(
-            jax.lax.with_sharding_constraint(leaf, PartitionSpec()), GATHERED
-        ),
-        params,
-    )
+
+    def whole(leaf: jax.Array) -> jax.Array:
+        # Otherwise the compiler would take them as whole before the barrier of `jax.checkpoint`.
+        part = jax.lax.with_sharding_constraint(leaf, PartitionSpec(*_longest(leaf.shape, size)))
+        return jax.lax.with_sharding_constraint(part, PartitionSpec())
+
+    return jax.tree.map(whole, params)
+
+
+def is_kept(primitive: Primitive, *_: object, **__: object) -> bool:
+    """Returns whether the backward pass keeps the result of an operation of a loss.
+
+    It gathers parameters again, and repeats what only moves or casts numbers, so that no copy of
+    whole parameters is kept. It is a policy of `jax.checkpoint`.
+    """
+    return primitive.name not in _REPEATED
 
 
 def _longest(shape: tuple[int, ...], size: int) -> tuple[str | None, ...]:
@@ -124,7 +154,13 @@ def _by_patterns(
         return ()
     pattern, axes = found
     axis = axes.index(MODEL) if MODEL in axes else None
-    if axis is not None and (len(axes) > len(shape) or shape[axis] % size):
+    if len(axes) > len(shape):
+        raise UserError(
+            f"The rule {pattern!r} has {len(axes)} axes, and {name} has the shape {[*shape]}. "
+            "Leave out the axis of the members, and axes that the array lacks.",
+            exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
+        )
+    if axis is not None and shape[axis] % size:
         raise UserError(
             f"The rule {pattern!r} divides axis {axis} of {name}, whose shape is {[*shape]}, over "
             f"a model axis of {size}. Name an axis whose length is a multiple of {size}.",

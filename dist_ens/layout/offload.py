@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -37,7 +37,15 @@ class Reading(Protocol):
 
 def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]]:
     """Begins copies of this host's parts of arrays, which may be donated at once."""
-    arrays = {name: _on_one_host(array) for name, array in arrays.items()}
+    # Those that hosts share are whole on the devices one after another, which spares memory.
+    shared = [name for name, array in arrays.items() if _is_shared(array)]
+    if shared:
+        others = {name: array for name, array in arrays.items() if name not in shared}
+        found = pieces_off_devices(others)
+        for name in shared:
+            found |= pieces_off_devices({name: _of_whole_rows(arrays[name])})
+            jax.block_until_ready([piece.array for piece in found[name]])
+        return {name: found[name] for name in arrays}
     shards = [
         (name, shard)
         for name, array in arrays.items()
@@ -55,17 +63,21 @@ def pieces_off_devices(arrays: Mapping[str, jax.Array]) -> dict[str, list[Piece]
     return {name: _of_whole_members(parts, arrays[name]) for name, parts in pieces.items()}
 
 
-def _on_one_host(array: jax.Array) -> jax.Array:
-    """Returns an array of which a host has whole members, also if several hosts share a member."""
+def _is_shared(array: jax.Array) -> bool:
+    """Returns whether several hosts have parts of the same member's array."""
     sharding = array.sharding
     if array.is_fully_addressable or not isinstance(sharding, NamedSharding):
-        return array
+        return False
     if MODEL not in tuple(sharding.spec):
-        return array
+        return False
     of_members = sharding.mesh.devices.reshape(-1, sharding.mesh.shape[MODEL])
-    if all(len({device.process_index for device in sharing}) == 1 for sharing in of_members):
+    return any(len({device.process_index for device in sharing}) > 1 for sharing in of_members)
+
+
+def _of_whole_rows(array: jax.Array) -> jax.Array:
+    if not isinstance(array.sharding, NamedSharding):
         return array
-    whole = NamedSharding(sharding.mesh, MEMBERS)
+    whole = NamedSharding(array.sharding.mesh, MEMBERS)
     return jax.jit(lambda array: array, out_shardings=whole)(array)
 
 
@@ -93,10 +105,10 @@ class Joined:
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if self._whole is None:
-            self._whole = whole = np.empty(self.shape, self.dtype)
+            whole = np.empty(self.shape, self.dtype)
             for part in self._parts:
                 whole[(slice(None), *part.index[1:])] = np.asarray(part.array)
-            self._parts = []
+            self._whole, self._parts = whole, []
         return self._whole
 
 
@@ -116,8 +128,9 @@ def read_onto_devices(
         name, parts, _ = begun.popleft()
         leaf = abstract[name]
 
-        def part(index: Any) -> np.ndarray:
-            return parts[str(index[0])].result()[(slice(None), *index[1:])]
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            members, *rest = index or (slice(None),)
+            return parts[str(members)].result()[(slice(None), *rest)]
 
         arrays[name] = jax.make_array_from_callback(
             leaf.shape, leaf.sharding, part, dtype=leaf.dtype

@@ -14,7 +14,7 @@ from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.narrowing import generator_of
 from dist_ens.ground.state import as_held
 from dist_ens.ground.types import Array, Leaf, PyTree, Shapes, Specs, Tree
-from dist_ens.layout.specs import DATA, ENSEMBLE, MEMBERS, REPLICATED, axis_of, broadcast, is_spec
+from dist_ens.layout.specs import DATA, ENSEMBLE, REPLICATED, axis_of, broadcast, is_spec
 
 if TYPE_CHECKING:
     from dist_ens.layout.mesh import Layout
@@ -83,9 +83,9 @@ def put_numbers(layout: "Layout", count: int) -> list[jax.Array]:
     return [put_everywhere(layout, np.int32(number)) for number in range(count)]
 
 
-def put_members(layout: "Layout", tree: PyTree) -> PyTree:
+def put_members(layout: "Layout", tree: PyTree, spec: PartitionSpec) -> PyTree:
     """Puts arrays [members, ...] on the mesh. Every host gives the arrays of all members."""
-    _check_members(layout, tree, MEMBERS, "The array", jax_arrays_are_whole=False)
+    _check_members(layout, tree, spec, "The array", jax_arrays_are_whole=False)
 
     def put(leaf: Leaf, spec: PartitionSpec) -> jax.Array:
         sharding = layout.sharding(spec)
@@ -95,7 +95,7 @@ def put_members(layout: "Layout", tree: PyTree) -> PyTree:
         return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
 
     leaves, structure = jax.tree.flatten(as_held(tree))
-    return jax.tree.unflatten(structure, map(put, leaves, layout.leaf_specs(MEMBERS, tree)))
+    return jax.tree.unflatten(structure, map(put, leaves, layout.leaf_specs(spec, tree)))
 
 
 def copy_of_numpy(leaf: Leaf) -> Array:

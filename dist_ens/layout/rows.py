@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec
 
 from dist_ens.ground.types import Specs, Tree
 from dist_ens.layout.mesh import Layout, lines_of, numbers_of
-from dist_ens.layout.specs import ENSEMBLE, REPLICATED, axis_of
+from dist_ens.layout.specs import DATA, ENSEMBLE, REPLICATED, axis_of
 
 
 def layout_of_row(layout: Layout, row: int, num_members: int) -> Layout:
@@ -33,7 +33,7 @@ def part_of_row(layout: Layout, tree: Tree, row: int, specs: Specs) -> Tree:
             shape[members] = layout.members_per_device
         here = [shards[d] for d in layout.mesh.devices[row].flat if d in shards]
         # Some leaves of a batch may be shared, which their own sharding tells.
-        if not leaf.sharding.is_equivalent_to(layout.sharding(spec), leaf.ndim):
+        if layout.model_axis == 1 or axis_of(spec, DATA) is not None:
             spec = getattr(leaf.sharding, "spec", REPLICATED)
         return jax.make_array_from_single_device_arrays(tuple(shape), of_row.sharding(spec), here)
 

@@ -87,7 +87,8 @@ class PlannedMesh:
         """Returns plain data that JSON can hold."""
         plain = dataclasses.asdict(self)
         axes = {ENSEMBLE: plain.pop("ensemble_axis"), DATA: plain.pop("data_axis")}
-        axes[MODEL] = plain.pop("model_axis")
+        if (model_axis := plain.pop("model_axis")) > 1:
+            axes[MODEL] = model_axis
         return {"mesh": axes, **plain, "place": self.place.name.lower()}
 
 

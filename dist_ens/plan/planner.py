@@ -49,7 +49,9 @@ class Planner:
     devices: list[jax.Device]
     are_cores: bool = False
     say: Callable[[str], None] = lambda line: None
-    _programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict, compare=False)
+    _programs: dict[Hashable, jax.stages.Compiled] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def plan(self) -> Plan:
         """Returns the plan: it compiles for every mesh, and finds how many members fit."""
