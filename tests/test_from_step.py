@@ -180,7 +180,8 @@ def test_the_outputs_are_scored_by_an_objective_or_the_state_by_a_loss():
     scored = de.Ensemble.from_step(num_members=MEMBERS, layout=layout_of("1x1"), **parts)
     result = de.fit(scored, IMAGES, steps=1, batch_size=32, eval_data=IMAGES, progress=False)
     again = de.evaluate(plain, result.state, IMAGES, objective=categorical)
-    assert result.scores.ensemble == again.ensemble
+    # The two may run in other executions, since each chooses its own.
+    assert result.scores.ensemble == pytest.approx(again.ensemble, rel=1e-5)
     assert scored.predict(result.state, IMAGES["inputs"]).mean.sum(axis=1) == pytest.approx(1)
 
 
