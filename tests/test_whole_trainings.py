@@ -143,12 +143,12 @@ def test_a_whole_training_is_that_of_vmap_on_every_mesh(train, rows, columns):
     found = jax.device_get(lifted(keys()))
 
     def compare(leaf, expected):
-        """Compares a leaf to 1e-5 of its largest value.
+        """Compares a leaf to 1e-6 of its largest value, and to 1e-5 on a data axis.
 
-        Adam divides a gradient by its size, so that a parameter with a small gradient takes over
-        the rounding of the gradient's sum, which differs from one kind of CPU to another.
+        There the compiler sums in another order, and Adam divides a gradient by its size, so that
+        a parameter with a small gradient takes over the rounding of the sum.
         """
-        atol = 1e-5 * np.abs(expected).max()
+        atol = (1e-5 if columns > 1 else 1e-6) * np.abs(expected).max()
         np.testing.assert_allclose(leaf, expected, rtol=0, atol=atol)
 
     jax.tree.map(compare, found, by_hand(train))
