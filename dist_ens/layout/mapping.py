@@ -30,7 +30,6 @@ def mapped_over_rows(
         if axis is not None and leaf.ndim > axis and leaf.shape[axis] % layout.data_axis == 0:
             count = layout.data_axis * layout.model_axis
             names[axis] = (DATA, MODEL) if shares_rows and leaf.shape[axis] % count == 0 else DATA
-        names = names[: leaf.ndim]
         while names and names[-1] is None:
             names.pop()
         return PartitionSpec(*names)
