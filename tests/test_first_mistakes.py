@@ -108,6 +108,8 @@ IN_PYTHON = {
     "a network with fewer outputs": (lambda: fit(ensemble=made(nn.Dense(2))), "outputs"),
     "a network for other inputs": (lambda: with_weights((5, 3)), r"float32\[8, 4\]"),
     "parameters that are whole numbers": (lambda: with_weights((4, 3), int), "int32"),
+    "a result to choose from": (lambda: de.select(made(), fit(), DATA), "such as result.state"),
+    "a result to update": (lambda: made().update(fit(), DATA), "such as result.state"),
     # The ensemble.
     "no members": (lambda: made(num_members=0), "num_members"),
     "half a member": (lambda: made(num_members=2.5), "2.5"),

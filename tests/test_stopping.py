@@ -183,6 +183,23 @@ def test_halving_compares_only_members_that_have_not_failed():
         assert (result.stopped.keys() & {0, 1} == {0, 1}) is (policy == "drop")
 
 
+def test_a_member_that_is_stopped_while_its_updates_fail_is_left_out_of_the_scores():
+    hyper = HYPER | {"learning_rate": [1e30, *np.geomspace(1e-4, 1e-2, 3)]}
+    layout = de.Layout.make(4, devices=jax.devices()[:1])
+    ensemble = sweep(4, hyper=hyper, layout=layout, failure_policy="skip")
+    result = trained(ensemble, [halving()], steps=30)  # Long before 100 skipped updates freeze it.
+    assert 0 in result.stopped
+    assert result.scores.left_out == [0]
+    assert np.isfinite(result.scores.ensemble["nll"])
+
+
+def test_all_members_that_fail_are_dropped():
+    hyper = HYPER | {"learning_rate": [3e38] * 4}
+    result = trained(sweep(4, hyper=hyper, failure_policy="drop"), [], steps=30, eval_every=None)
+    assert result.all_failed
+    assert result.stopped.keys() == {0, 1, 2, 3}
+
+
 def test_members_stop_on_a_mesh_of_one_row():
     layout = de.Layout.make(2, ensemble_axis=1, devices=jax.devices()[:2])
     early = EarlyStopping("nll", patience=2, of="members")

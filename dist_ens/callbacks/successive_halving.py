@@ -18,7 +18,7 @@ class SuccessiveHalving:
 
     Args:
         metric: Name of the members' score, such as "nll".
-        keep: Share of the members that go on, in (0, 1).
+        keep: Share of the members that go on, in [0, 1). With 0, `least` members go on.
         every: Number of steps between two choices. Evaluations must happen there, so it is a
             multiple of `eval_every`.
         least: Number of members that are trained to the end.

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ensemble.batches import rows_of
-from dist_ens.ground.errors import UserError, kind_of
+from dist_ens.ground.errors import UserError
 from dist_ens.ground.narrowing import check_finite_inputs
-from dist_ens.ground.state import State, described, refuse_lists
+from dist_ens.ground.state import State, described, refuse_lists, require_state
 from dist_ens.ground.types import Array, Inputs, Leaf, Outputs
 from dist_ens.layout import BATCH, REPLICATED, Layout
 from dist_ens.losses import Prediction
@@ -47,8 +47,7 @@ def placed_inputs(
             "This ensemble cannot predict: its member has no apply. Give one to as_member or "
             "Ensemble.from_step, or call the network yourself with state.params."
         )
-    if not isinstance(state, State):
-        raise UserError(f"The state is {kind_of(state)}. Give a State, such as result.state.")
+    require_state(state)
     if ensemble.objective is not None:  # A loss function may take inputs that are missing.
         check_finite_inputs("The argument inputs", inputs)
     here, state = ensemble.at(state)

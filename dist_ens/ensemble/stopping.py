@@ -116,6 +116,15 @@ def _stopped(state: State, are_meant: jax.Array, step: jax.Array) -> State:
     if held.best != ():
         state = _with_best(state, stops & (held.best_step != _RUNS))
     held = held._replace(stopped_step=jnp.where(stops, step, held.stopped_step))
+    if isinstance(state.failures, FailureRecord):
+        # Without further updates, a member whose last one failed would never become frozen, and
+        # its NaN would reach the scores of the ensemble.
+        failed = stops & (state.failures.num_in_a_row > 0)
+        is_frozen, in_a_row = state.failures.is_frozen | failed, state.failures.num_in_a_row
+        failures = state.failures._replace(
+            is_frozen=is_frozen, num_in_a_row=jnp.where(failed, 0, in_a_row)
+        )
+        state = state._replace(failures=failures)
     return state._replace(stopping=held)
 
 

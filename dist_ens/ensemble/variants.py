@@ -12,7 +12,7 @@ import numpy as np
 from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.programs import Programs
-from dist_ens.ground.state import State, check_alive
+from dist_ens.ground.state import State, check_alive, require_state
 from dist_ens.layout import MEMBERS, Layout, Waves, copied_like, to_host
 from dist_ens.processes import cluster
 
@@ -80,6 +80,7 @@ class Variants:
 
     def with_record(self, state: State) -> State:
         """Returns a state with a record of failed updates only if this ensemble checks them."""
+        require_state(state)
         if not self.failure_policy.is_checked:
             return state if state.failures == () else state._replace(failures=())
         if isinstance(state.failures, FailureRecord):

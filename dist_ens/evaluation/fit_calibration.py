@@ -29,7 +29,7 @@ from dist_ens.evaluation.scores import num_draws
 from dist_ens.evaluation.scoring import BATCH_SIZE, evaluator_of, scorable
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
-from dist_ens.ground.state import State
+from dist_ens.ground.state import State, require_state
 from dist_ens.ground.types import Data, Score
 from dist_ens.losses import Distribution, Objective
 from dist_ens.metrics import bootstrap_weights, interval, mean_of
@@ -103,6 +103,7 @@ def calibrate(
     """
     if isinstance(data, Source):
         data = Examples(_required(data.valid), data.spec)
+    require_state(state)
     given = examples_of(data, state.class_names)
     here, state = ensemble.at(state._replace(class_names=()))
     distribution = objective_of(here).distribution

@@ -21,7 +21,7 @@ from dist_ens.evaluation.label_checks import check_inputs
 from dist_ens.evaluation.loss_scores import loss_directions, loss_scores
 from dist_ens.evaluation.scores import Evaluation, Scores
 from dist_ens.ground.errors import UserError, first_line
-from dist_ens.ground.state import State, described
+from dist_ens.ground.state import State, described, require_state
 from dist_ens.ground.types import Batch, Data, PyTree
 from dist_ens.layout import to_host
 from dist_ens.losses import Objective
@@ -94,6 +94,7 @@ def evaluate(
     if objective is not None or eval_loss is not None:
         ensemble = _scored_by(ensemble, objective, eval_loss)
     own = checked_metrics(metrics or ())
+    require_state(state)
     examples = examples_of(data, state.class_names, ensemble.batch_specs)
     if isinstance(examples.split, TreeSplit):
         check_inputs(ensemble.objective, examples.split.tree)

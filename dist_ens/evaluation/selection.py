@@ -18,7 +18,7 @@ from dist_ens.evaluation.examples import Examples, examples_of
 from dist_ens.evaluation.scoring import BATCH_SIZE, evaluator_of, scorable
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.numbers import require_one_of, whole_number
-from dist_ens.ground.state import State, select_members
+from dist_ens.ground.state import State, require_state, select_members
 from dist_ens.ground.types import Data
 from dist_ens.layout import to_host
 from dist_ens.losses.distribution import Values, checked_weights, passed
@@ -134,6 +134,7 @@ def select(
     """
     if isinstance(data, Source):
         data = Examples(required_validation(data), data.spec)
+    require_state(state)
     given = examples_of(data, state.class_names)
     objective_of(ensemble)
     here, placed = ensemble.at(state._replace(class_names=()))

@@ -293,6 +293,12 @@ class _Place:
         return named if self._name else f"Leaf {leaf_name(path)}"
 
 
+def require_state(state: object) -> None:
+    """Raises a `UserError` unless a value is a `State`. People give the result of `fit`."""
+    if not isinstance(state, State):
+        raise UserError(f"The state is {kind_of(state)}. Give a State, such as result.state.")
+
+
 def require_arrays(tree: PyTree) -> None:
     """Raises a `UserError` unless every leaf is an array or a number."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

@@ -202,9 +202,9 @@ class FailureResponse(Service):
         respond = self._respond if self._policy.is_checked else self._are_all_lost
         self.have_all_failed |= respond(read_step, info.state)
         dropped, self._dropped = self._dropped, []
-        if self.have_all_failed:
-            return STOP
-        return stop_members(dropped) if dropped else None
+        if dropped:  # If no other member is left, this stops the run too.
+            return stop_members(dropped)
+        return STOP if self.have_all_failed else None
 
     def _are_all_lost(self, read_step: int, state: State) -> bool:
         """Returns whether no member of a run without a policy can be trained further.
