@@ -2,10 +2,16 @@
 
 The processes are those of one run, as on several hosts. If one of them is preempted (exit code 42)
 or killed, all are started again and resume from the newest checkpoint.
+
+With --rows=2 the processes are divided into two rows that train a part of the members each and do
+not wait for each other. Only the row of a process that is lost is started again. When all rows are
+done, one process with all devices puts the members into one run and scores the ensemble.
 """
 
 import collections
+import concurrent.futures
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -27,8 +33,14 @@ _PROCESSES = flags.DEFINE_integer("processes", 2, "Number of processes.", lower_
 _DEVICES_PER_PROCESS = flags.DEFINE_integer(
     "devices_per_process", None, "Default: a share of the GPUs, or one CPU device.", lower_bound=1
 )
+_ROWS = flags.DEFINE_integer(
+    "rows", None, "Number of rows that do not wait for each other.", lower_bound=1
+)
 _MAX_RESTARTS = flags.DEFINE_integer(
-    "max_restarts", 10, "Number of times that the processes are started again.", lower_bound=0
+    "max_restarts",
+    10,
+    "Number of times that the processes, or those of a row, are started again.",
+    lower_bound=0,
 )
 _GRACE_SECS = flags.DEFINE_float(
     "grace_secs", 30.0, "Seconds between a signal and the kill of a process.", lower_bound=0.0
@@ -116,10 +128,10 @@ class _Process:
             print(f"{prefix}{text}", flush=True)
 
 
-def _attempt(arguments: Sequence[str], received: Sequence[int]) -> _Process | None:
+def _attempt(received: Sequence[int], row: int | None) -> _Process | None:
     """Runs the processes until all have ended, and returns the one that failed first."""
     with signals.blocked():  # A process receives them as soon as it can act on them.
-        processes = [_Process(i, *planned) for i, planned in enumerate(_planned(arguments))]
+        processes = [_Process(*planned) for planned in _planned(row)]
     try:
         first = _first_failure(processes, received)
     finally:
@@ -150,15 +162,29 @@ def _first_failure(processes: Sequence[_Process], received: Sequence[int]) -> _P
 
 def main() -> int:
     """Starts the processes, and starts them again while that helps; returns the exit code."""
+    rows = range(_ROWS.value or 0)
+    if rows and (_COMMAND.arguments[0] != "train" or _PROCESSES.value % len(rows)):
+        raise UserError(
+            f"--rows={len(rows)} divides the processes that train: got --processes="
+            f"{_PROCESSES.value} -- {_COMMAND.arguments[0]}. Use a multiple of the rows, and train."
+        )
     if _DRY_RUN.value:
-        for command, variables in _planned(_COMMAND.arguments):
+        for _, command, variables in itertools.chain(*map(_planned, (*rows, None))):
             settings = [f"{name}={value}" for name, value in variables.items()]
             print(command_line("env", *settings, *command))
         return ExitCode.DONE
     received: list[int] = []
     signals.take_over(lambda number, frame: received.append(number))
+    with concurrent.futures.ThreadPoolExecutor(len(rows) or 1) as threads:
+        codes = [*threads.map(lambda row: _until_done(received, row), rows)]
+    failed = next((code for code in codes if code != ExitCode.DONE), None)
+    return _until_done(received, None) if failed is None else failed
+
+
+def _until_done(received: Sequence[int], row: int | None) -> int:
+    """Runs the processes of a row, or all, again while that helps, and returns the exit code."""
     restarts = 0
-    while first := _attempt(_COMMAND.arguments, received):
+    while first := _attempt(received, row):
         stdio.say(first.report())
         code = first.code or 0
         if code not in RESTARTED or received:
@@ -171,7 +197,8 @@ def main() -> int:
             )
             return code
         restarts += 1
-        stdio.say(f"Restart {restarts} of at most {_MAX_RESTARTS.value}.")
+        of_row = "" if row is None else f" of row {row}"
+        stdio.say(f"Restart {restarts}{of_row} of at most {_MAX_RESTARTS.value}.")
     return ExitCode.DONE
 
 
@@ -200,21 +227,29 @@ def device_variables(
     return [variables] * num_processes
 
 
-def _planned(arguments: Sequence[str]) -> list[tuple[list[str], dict[str, str]]]:
-    """Returns the command of each process, and its environment variables."""
-    verb, *rest = arguments
+def _planned(row: int | None) -> list[tuple[int, list[str], dict[str, str]]]:
+    """Returns number, command and environment variables of the processes of a row, or of all."""
+    verb, *rest = _COMMAND.arguments
     command = [sys.executable, "-P", "-m", f"launch.{verb}", *rest]
-    count = _PROCESSES.value
-    variables = device_variables(
-        os.environ, visible_gpus(os.environ), count, _DEVICES_PER_PROCESS.value
-    )
+    count, first, num_gpus = _PROCESSES.value, 0, visible_gpus(os.environ)
+    devices = _DEVICES_PER_PROCESS.value or max(num_gpus // count, 1)
+    if _ROWS.value is not None:
+        command.append(f"--rows={_ROWS.value}")
+    if _ROWS.value is not None and row is None:  # One process with all devices joins the rows.
+        devices, count = devices * count, 1
+    variables = device_variables(os.environ, num_gpus, count, devices)
+    if _ROWS.value is not None and row is not None:
+        command.append(f"--row={row}")
+        count //= _ROWS.value
+        first = row * count
+        variables = variables[first : first + count]
     if count == 1:
-        return [(command, variables[0])]
+        return [(first, command, variables[0])]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     command += [f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={count}"]
-    return [([*command, f"--process_id={i}"], each) for i, each in enumerate(variables)]
+    return [(first + i, [*command, f"--process_id={i}"], each) for i, each in enumerate(variables)]
 
 
 run = cli.command(main, _COMMAND.prepare, joins_cluster=lambda: False)

@@ -4,18 +4,14 @@ import sys
 
 from absl import flags
 
-from dist_ens.data.feed import TrainingSet
-from dist_ens.ensemble import Ensemble
 from dist_ens.experiment import comes_in_memory, describe_source
-from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.record import Run
 from dist_ens.ground.errors import counted
 from dist_ens.ground.terminal import PlainConsole, print_table
-from dist_ens.layout import Layout
-from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table
+from dist_ens.plan import HERE, Planner, Topology, mesh_line, plan_table, planner_of
 from dist_ens.processes import cluster
 from dist_ens.report.files import to_json
-from launch import cli
+from launch import cli, stdio
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_file
 
@@ -63,35 +59,15 @@ def make_planner(config: ConfigFlags, topology: Topology) -> Planner:
     else:
         spec, num_train_examples = own.spec, own.num_train_examples
     run = Run(experiment, spec, num_train_examples or 0)  # An unknown number is not used.
-    parts = config.file.own_parts(spec)
-
-    def make_ensemble(layout: Layout) -> Ensemble:
-        return build_ensemble(run, layout, parts)
-
-    def say(line: str) -> None:
-        if cluster.is_main():
-            print(line, file=sys.stderr, flush=True)
-
     in_memory = comes_in_memory(experiment.data) if own is None else own.train.in_memory
-    return Planner(
-        experiment,
-        spec,
-        None if num_train_examples is None else _training_set(run, in_memory),
-        run.order_rule.is_per_member(spec.num_groups),
-        make_ensemble,
+    return planner_of(
+        run,
+        config.file.own_parts(spec),
         topology.devices(),
+        in_memory=in_memory,
         are_cores=topology.kind == HERE and cluster.cores_are_devices(),
-        say=say,
+        say=lambda line: stdio.say(line) if cluster.is_main() else None,
     )
-
-
-def _training_set(run: Run, in_memory: bool) -> TrainingSet | None:
-    """Returns the training set that the devices may keep; None if the run is too short for it."""
-    order = run.order
-    call_examples = run.experiment.steps_per_call * order.global_batch_size
-    training_set = TrainingSet(order, run.spec.example_bytes, call_examples)
-    is_kept = training_set.is_worth_keeping(in_memory=in_memory, last_step=run.num_steps)
-    return training_set if is_kept else None
 
 
 def _prepare(argv: list[str]) -> list[str]:

@@ -1,24 +1,34 @@
-"""Trains an ensemble: dist-ens train --config=FILE --workdir=DIR [--config.FIELD=VALUE …]."""
+"""Trains an ensemble: dist-ens train --config=FILE --workdir=DIR [--config.FIELD=VALUE …].
 
+With --rows=4 --row=0 it trains the first quarter of the members alone, in the folder rows/0 of the
+run. Such rows do not wait for each other. When all are done, --rows=4 without --row puts their
+members together and scores the ensemble. `dist-ens local --rows=4` does all of this.
+"""
+
+import jax
 import numpy as np
 from absl import flags
 
 from dist_ens import report
-from dist_ens.checkpoint import FOLDER
+from dist_ens.checkpoint import FOLDER, saved_steps
 from dist_ens.data import Source
 from dist_ens.evaluation import Scores
+from dist_ens.execution.spec import AUTO
 from dist_ens.experiment import leaves
 from dist_ens.experiment.assessment import EvaluationRequest, assess
 from dist_ens.experiment.loaded_run import keep
+from dist_ens.experiment.record import Run
+from dist_ens.experiment.rows import experiment_of_row, folder_of_row
 from dist_ens.experiment.train import Trained, train
 from dist_ens.ground.commands import command_line, quoted
-from dist_ens.ground.errors import ExitCode
+from dist_ens.ground.errors import ExitCode, UserError
 from dist_ens.ground.terminal import PlainConsole
 from dist_ens.metrics.catalogue import formatted, headlines
+from dist_ens.plan import planner_of
 from dist_ens.processes import cluster, watchdog
 from dist_ens.processes.peers import Peers
 from dist_ens.storage import Place
-from launch import cli, hosts, signals
+from launch import cli, hosts, signals, stdio
 from launch.config_flags import ConfigFlags
 from launch.path_flags import define_folder
 
@@ -43,6 +53,10 @@ _STUCK_AFTER_SECS = flags.DEFINE_float(
     "starts it again; 0 for never. Compiling and a batch of an evaluation must take less.",
     lower_bound=0.0,
 )
+_ROWS = flags.DEFINE_integer(
+    "rows", None, "Number of rows that train a part of the members each.", lower_bound=1
+)
+_ROW = flags.DEFINE_integer("row", None, "Number of this row, from 0; needs --rows.", lower_bound=0)
 _CONFIG = ConfigFlags()
 
 
@@ -55,6 +69,25 @@ def main() -> int:
         Peers.current.agree(dict(leaves(experiment.to_dict())), cli.START_TIMEOUT_SECS.value)
     source = _CONFIG.file.open_source(experiment.data)
     parts = _CONFIG.file.own_parts(source.spec)
+    if is_row := _ROW.value is not None:
+        if _ROWS.value is None:
+            raise UserError(f"--row={_ROW.value} is one of how many? Give --rows=NUMBER too.")
+        ids = experiment.member_ids or range(experiment.total_members(source.spec.num_groups))
+        if saved_steps(workdir):
+            stdio.say(f"The rows of {quoted(workdir)} are one run now. Train it without --row.")
+            return ExitCode.DONE
+        experiment = experiment_of_row(experiment, ids, _ROW.value, _ROWS.value)
+        workdir = folder_of_row(workdir, _ROW.value)
+    if experiment.layout.model_axis == AUTO:
+        planner = planner_of(
+            Run(experiment, source.spec, source.num_train_examples, _CONFIG.file.path),
+            parts,
+            jax.devices(),
+            in_memory=source.train.in_memory,
+            are_cores=cluster.cores_are_devices(),
+            say=lambda line: stdio.say(line) if cluster.is_main() else None,
+        )
+        experiment = planner.experiment
     trained = train(
         experiment,
         workdir,
@@ -62,6 +95,7 @@ def main() -> int:
         member_file=_CONFIG.file.path,
         source=source,
         resume=_RESUME.value,
+        rows=None if is_row else _ROWS.value,
     )
     if trained.scores is not None and trained.evaluation is not None:
         _leave_report(trained, trained.scores, source, workdir)

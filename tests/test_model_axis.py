@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 import dist_ens as de
 from dist_ens.ensemble.update_steps import dispatched
@@ -81,6 +82,32 @@ class OfEquinox(eqx.Module):
         return self.last(jnp.tanh(self.first(x.ravel())))
 
 
+class NamedLinen(nn.Module):
+    """The axes of its kernels have names."""
+
+    @nn.compact
+    def __call__(self, x):
+        init = nn.linear.default_kernel_init
+        columns, rows = (
+            nn.with_partitioning(init, axes) for axes in ((None, "model"), ("model", "data"))
+        )
+        x = nn.tanh(nn.Dense(16, kernel_init=columns)(x.reshape(len(x), -1)))
+        return nn.Dense(8, kernel_init=rows)(x)
+
+
+class NamedNnx(nnx.Module):
+    def __init__(self, rngs):
+        init = nnx.initializers.lecun_normal()
+        columns, rows = (
+            nnx.with_partitioning(init, axes) for axes in ((None, "model"), ("model", "data"))
+        )
+        self.first = nnx.Linear(256, 16, kernel_init=columns, rngs=rngs)
+        self.last = nnx.Linear(16, 8, kernel_init=rows, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(nnx.tanh(self.first(x.reshape(len(x), -1))))
+
+
 ATTENTION = de.models.transformer((8,), 16, num_blocks=1, width=16, num_heads=2, mlp_size=32)
 NETWORKS = {
     "dense": (Dense(), IMAGES),
@@ -88,6 +115,8 @@ NETWORKS = {
     "attention": (ATTENTION, TOKENS),
     "nnx": (OfNnx, IMAGES),
     "equinox": (OfEquinox, IMAGES),
+    "named linen": (NamedLinen(), IMAGES),
+    "named nnx": (NamedNnx, IMAGES),
 }
 ROWS = {
     "inputs": random.normal(size=(128, 256)).astype(np.float32),
@@ -101,8 +130,10 @@ TENSOR = {
     ],
     "convolution": [("Conv_*/kernel", (None, None, None, "model"))],
     "attention": [("*Dense_0/kernel", (None, "model")), ("*", ())],
-    "nnx": [("first/kernel*", (None, "model")), ("last/kernel*", ("model",))],
+    "nnx": [("first/kernel", (None, "model")), ("last/kernel", ("model",))],
     "equinox": [("first/weight", ("model",)), ("last/weight", (None, "model"))],
+    "named linen": "tensor",
+    "named nnx": "tensor",
 }
 MESHES = [(name, (2, 2)) for name in NETWORKS] + [("dense", (1, 4)), ("dense", (4, 2))]
 NETWORKS["wide"] = (Wide(), ROWS)
@@ -180,6 +211,42 @@ def test_members_that_share_devices_are_those_of_one_device(alone, name, rules, 
 
 def shardings_of(state):
     return [leaf.sharding for leaf in jax.tree.leaves(state)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [("named linen", ["Dense_0", "Dense_1"]), ("named nnx", ["first", "last"])],
+)
+def test_the_metadata_of_a_network_says_how_it_is_divided(name, kernels):
+    state = ensemble_of(name, divided(name, rules="tensor"), optax.adam(1e-3)).init(IMAGES)
+    moments = state.opt_state[0].mu
+    for params in (state.params, moments):
+        found = [jax.tree.leaves(params[each]["kernel"])[0].sharding.spec for each in kernels]
+        assert found == [P("ensemble", None, "model"), P("ensemble", "model")]
+        assert {jax.tree.leaves(params[each]["bias"])[0].sharding.spec for each in kernels} == {
+            P("ensemble")
+        }
+
+
+@pytest.mark.parametrize("mesh", [(1, 1), (4, 1), (2, 2)])
+def test_a_network_with_metadata_needs_no_model_axis(alone, mesh):
+    rows, columns = mesh
+    devices = jax.devices()[: rows * columns]
+    layout = de.Layout.make(NUM_MEMBERS, ensemble_axis=rows, devices=devices)
+    network = NamedLinen()
+
+    def loss_fn(params, model_state, batch, key):
+        outputs = network.apply({"params": params}, batch["inputs"])
+        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, batch["labels"])
+        return losses.mean(), (model_state, {})
+
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    for loss in (loss_fn, de.losses.categorical(8)):
+        ensemble = de.Ensemble(network, optimizer, loss, num_members=NUM_MEMBERS, layout=layout)
+        _, metrics = trained(ensemble, IMAGES)
+        np.testing.assert_allclose(metrics["loss"], alone("named linen")[1]["loss"], rtol=1e-5)
+    state, metrics = trained(ensemble_of("named nnx", layout), IMAGES)
+    np.testing.assert_allclose(metrics["loss"], alone("named nnx")[1]["loss"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("rules", ["fsdp", "tensor"])
@@ -362,12 +429,16 @@ def test_a_layout_says_which_axis_or_rule_does_not_fit(options, told):
             r"has 2 axes, and Dense_0/bias has the shape \[32\]",
         ),
         ([("*", ())], "No parameter is divided over the model axis of 2"),
+        ("metadata", "Name 'model' in the metadata, by flax.linen.with_partitioning"),
         ([("*/bias", (None, "model", None))], r"has 3 axes, and \S+ has the shape \[\d+\]"),
     ],
 )
 def test_rules_that_do_not_fit_the_network_are_told_with_its_parameters(rules, told):
     with pytest.raises(UserError, match=told):
-        ensemble_of("dense", divided("dense", rules=rules)).init(IMAGES)
+        layout = de.Layout.make(
+            NUM_MEMBERS, model_axis=2, model_rules="tensor" if rules == "metadata" else rules
+        )
+        ensemble_of("dense", layout).init(IMAGES)
 
 
 @pytest.mark.parametrize("options", [{"execution": "vmap"}, {"execution": "chunk:2"}, {"waves": 2}])

@@ -15,10 +15,11 @@ from dist_ens.data import Spec
 from dist_ens.data.feed import Placement, TrainingSet
 from dist_ens.experiment import Experiment
 from dist_ens.experiment.build import build_ensemble
+from dist_ens.experiment.config_file import NOTHING
 from dist_ens.experiment.record import Run
 from dist_ens.ground.errors import ExitCode, RunError, UserError
 from dist_ens.layout import Layout
-from dist_ens.plan import Collective, PlannedMesh, Planner, Topology, planned, planner
+from dist_ens.plan import Collective, PlannedMesh, Planner, Topology, planned, planner, planner_of
 from dist_ens.processes import cluster
 from marked import long
 
@@ -340,7 +341,7 @@ def test_a_mesh_for_which_xla_does_not_compile_is_left_out(monkeypatch):
     monkeypatch.setattr(Planner, "_measured", crossing_slices)
     lines = []
     it = small_planner(model=LINEAR, say=lines.append)
-    assert [mesh.ensemble_axis for mesh in it._planned_meshes(4)] == [4, 2]
+    assert [mesh.ensemble_axis for mesh in it.meshes()] == [4, 2]
     assert len([line for line in lines if line.startswith("This mesh is left out")]) == 1
     it = small_planner(layout={"ensemble_axis": 1}, model=LINEAR)
     with pytest.raises(UserError, match="compile .* the mesh 1 x 4 .*over two slices") as raised:
@@ -464,3 +465,40 @@ def test_a_topology_that_no_cloud_has_is_refused():
     ended = dist_ens("plan", *SMALL, "--topology=v5e:3x3")
     assert ended.returncode == 2, ended.stderr
     assert "--topology=v5e:3x3 does not exist: " in ended.stderr
+
+
+def fitted_axis(monkeypatch, memory, **changes):
+    """The model axis that is found on 4 devices with so much memory, and what was said."""
+    monkeypatch.setattr(planner, "memory_bytes", lambda device: memory)
+    values = {"num_members": 4, "steps": 1, "data": {"global_batch_size": 16}}
+    values |= {"model": {"name": "mlp", "hidden_sizes": (512, 512)}, "execution": "loop"}
+    values |= {"layout": {"model_axis": "auto", "ensemble_axis": 1}}
+    run = Run(Experiment.from_dict(values | changes), Spec((8, 8), "float32", (), 10), EXAMPLES)
+    lines = []
+    found = planner_of(
+        run, NOTHING, jax.devices()[:4], in_memory=True, are_cores=False, say=lines.append
+    )
+    return found.experiment.layout.model_axis, lines
+
+
+@pytest.mark.parametrize(("share", "axis"), [(1.2, 1), (0.8, 2), (0.5, 4)])
+def test_the_smallest_model_axis_with_which_a_run_fits_is_found(share, axis, monkeypatch):
+    # Weights and moments of 4 members, and the copy of one of them, its gradients and its update.
+    state = 4 * (64 * 512 + 512 * 512 + 512 * 10 + 2 * 512 + 10) * (3 * 4 + 3 + 2)
+    found, lines = fitted_axis(monkeypatch, int(share * state))
+    assert found == axis
+    assert f"layout.model_axis is {axis}, the smallest" in lines[-1]
+
+
+def test_a_run_that_fits_with_no_model_axis_is_told(monkeypatch):
+    with pytest.raises(UserError, match="fits on 4 devices with no model axis"):
+        fitted_axis(monkeypatch, 10_000)
+
+
+@long
+def test_a_run_is_trained_with_the_model_axis_that_is_found(tmp_path):
+    axis = ["--config.layout.model_axis=auto", "--config.steps=2"]
+    ended = dist_ens("train", *SMALL, *axis, f"--workdir={tmp_path}", devices=2)
+    assert ended.returncode == 0, ended.stderr
+    assert "layout.model_axis is 1, the smallest" in ended.stderr
+    assert json.loads((tmp_path / "experiment.json").read_text())["layout"]["model_axis"] == 1

@@ -44,12 +44,13 @@ class SavedMembers:
             leaves={**self.leaves, ID_LEAF: ids},
         )
 
-    def joined(self, other: "SavedMembers") -> "SavedMembers":
+    def joined(self, *others: "SavedMembers") -> "SavedMembers":
         """Returns these members and then others, with the step and the record of these."""
+        groups = (self, *others)
         return dataclasses.replace(
             self,
-            lineages=(*self.lineages, *other.lineages),
-            leaves={n: np.concatenate([leaf, other.leaves[n]]) for n, leaf in self.leaves.items()},
+            lineages=tuple(lineage for group in groups for lineage in group.lineages),
+            leaves={n: np.concatenate([group.leaves[n] for group in groups]) for n in self.leaves},
         )
 
     def after(self, what: str) -> "SavedMembers":

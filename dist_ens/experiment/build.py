@@ -89,11 +89,11 @@ def build(
 
 def layout_for(num_members: int, asked: LayoutConfig) -> Layout:
     """Returns the layout of some members on the devices of this run."""
-    rows, is_whole = asked.ensemble_axis, asked.model_axis == 1
+    rows, is_whole = asked.ensemble_axis, asked.member_devices == 1
     return Layout.make(
         num_members,
         ensemble_axis=rows,
-        model_axis=asked.model_axis,
+        model_axis=asked.member_devices,
         model_rules=asked.model_rules,
         devices=cluster.devices_for(num_members, rows) if is_whole else None,
     )

@@ -120,7 +120,7 @@ def _described_ensemble(
 ) -> tuple[Run, Ensemble]:
     """Returns a run with its samples with dropout, and its ensemble on these devices."""
     asked = dataclasses.replace(run.experiment.layout, ensemble_axis=None)
-    if jax.device_count() % asked.model_axis:
+    if jax.device_count() % asked.member_devices:
         asked = dataclasses.replace(asked, model_axis=1)
     layout = layout_for(run.num_members, asked)
     if dropout_samples is not None:

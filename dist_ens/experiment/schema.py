@@ -7,7 +7,7 @@ other place knows is checked here.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from ml_collections import ConfigDict
 
@@ -41,15 +41,22 @@ class LayoutConfig:
             equally many members: a number that does not divide the members of a device is raised
             to the next one that does. With 8 members on a device, 3 becomes 4.
         model_axis: Number of devices that share the arrays of one member, for members that are
-            larger than a device.
-        model_rules: Rules by which they are divided: "fsdp", or pairs of a pattern of names of
-            parameters and their axes, such as `(("*/kernel", (None, "model")), ("*", ()))`.
+            larger than a device. "auto" takes the smallest number with which the run fits; `train`
+            and `plan` compile the update to find it.
+        model_rules: Rules by which they are divided: "fsdp", "tensor" for the partitioning metadata
+            of a Flax network, or pairs of a pattern of names of parameters and their axes, such as
+            `(("*/kernel", (None, "model")), ("*", ()))`.
     """
 
     ensemble_axis: int | None = None
     waves: int = 1
-    model_axis: int = 1
+    model_axis: int | str = 1
     model_rules: str | tuple[tuple[str, tuple[str | None, ...]], ...] = "fsdp"
+
+    @property
+    def member_devices(self) -> int:
+        """Model axis as a number; a `UserError` if it is none, as "auto" before it is found."""
+        return whole_number("layout.model_axis", cast(int, self.model_axis), least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

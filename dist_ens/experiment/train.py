@@ -17,6 +17,7 @@ from dist_ens.experiment.build import Built, build
 from dist_ens.experiment.config_file import EXPERIMENT, NOTHING, OwnParts, store_experiment
 from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
+from dist_ens.experiment.rows import join_rows
 from dist_ens.experiment.schema import Experiment
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError, code_of_write, counted
@@ -61,8 +62,12 @@ def train(
     member_file: str | None = None,
     source: Source | None = None,
     resume: str = "same",
+    rows: int | None = None,
 ) -> Trained:
-    """Trains an ensemble, or resumes the run in the folder."""
+    """Trains an ensemble, or resumes the run in the folder.
+
+    With a number of `rows`, members that as many rows have trained become this run first.
+    """
     workdir = place_of(folder, "workdir")
     console = PlainConsole(quiet=not cluster.is_main())
     if cluster.is_main():
@@ -70,6 +75,8 @@ def train(
         workdir.require_writable(names, is_new=True)
     built = build(experiment, parts=parts, member_file=member_file, source=source)
     run = built.run
+    if rows is not None:
+        join_rows(run, workdir, rows)
     arguments = FitArguments(
         ensemble=built.ensemble,
         **built.arguments,

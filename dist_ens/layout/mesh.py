@@ -49,8 +49,8 @@ class Layout:
         num_members: Number of members, a multiple of the ensemble axis.
         is_fixed: Whether the user chose the number of rows. If not, and if the devices are the
             cores of one CPU, `fit` may use one device instead.
-        model_rules: How the arrays of a member are divided over the model axis: "fsdp", or pairs of
-            a pattern of names and the axes of such a parameter.
+        model_rules: How the arrays of a member are divided over the model axis: "fsdp", "tensor",
+            or pairs of a pattern of names and the axes of such a parameter.
 
     >>> layout = Layout.make(6, devices=jax.devices()[:4])
     >>> layout.ensemble_axis, layout.data_axis, layout.members_per_device
@@ -86,7 +86,8 @@ class Layout:
                 for the two passes of a step. Pairs such as `[("mlp/*/kernel", (None, "model"))]`
                 give the axes of the parameters whose name fits a pattern, without the axis of the
                 members. The first that fits is taken, and the compiler divides the work of the
-                network as these arrays are divided.
+                network as these arrays are divided. "tensor" takes the axes from the partitioning
+                metadata of a network of Flax, `with_partitioning(init, (None, "model"))`.
             devices: Devices of the mesh. Default: `jax.devices()`, the devices of all hosts.
 
         Returns:

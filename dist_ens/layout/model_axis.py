@@ -3,6 +3,7 @@
 import ast
 import fnmatch
 import functools
+import glob
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from dist_ens.layout.specs import ENSEMBLE, MEMBERS, MODEL, keys_of
 if TYPE_CHECKING:
     from dist_ens.layout.mesh import Layout
 
-FSDP = "fsdp"
+FSDP, TENSOR = "fsdp", "tensor"
 _REPEATED = {
     *("sharding_constraint", "broadcast_in_dim", "convert_element_type", "dynamic_slice"),
     *("reshape", "slice", "squeeze", "transpose"),
@@ -32,8 +33,8 @@ Rules = str | Pairs
 
 def checked_rules(rules: str | Sequence[tuple[str, Sequence[str | None]]]) -> Rules:
     """Returns rules as a `Layout` holds them; raises a `UserError` if they have another form."""
-    if rules == FSDP:
-        return FSDP
+    if rules in (FSDP, TENSOR):
+        return str(rules)
     try:  # A command line gives the pairs as a text.
         pairs = ast.literal_eval(rules) if isinstance(rules, str) else rules
         found: Pairs = tuple((pattern, tuple(axes)) for pattern, axes in pairs)
@@ -41,8 +42,9 @@ def checked_rules(rules: str | Sequence[tuple[str, Sequence[str | None]]]) -> Ru
             raise TypeError
     except (ValueError, SyntaxError, TypeError) as error:
         raise UserError(
-            f"model_rules is {rules!r}. Use {FSDP!r}, or a list of pairs of a pattern and a tuple "
-            f'of axes, such as [("*/kernel", (None, "{MODEL}")), ("*", ())].'
+            f"model_rules is {rules!r}. Use {FSDP!r}, {TENSOR!r} for a network of Flax with "
+            "partitioning metadata, or a list of pairs of a pattern and a tuple of axes, such as "
+            f'[("*/kernel", (None, "{MODEL}")), ("*", ())].'
         ) from error
     for pattern, axes in found:
         if not {*axes} <= {None, MODEL} or axes.count(MODEL) > 1:
@@ -57,31 +59,63 @@ def param_specs(layout: "Layout", params: PyTree) -> dict[tuple[str, ...], tuple
     """Returns the spec and the shape of each array of the parameters [members, ...], by its keys.
 
     With the rule `fsdp`, an array is divided along its longest axis of those that the model axis
-    divides. With patterns, the first that fits an array's name, such as `mlp/Dense_0/kernel`, is
-    taken, and an array that none fits stays whole.
+    divides. With `tensor`, the partitioning metadata of Flax says along which axis. With patterns,
+    the first that fits an array's name, such as `mlp/Dense_0/kernel`, is taken. An array that has
+    no metadata, or that no pattern fits, stays whole.
 
     Raises:
         UserError: If nothing is divided, a pattern fits no name, or an array does not divide.
     """
-    named = {keys_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    shapes = {keys: np.shape(leaf)[1:] for keys, leaf in named.items()}
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    shapes = {keys_of(path): np.shape(leaf)[1:] for path, leaf in leaves}
+    names = {keys_of(path): _name_of(path) for path, _ in leaves}
+    of_names = {names[keys]: shape for keys, shape in shapes.items()}
     size, rules = layout.model_axis, layout.model_rules
-    if isinstance(rules, str):
-        axes = {keys: _longest(shape, size) for keys, shape in shapes.items()}
+    if rules == FSDP:
+        axes = {name: _longest(shape, size) for name, shape in of_names.items()}
     else:
-        axes = {keys: _by_patterns(rules, keys, shape, size) for keys, shape in shapes.items()}
-        _require_all_used(rules, shapes)
+        pairs = _rules_of_network(params) if isinstance(rules, str) else rules
+        axes = {name: _by_patterns(pairs, name, shape, size) for name, shape in of_names.items()}
+        _require_all_used(pairs, of_names)
     if shapes and not any(MODEL in own for own in axes.values()):
+        remedies = {
+            FSDP: "Use a model axis that divides an axis of a parameter.",
+            TENSOR: f"Name {MODEL!r} in the metadata, by flax.linen.with_partitioning or "
+            "flax.nnx.with_partitioning.",
+        }
+        remedy = remedies.get(str(rules), f"Write {MODEL!r} at an axis in model_rules.")
         raise UserError(
-            f"No parameter is divided over the model axis of {size}: {_listed(shapes)}. "
-            + (
-                "Use a model axis that divides an axis of a parameter."
-                if isinstance(rules, str)
-                else f"Write {MODEL!r} at an axis in model_rules."
-            ),
+            f"No parameter is divided over the model axis of {size}: {_listed(of_names)}. {remedy}",
             exit_code=ExitCode.IMPOSSIBLE_LAYOUT,
         )
-    return {keys: (PartitionSpec(ENSEMBLE, *axes[keys]), shapes[keys]) for keys in shapes}
+    return {keys: (PartitionSpec(ENSEMBLE, *axes[names[keys]]), shapes[keys]) for keys in shapes}
+
+
+def _name_of(path: KeyPath) -> str:
+    """Returns the name of a parameter. A variable of Flax has the name of its only array."""
+    is_of_variable = path and path[-1] == jax.tree_util.GetAttrKey("value")
+    return "/".join(keys_of(path[:-1] if is_of_variable else path))
+
+
+def _rules_of_network(params: PyTree) -> Pairs:
+    """Returns the pairs that the partitioning metadata of a Flax network stands for."""
+
+    def axes_in(node: object) -> Sequence[object] | None:
+        # Of flax.linen, and of flax.nnx.
+        return getattr(node, "names", None) or getattr(node, "out_sharding", None)
+
+    def is_variable(node: object) -> bool:
+        return type(node).__module__.startswith("flax.") and axes_in(node) is not None
+
+    nodes = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_variable)
+    return tuple(
+        (
+            glob.escape("/".join(keys_of(path))),
+            tuple(MODEL if axis == MODEL else None for axis in axes_in(node) or ()),
+        )
+        for path, node in nodes
+        if is_variable(node)
+    )
 
 
 def state_specs(layout: "Layout", state: State) -> list[PartitionSpec]:
@@ -146,9 +180,8 @@ def _longest(shape: tuple[int, ...], size: int) -> tuple[str | None, ...]:
 
 
 def _by_patterns(
-    rules: Pairs, keys: tuple[str, ...], shape: tuple[int, ...], size: int
+    rules: Pairs, name: str, shape: tuple[int, ...], size: int
 ) -> tuple[str | None, ...]:
-    name = "/".join(keys)
     found = next((rule for rule in rules if fnmatch.fnmatchcase(name, rule[0])), None)
     if found is None:
         return ()
@@ -169,16 +202,16 @@ def _by_patterns(
     return axes
 
 
-def _require_all_used(rules: Pairs, shapes: Mapping[tuple[str, ...], tuple[int, ...]]) -> None:
+def _require_all_used(rules: Pairs, shapes: Mapping[str, tuple[int, ...]]) -> None:
     for pattern, _ in rules:
-        if not any(fnmatch.fnmatchcase("/".join(keys), pattern) for keys in shapes):
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in shapes):
             raise UserError(
                 f"The rule {pattern!r} of model_rules fits no parameter: {_listed(shapes)}. Use "
                 "names of parameters, in which * stands for any characters."
             )
 
 
-def _listed(shapes: Mapping[tuple[str, ...], tuple[int, ...]]) -> str:
+def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
     ordered = sorted(shapes.items(), key=lambda item: -math.prod(item[1]))
-    names = [f"{'/'.join(keys)} {[*shape]}" for keys, shape in ordered]
+    names = [f"{name} {[*shape]}" for name, shape in ordered]
     return ", ".join(names[:20]) + (", …" if len(names) > 20 else "")

@@ -14,7 +14,7 @@ from dist_ens.members.functions import from_init_and_apply, from_pytree
 from dist_ens.members.haiku import from_haiku
 from dist_ens.members.linen import from_linen
 from dist_ens.members.member import Member, require_parameters
-from dist_ens.members.nnx import from_nnx
+from dist_ens.members.nnx import from_nnx, without_mesh
 
 _NETWORKS = (
     "Give a flax.linen module, a function of `rngs` that makes a flax.nnx module, a function of "
@@ -142,9 +142,10 @@ def _traced(make: Callable[..., Network]) -> tuple[Callable[[object], Network], 
         made.append(of_argument(key))
 
     for kind in named or alone:
+        own = without_mesh(make) if kind == "rngs" else make
 
-        def of_argument(value: object, kind: str = kind) -> Network:
-            return make(**{kind: value}) if named else make(value)
+        def of_argument(value: object, kind: str = kind, own: Callable = own) -> Network:
+            return own(**{kind: value}) if named else own(value)
 
         try:
             key = jax.eval_shape(lambda: jax.random.key(0))

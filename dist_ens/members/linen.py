@@ -1,7 +1,7 @@
 """Members made from `flax.linen` modules."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.errors
@@ -52,6 +52,7 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         sample=functools.partial(network.forward, streams=()),
         takes_hyper=True,
         parts_of=network.parts_of,
+        adapt_loss=_of_unboxed,
     )
 
 
@@ -88,7 +89,9 @@ class _Linen:
         return getattr(module, method)(first, *args, **named, **mode, **others)
 
     def init(self, key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
-        variables = dict(self._applied("init", False, key, inputs, hyper))
+        # Names of mesh axes in the variables are rules for the layout. Flax requires such a mesh.
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            variables = dict(self._applied("init", False, key, inputs, hyper))
         params = variables.pop("params", {})
         require_parameters(params)
         return params, {
@@ -128,7 +131,7 @@ class _Linen:
             rngs = {name: jax.random.fold_in(key, i) for i, name in enumerate(streams)}
             # The module draws from this stream in place of one that is not there.
             rngs["params"] = jax.random.fold_in(key, len(self._streams))
-        variables = {"params": params, **model_state}
+        variables = _unboxed({"params": params, **model_state})
         try:
             if not train:
                 return self._applied(
@@ -150,6 +153,28 @@ class _Linen:
                 f"that calls the network with mutable={[*model_state, _LOSSES]} and adds them."
             )
         return outputs, dict(new_state)
+
+
+def _unboxed(tree: PyTree) -> PyTree:
+    """Returns the arrays of variables that have names of mesh axes, without these names."""
+    return jax.tree.map(
+        lambda node: node.unbox(apply_constraint=False) if _is_box(node) else node,
+        tree,
+        is_leaf=_is_box,
+    )
+
+
+def _is_box(node: object) -> bool:
+    return isinstance(node, nn.Partitioned)
+
+
+def _of_unboxed(loss: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns a loss whose parameters and model state may have names of mesh axes."""
+
+    def unboxed(params: Params, model_state: ModelState, *args: PyTree, **named: PyTree) -> PyTree:
+        return loss(_unboxed(params), _unboxed(model_state), *args, **named)
+
+    return unboxed
 
 
 def _is_sown(collection: PyTree) -> bool:

@@ -48,6 +48,8 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
     """
     from flax import nnx  # The import takes a third of a second, so other networks do without it.
 
+    make = without_mesh(make)
+
     def split(module: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:
         parts: Any = nnx.split(module, nnx.Param, nnx.RngState, nnx.Intermediate, ...)
         graph, params, streams, _, model_state = parts
@@ -55,7 +57,9 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
 
     def blueprint(train: bool, drops: bool) -> tuple[nnx.GraphDef, nnx.State]:
         """Returns the module without its arrays, and the shapes of its random streams."""
-        module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+        # The mesh may lack axes that variables name.
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
         module.train() if train else module.eval()
         values = switches(train)
         for _, part in nnx.iter_modules(module):
@@ -117,6 +121,21 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
 
     sample = functools.partial(forward, drops=False)
     return Member(init, apply, name_of(make), sample=sample, takes_hyper=True, parts_of=parts_of)
+
+
+def without_mesh(make: Callable[..., Tree]) -> Callable[..., Tree]:
+    """Returns a function that makes a module without a mesh, whatever axes its variables name.
+
+    The names are rules for the layout. By default, flax requires a mesh that has them.
+    """
+    from flax import nnx
+
+    @functools.wraps(make)
+    def made(*args: object, **named: object) -> Tree:
+        with nnx.use_eager_sharding(False):
+            return make(*args, **named)
+
+    return made
 
 
 def _streams_at(streams: Tree, key: Key) -> Tree:

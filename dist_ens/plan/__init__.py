@@ -4,6 +4,7 @@ XLA compiles the update for these devices, which need not be attached to this ma
 """
 
 from dist_ens.plan.collectives import Collective, collectives
+from dist_ens.plan.fitting import planner_of
 from dist_ens.plan.planned import PlannedMesh, mesh_line, plan_table
 from dist_ens.plan.planner import Planner
 from dist_ens.plan.topology import HERE, Topology
@@ -17,4 +18,5 @@ __all__ = [
     "mesh_line",
     "collectives",
     "plan_table",
+    "planner_of",
 ]

@@ -56,7 +56,7 @@ class Planner:
     def plan(self) -> Plan:
         """Returns the plan: it compiles for every mesh, and finds how many members fit."""
         num_members = self.experiment.total_members(self.spec.num_groups)
-        meshes = best_first(self._planned_meshes(num_members))
+        meshes = best_first(self.meshes())
         memory = self._memory_bytes(meshes[0].ensemble_axis)
         most, is_compiled, waves = None, False, self.experiment.layout.waves
         if math.isfinite(memory):
@@ -137,8 +137,9 @@ class Planner:
                 raise
             return dataclasses.replace(planned, refusal=first_line(error))
 
-    def _planned_meshes(self, num_members: int) -> list[PlannedMesh]:
-        """Returns the meshes for which XLA compiles the update, at least one."""
+    def meshes(self) -> list[PlannedMesh]:
+        """Returns the needs on each mesh for which XLA compiles the update, at least one."""
+        num_members = self.experiment.total_members(self.spec.num_groups)
         meshes, unsupported = list[PlannedMesh](), list[UserError]()
         for rows in self._ensemble_axes():
             try:
@@ -265,12 +266,12 @@ class Planner:
     def _layout(self, num_members: int, ensemble_axis: int) -> Layout:
         devices = self.devices
         asked = self.experiment.layout
-        if self.are_cores and asked.model_axis == 1:
+        if self.are_cores and asked.member_devices == 1:
             devices = cluster.devices_for(num_members, ensemble_axis)
         return Layout.make(
             num_members,
             ensemble_axis=ensemble_axis,
-            model_axis=asked.model_axis,
+            model_axis=asked.member_devices,
             model_rules=asked.model_rules,
             devices=devices,
         )
@@ -285,7 +286,7 @@ class Planner:
         if asked is not None:
             return [asked]
         members = self.experiment.total_members(self.spec.num_groups)
-        model_axis = self.experiment.layout.model_axis
+        model_axis = self.experiment.layout.member_devices
         devices = len(self.devices) // model_axis
         if model_axis > 1:
             self._layout(members, 1)  # Raises if the model axis does not divide the devices.

@@ -1,0 +1,139 @@
+"""Rows of a run that do not wait for each other: a row is killed, and the others go on."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import jax
+import psutil
+import pytest
+
+from commands import dist_ens, is_alive, start, wait_for
+from dist_ens.experiment.loaded import open_finished
+from test_local import begin, end_of, finished
+
+# Each step takes at least 10 ms, so that processes on few cores do not take them from each other.
+CONFIG = """
+import pathlib, time
+from ml_collections import ConfigDict
+
+HERE = pathlib.Path(__file__).parent
+
+class Notes:
+    def begin(self, run):
+        self._file = open(HERE / f"steps_of_{'_'.join(map(str, run.member_ids))}", "a", buffering=1)
+
+    def __call__(self, info):
+        time.sleep(0.01)
+        print(info.step, file=self._file)
+
+def get_config():
+    return ConfigDict(dict(
+        num_members=ROWS, steps=STEPS, steps_per_call=1, execution="loop",
+        data=dict(source="digits", global_batch_size=32, std=(16.0,)),
+        model=dict(name="mlp", hidden_sizes=(8,)),
+        optimizer=dict(name="sgd", learning_rate=1e-2),
+        checkpoint=dict(every_steps=50),
+    ))
+
+def make_callbacks(experiment):
+    return [Notes()]
+"""
+
+
+def steps_taken(folder, row):
+    file = folder / f"steps_of_{row}"
+    return [*map(int, file.read_text().split())] if file.exists() else []
+
+
+def process_of_row(launcher, row):
+    """Process id of a row of one process; None while it is started again."""
+    for child in psutil.Process(launcher.pid).children():
+        try:
+            if f"--row={row}" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                return child.pid
+        except psutil.NoSuchProcess:
+            continue
+    return None
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not is_alive(pid), lambda: f"{pid} is alive")
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps", "kills", "secs"),
+    [(2, 200, 1, 0), pytest.param(8, 24_000, 10, 20, marks=pytest.mark.faults)],
+)
+def test_rows_go_on_while_another_is_killed(rows, steps, kills, secs, tmp_path):
+    text = CONFIG.replace("ROWS", str(rows)).replace("STEPS", str(steps))
+    (tmp_path / "config.py").write_text(text)
+    flags, drawn = [f"--rows={rows}"], random.Random(0)
+    launcher = begin(tmp_path, "run", rows, *flags)
+    killed, meanwhile = set(), []
+    try:
+        # After 60 steps there is a checkpoint of step 50 to resume from.
+        wait_for(
+            lambda: all(len(steps_taken(tmp_path, row)) > 60 for row in range(rows)),
+            (tmp_path / "log_run").read_text,
+        )
+        for _ in range(kills):
+            row = drawn.randrange(rows)
+            kill(process_of_row(launcher, row))
+            killed.add(row)
+            before = [len(steps_taken(tmp_path, row)) for row in range(rows)]
+            while len(steps_taken(tmp_path, row)) == before[row]:
+                assert launcher.poll() is None, (tmp_path / "log_run").read_text()
+                time.sleep(0.02)
+            after = [len(steps_taken(tmp_path, row)) for row in range(rows)]
+            meanwhile += [after[k] - before[k] for k in range(rows) if k != row]
+            time.sleep(secs)
+    finally:
+        code, log = finished(launcher, tmp_path, "run")
+    assert code == 0, log
+    assert min(meanwhile) > 0  # They went on before the row was back.
+    assert log.count("Restart ") == kills
+    for row in range(rows):
+        taken = steps_taken(tmp_path, row)
+        assert sorted({*taken}) == list(range(1, steps + 1))
+        assert (len(taken) == steps) is (row not in killed)  # Only killed rows repeat steps.
+    words = ["train", f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / 'alone'}"]
+    assert start(words, folder=tmp_path, name="log_alone", devices=rows).codes() == [0]
+    assert end_of(tmp_path, "run") == end_of(tmp_path, "alone")
+
+
+@pytest.mark.long
+def test_rows_are_joined_only_at_the_same_step(tmp_path):
+    (tmp_path / "config.py").write_text(CONFIG.replace("ROWS", "2").replace("STEPS", "4"))
+    train = ["train", f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path}", "--rows=2"]
+    assert dist_ens(*train, "--row=0").returncode == 0
+    assert "There is no checkpoint in" in dist_ens(*train).stderr
+    assert dist_ens(*train, "--row=1", "--config.steps=6").returncode == 0
+    assert "cannot be joined: row 0 at step 4, row 1 at step 6." in dist_ens(*train).stderr
+    assert dist_ens(*train, "--row=0", "--config.steps=6").returncode == 0
+    assert dist_ens(*train, "--config.steps=6").returncode == 0
+    assert "are one run now" in dist_ens(*train, "--row=0", "--config.steps=6").stderr
+    history = [*map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())]
+    assert history[-1]["step"] == 6
+    assert {"train/loss", "train/loss/member_00", "train/loss/member_01"} <= history[-1].keys()
+    params = jax.tree.leaves(open_finished(tmp_path).state.params)
+    assert {leaf.shape[0] for leaf in params} == {2}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--row=0"], "Give --rows=NUMBER too"),
+        (["--row=2", "--rows=2"], "Row 2 of 2 rows cannot have its share of 4 members"),
+        (["--row=0", "--rows=3"], "Row 0 of 3 rows cannot have its share of 4 members"),
+    ],
+)
+def test_rows_that_do_not_divide_the_members_are_told(flags, told, tmp_path):
+    (tmp_path / "config.py").write_text(CONFIG.replace("ROWS", "4").replace("STEPS", "4"))
+    train = ["train", f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path}"]
+    ended = dist_ens(*train, *flags)
+    assert ended.returncode in (2, 3), ended.stderr
+    assert told in ended.stderr
