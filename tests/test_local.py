@@ -111,6 +111,27 @@ def test_a_process_that_ends_is_started_again_and_nothing_is_lost(fault, of_one,
     assert end_of(tmp_path, "run") == of_one(steps)
 
 
+# Two rows of four devices each, within a process and across both; and one row across both.
+@pytest.mark.parametrize(
+    ("rows", "model_axis"),
+    [(1, 4), *(pytest.param(*each, marks=pytest.mark.faults) for each in ((2, 2), (1, 8)))],
+)
+def test_members_that_devices_share_have_the_same_bits_after_a_kill(rows, model_axis, tmp_path):
+    axes = {"ensemble_axis": rows, "model_axis": model_axis}
+    layout = [f"--config.layout.{name}={value}" for name, value in axes.items()]
+    # Hidden sizes and batches that 8 devices divide.
+    layout += ["--config.model.hidden_sizes=(16,)"]
+    ends = []
+    for name, at_fault in (("whole", 99), ("run", 1)):
+        write_config(tmp_path, "killed", at_fault, steps=STEPS)
+        launcher = begin(tmp_path, name, 2, devices=4, rest=layout)
+        code, log = finished(launcher, tmp_path, name)
+        assert code == 0, log
+        assert ("Restart 1 of at most 10." in log) is (name == "run")
+        ends.append(end_of(tmp_path, name))
+    assert ends[0] == ends[1]
+
+
 @pytest.mark.long
 def test_an_error_is_not_tried_again(tmp_path):
     write_config(tmp_path, "raising", 1, steps=STEPS)

@@ -245,7 +245,7 @@ def test_a_network_with_metadata_needs_no_model_axis(alone, mesh):
         ensemble = de.Ensemble(network, optimizer, loss, num_members=NUM_MEMBERS, layout=layout)
         _, metrics = trained(ensemble, IMAGES)
         np.testing.assert_allclose(metrics["loss"], alone("named linen")[1]["loss"], rtol=1e-5)
-    state, metrics = trained(ensemble_of("named nnx", layout), IMAGES)
+    _, metrics = trained(ensemble_of("named nnx", layout), IMAGES)
     np.testing.assert_allclose(metrics["loss"], alone("named nnx")[1]["loss"], rtol=1e-5)
 
 

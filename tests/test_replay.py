@@ -43,6 +43,13 @@ def test_a_member_of_eight_devices_trained_alone_on_one_has_the_same_bits(workdi
     assert "has the same bits as in the run" in _sentence(found)
 
 
+@pytest.mark.parametrize("rules", ["fsdp", '[("*w", ("model",))]'])
+def test_a_member_that_devices_share_is_trained_by_as_many_again(rules, tmp_path):
+    layout = {"ensemble_axis": 4, "model_axis": 2, "model_rules": rules}
+    train(experiment(layout=layout, model={"name": "mlp", "hidden_sizes": (8,)}), tmp_path)
+    assert replay(tmp_path, 2, progress=False).differences == {}
+
+
 class StopsTwo:
     stops_members = True
 

@@ -82,8 +82,13 @@ def test_halving_stops_the_worse_half_again_and_again():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"execution": "vmap"}, pytest.param({"failure_policy": "skip"}, marks=pytest.mark.long)],
-    ids=str,
+    [
+        {},
+        {"execution": "vmap"},
+        {"layout": de.Layout.make(16, ensemble_axis=2, model_axis=2, devices=jax.devices()[:4])},
+        pytest.param({"failure_policy": "skip"}, marks=pytest.mark.long),
+    ],
+    ids=lambda options: next(iter(options), "loop"),
 )
 def test_members_that_go_on_are_what_they_would_have_been(at_once, options):
     ensemble = of_members(**options)

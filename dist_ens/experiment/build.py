@@ -99,6 +99,12 @@ def layout_for(num_members: int, asked: LayoutConfig) -> Layout:
     )
 
 
+def layout_elsewhere(asked: LayoutConfig) -> LayoutConfig:
+    """Returns the placement of a run's members on devices that need not be those of the run."""
+    model_axis = 1 if jax.device_count() % asked.member_devices else asked.model_axis
+    return dataclasses.replace(asked, ensemble_axis=None, model_axis=model_axis)
+
+
 def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
     """Returns the objective of a run, with its pooling; None for a loss function."""
     if not parts.has_objective:

@@ -4,8 +4,6 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-import jax
-
 from dist_ens.checkpoint import (
     StepRecord,
     listed,
@@ -15,7 +13,12 @@ from dist_ens.checkpoint import (
 )
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.stopping import finished, saved_structures
-from dist_ens.experiment.build import build_ensemble, layout_for, record_of_run
+from dist_ens.experiment.build import (
+    build_ensemble,
+    layout_elsewhere,
+    layout_for,
+    record_of_run,
+)
 from dist_ens.experiment.chosen import KeptChoice, kept_choice
 from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.loaded_run import LoadedRun
@@ -119,10 +122,7 @@ def _described_ensemble(
     run: Run, parts: OwnParts, folder: str, dropout_samples: int | None
 ) -> tuple[Run, Ensemble]:
     """Returns a run with its samples with dropout, and its ensemble on these devices."""
-    asked = dataclasses.replace(run.experiment.layout, ensemble_axis=None)
-    if jax.device_count() % asked.member_devices:
-        asked = dataclasses.replace(asked, model_axis=1)
-    layout = layout_for(run.num_members, asked)
+    layout = layout_for(run.num_members, layout_elsewhere(run.experiment.layout))
     if dropout_samples is not None:
         experiment = run.experiment
         evaluation = dataclasses.replace(

@@ -31,7 +31,7 @@ from dist_ens.checkpoint.arrays import SavedArray, open_arrays
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Event
 from dist_ens.data import Source
-from dist_ens.experiment.build import build
+from dist_ens.experiment.build import build, layout_elsewhere
 from dist_ens.experiment.config_file import NOTHING, OwnParts
 from dist_ens.experiment.members import require_folder, write_run
 from dist_ens.experiment.schema import Experiment
@@ -131,7 +131,7 @@ def import_members(
     paths = network_paths(networks)
     if experiment.member_ids is None:
         experiment = experiment.with_members(range(len(paths)))
-    layout = dataclasses.replace(experiment.layout, ensemble_axis=None, waves=1, model_axis=1)
+    layout = dataclasses.replace(layout_elsewhere(experiment.layout), waves=1)
     experiment = dataclasses.replace(experiment, layout=layout)
     built = build(experiment, parts=parts, member_file=member_file, source=source)
     ensemble = built.ensemble

@@ -51,7 +51,9 @@ def replay(
     config: ConfigFile | None = None,
     progress: bool = True,
 ) -> Replay:
-    """Trains one member of a run from its first step, alone on one device, and compares it.
+    """Trains one member of a run from its first step, alone, and compares it.
+
+    It is trained on one device, or on as many as shared it in the run, if this machine has them.
 
     The member has the data and the execution of the run, and the seed and the id with which it was
     trained. Nothing is written. The default `until` is the newest step.
@@ -81,7 +83,13 @@ def replay(
         )
     # The comparison needs no scores, and one member of several groups has none.
     source = dataclasses.replace(opened.open_source(), valid=None)
-    layout = Layout.make(1, devices=jax.local_devices()[:1])
+    here = opened.ensemble.layout
+    layout = Layout.make(
+        1,
+        model_axis=here.model_axis,
+        model_rules=here.model_rules,
+        devices=jax.local_devices()[: here.model_axis],
+    )
     alone = build_ensemble(run, layout, opened.parts, source).replace(
         seed=experiment.seed if lineage.seed is None else lineage.seed,
         member_ids=(lineage.original_id,),

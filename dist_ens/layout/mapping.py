@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 def mapped_over_rows(
-    layout: "Layout", fn: Callable, in_specs: Specs, out_specs: Specs
+    layout: "Layout", fn: Callable, in_specs: Specs, out_specs: Specs, *, is_mesh: bool
 ) -> Callable[..., PyTree]:
-    """Returns the function of `Layout.map_rows` for rows of several devices."""
-    # With a model axis, one row is a mesh of its own: its program is a plain `jit`.
-    is_mesh = layout.model_axis > 1 and layout.ensemble_axis == 1
+    """Returns the function of `Layout.map_rows` for rows of several devices.
+
+    `is_mesh` says that the only row is a mesh of its own, whose program has no `shard_map`.
+    """
     axes = {ENSEMBLE, MODEL} if is_mesh else {MODEL}
 
     def spec_within(leaf: jax.Array, spec: PartitionSpec, shares_rows: bool) -> PartitionSpec:

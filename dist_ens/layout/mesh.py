@@ -224,7 +224,16 @@ class Layout:
         fn = without_axes(fn)
         if self.data_axis == self.model_axis == 1:
             return self.shard_map(fn, in_specs, out_specs)
-        return mapped_over_rows(self, fn, in_specs, out_specs)
+        # With a model axis, one row is a mesh of its own: its program is a plain `jit`.
+        is_mesh = self.model_axis > 1 and self.ensemble_axis == 1
+        return mapped_over_rows(self, fn, in_specs, out_specs, is_mesh=is_mesh)
+
+    def _map_manually(self, fn: Callable, in_specs: Specs, out_specs: Specs) -> Callable:
+        """Returns the function of `map_rows` with a program that depends on no number of rows.
+
+        A member then begins with the same bits in any number of rows.
+        """
+        return mapped_over_rows(self, without_axes(fn), in_specs, out_specs, is_mesh=False)
 
     def put(self, tree: PyTree, spec: Specs = "batch") -> PyTree:
         """Puts arrays on the mesh.
@@ -302,7 +311,7 @@ class Layout:
         def make(numbers: jax.Array, *arrays: PyTree) -> Tree:
             # The members are made one after another. This runs only once, and batched random
             # numbers would double the compilation time on a CPU.
-            mapped = self.shard_map if self.model_axis == 1 else self.map_rows
+            mapped = self.shard_map if self.model_axis == 1 else self._map_manually
             return mapped(
                 lambda own, *arrays: jax.lax.map(lambda number: fn(number, *arrays), own),
                 in_specs=(MEMBERS, *(REPLICATED for _ in arrays)),

@@ -76,6 +76,8 @@ class Compaction:
         small = Layout.make(
             len(member_ids),
             ensemble_axis=layout.ensemble_axis,
+            model_axis=layout.model_axis,
+            model_rules=layout.model_rules,
             devices=layout.mesh.devices.flatten().tolist(),
         )
         self.ensemble = self.whole.with_members(member_ids).on(small)

@@ -117,9 +117,7 @@ class Run(Runner):
         """Goes on without stopped members, if that spares more time than compiling takes."""
         before, pace = self.compaction.ensemble, self.reader.pace()
         # Several hosts would have to move members to each other. Waves wait on the host anyway.
-        # Members that share devices are taken one after another, whether others have left or not.
         is_alone = before.waves == before.num_groups == jax.process_count() == 1
-        is_alone = is_alone and before.layout.model_axis == 1
         if not is_alone or pace == 0:
             return
         ids = self.compaction.without(self.stopped)
