@@ -351,9 +351,8 @@ def test_a_sum_over_examples_is_the_same_by_columns(kind, num_examples):
         assert [(each.kind, each.bytes) for each in found] == [("all-reduce", w.nbytes)]
 
 
-@pytest.mark.parametrize("positions", [(), (3, 2)])
-def test_a_gradient_of_weights_is_summed_in_the_order_of_the_weights(positions):
-    x, w = random_arrays((8, *positions, 20), (20, 17))
+def test_a_gradient_of_weights_is_summed_in_the_order_of_the_weights():
+    x, w = random_arrays((8, 20), (20, 17))
     fn = value_and_gradients(lambda x, w: jnp.tensordot(x, w, 1), x, w)
     swapped = rewritten(fn, {lowerings.PRODUCT: lowerings.product_of_swapped_factors})
     program = over_two_columns(swapped)

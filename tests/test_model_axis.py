@@ -14,7 +14,7 @@ import dist_ens as de
 from dist_ens.ensemble.update_steps import dispatched
 from dist_ens.execution.spec import Execution
 from dist_ens.ground.errors import UserError
-from dist_ens.layout import to_host
+from dist_ens.layout import MEMBERS, to_host
 from dist_ens.layout.rows import layout_of_row
 from dist_ens.plan.collectives import collectives
 
@@ -270,6 +270,15 @@ def test_a_state_keeps_its_parts_through_a_step_a_prediction_and_a_file(rules, t
     assert shardings_of(loaded.state) == before
 
 
+def test_a_step_returns_the_parts_of_a_state_and_not_the_whole():
+    layout = divided("dense")
+    state = ensemble_of("dense", layout).abstract_state(IMAGES)
+    alone = layout.leaf_specs(MEMBERS, state)
+    assert P("ensemble", "model") in alone
+    loss = jax.ShapeDtypeStruct((NUM_MEMBERS,), np.float32)
+    assert layout.leaf_specs(MEMBERS, (state, {"loss": loss})) == [*alone, P("ensemble")]
+
+
 @pytest.mark.parametrize("model_axis", [2, 4])
 def test_a_device_holds_its_part_of_a_member(model_axis):
     def bytes_of(layout):
@@ -434,10 +443,9 @@ def test_a_layout_says_which_axis_or_rule_does_not_fit(options, told):
     ],
 )
 def test_rules_that_do_not_fit_the_network_are_told_with_its_parameters(rules, told):
+    rules = "tensor" if rules == "metadata" else rules
+    layout = de.Layout.make(NUM_MEMBERS, model_axis=2, model_rules=rules)
     with pytest.raises(UserError, match=told):
-        layout = de.Layout.make(
-            NUM_MEMBERS, model_axis=2, model_rules="tensor" if rules == "metadata" else rules
-        )
         ensemble_of("dense", layout).init(IMAGES)
 
 

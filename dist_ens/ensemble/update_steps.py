@@ -25,7 +25,7 @@ from dist_ens.ensemble.batches import (
 from dist_ens.execution.apply import lowered
 from dist_ens.execution.heuristics import ONE_BY_ONE, by_rule
 from dist_ens.execution.lift import sharded
-from dist_ens.execution.loop import Loop
+from dist_ens.execution.loop import Loop, of_one_state
 from dist_ens.execution.lowerings import CONVOLUTION
 from dist_ens.execution.rewrite import contains
 from dist_ens.execution.spec import Execution
@@ -109,14 +109,17 @@ def steps_of_all(step: Step, layout: Layout, given: Execution) -> Update:
     return update
 
 
-def dispatched(step: Step, layout: Layout, execution: Execution) -> Update:
-    """Returns the update of several steps, as one or more programs. It donates the state."""
+def dispatched(step: Step, layout: Layout, execution: Execution, *, of_one: bool = False) -> Update:
+    """Returns the update of several steps, as one or more programs. It donates the state.
+
+    `of_one` says that the state is that of one member, without a members axis.
+    """
     if execution.members == "loop":
         return _each_member(step, layout, execution)
     if execution.steps == "single":
-        return _each_step(step, layout, execution)
+        return _each_step(step, layout, execution, of_one=of_one)
     update = steps_of_all(step, layout, execution)
-    return in_turn(layout, jax.jit(update, donate_argnums=0))
+    return in_turn(layout, jax.jit(of_one_state(update) if of_one else update, donate_argnums=0))
 
 
 def _each_member(step: Step, layout: Layout, execution: Execution) -> Update:
@@ -132,7 +135,7 @@ def _each_member(step: Step, layout: Layout, execution: Execution) -> Update:
                 layout,
                 (MEMBERS, specs_of(batches)),
                 (MEMBERS, MEMBER_METRICS),
-                lambda of_row: dispatched(step, of_row, alone),
+                lambda of_row, of_one: dispatched(step, of_row, alone, of_one=of_one),
                 in_place=True,
             )
         return loops[kind](state, batches)
@@ -140,14 +143,14 @@ def _each_member(step: Step, layout: Layout, execution: Execution) -> Update:
     return update
 
 
-def _each_step(step: Step, layout: Layout, execution: Execution) -> Update:
+def _each_step(step: Step, layout: Layout, execution: Execution, *, of_one: bool) -> Update:
     """Returns the update as a program of one step, dispatched for each step of a call."""
     of_some = steps_of_all(step, layout, execution)
 
-    def of_one(state: State, batches: CallBatches, number: jax.Array) -> tuple[State, Metrics]:
+    def at(state: State, batches: CallBatches, number: jax.Array) -> tuple[State, Metrics]:
         return of_some(state, one_step(batches, number))
 
-    update_one = in_turn(layout, jax.jit(of_one, donate_argnums=0))
+    update_one = in_turn(layout, jax.jit(of_one_state(at) if of_one else at, donate_argnums=0))
 
     @jax.jit
     def in_order(metrics: list[Metrics]) -> Metrics:

@@ -8,7 +8,7 @@ import jax
 
 from dist_ens.execution.apply import lowered, over_members
 from dist_ens.execution.heuristics import ONE_BY_ONE, by_rule
-from dist_ens.execution.loop import Loop
+from dist_ens.execution.loop import Loop, of_one_state
 from dist_ens.execution.spec import Execution
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.state import as_held
@@ -145,7 +145,9 @@ class Lifted:
         self._layout, self._in_specs, self._out_specs = layout, in_specs, out_specs
         self._names = names or [f"Argument {number}" for number in range(len(in_specs))]
 
-        def program_on(layout: Layout, of_members: Execution) -> Callable[..., PyTree]:
+        def program_on(
+            layout: Layout, of_members: Execution, *, of_one: bool = False
+        ) -> Callable[..., PyTree]:
             program = of_all_members(fn, layout, in_specs, out_specs, of_members)
 
             def checked(*args: PyTree) -> PyTree:
@@ -154,7 +156,8 @@ class Lifted:
                     check_lengths(layout, arg, spec, name)
                 return program(*args)
 
-            return in_turn(layout, jax.jit(checked, donate_argnums=donate_argnums))
+            of_layout = of_one_state(checked) if of_one else checked
+            return in_turn(layout, jax.jit(of_layout, donate_argnums=donate_argnums))
 
         # The programs of `loop` see one member each, so that the arguments are checked before.
         is_loop = execution.members == "loop" or layout.model_axis > 1
@@ -165,7 +168,7 @@ class Lifted:
                 layout,
                 in_specs,
                 out_specs,
-                lambda of_row: program_on(of_row, alone),
+                lambda of_row, of_one: program_on(of_row, alone, of_one=of_one),
                 in_place=donate_argnums == (0,) and _is_state(in_specs[0], out_specs),
             )
         else:

@@ -35,17 +35,23 @@ def mapped_over_rows(
             names.pop()
         return PartitionSpec(*names)
 
-    def constrained(tree: Tree, specs: Specs, *, shares_rows: bool = False) -> Tree:
+    def constrained(
+        tree: Tree, specs: Specs, *, shares_rows: bool = False, keeps_members: bool = False
+    ) -> Tree:
         leaves, structure = jax.tree.flatten(tree)
         placed = [
-            jax.lax.with_sharding_constraint(leaf, spec_within(leaf, spec, shares_rows))
+            leaf
+            if keeps_members and axis_of(spec, DATA) is None
+            else jax.lax.with_sharding_constraint(leaf, spec_within(leaf, spec, shares_rows))
             for leaf, spec in zip(leaves, layout.leaf_specs(specs, tree), strict=True)
         ]
         return jax.tree.unflatten(structure, placed)
 
     def of_row(*args: PyTree) -> PyTree:
-        # Devices that gather the parameters of a member each take a part of its examples.
-        return constrained(fn(*constrained(args, in_specs, shares_rows=layout.is_fsdp)), out_specs)
+        # Devices that gather the parameters of a member each take a part of its examples. The
+        # arguments of a row's program have their parts already: naming them again costs copies.
+        own = constrained(args, in_specs, shares_rows=layout.is_fsdp, keeps_members=is_mesh)
+        return constrained(fn(*own), out_specs)
 
     def of_mesh(*args: PyTree) -> PyTree:
         with jax.sharding.use_abstract_mesh(layout.mesh.abstract_mesh):

@@ -183,10 +183,9 @@ class Layout:
         found: list[PartitionSpec] = []
 
         def add(spec: PartitionSpec, branch: PyTree) -> None:
-            if spec == MEMBERS and isinstance(branch, State):
-                found.extend(state_specs(self, branch))
-            else:
-                found.extend([spec] * len(jax.tree.leaves(branch)))
+            for part in jax.tree.leaves(branch, is_leaf=lambda node: isinstance(node, State)):
+                is_state = spec == MEMBERS and isinstance(part, State)
+                found.extend(state_specs(self, part) if is_state else [spec] * _count(part))
 
         jax.tree.map(add, specs, tree, is_leaf=is_spec)
         return found
@@ -411,6 +410,10 @@ class Layout:
         if getattr(sharding, "mesh", None) is self.mesh:
             return True
         return self.mesh.size == 1 and sharding.device_set == {self.mesh.devices.flat[0]}
+
+
+def _count(tree: PyTree) -> int:
+    return len(jax.tree.leaves(tree))
 
 
 def lines_of(grid: np.ndarray, process_id: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from dist_ens.ensemble import Drawn, Ensemble
 from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.update_steps import dispatched
 from dist_ens.execution.heuristics import by_rule
+from dist_ens.execution.loop import takes_states
 from dist_ens.execution.spec import Execution
 from dist_ens.experiment import Experiment
 from dist_ens.ground.errors import ExitCode, UserError, first_line
@@ -168,7 +169,8 @@ class Planner:
         parts = dict(planned.bytes_per_device)
         parts["activations"] = program.memory_analysis().temp_size_in_bytes
         total = self._total_bytes(planned, given_to, program)
-        if execution.members == "loop":  # Its member is a copy, beside the states of all members.
+        if execution.members == "loop" and takes_states(ensemble.layout):
+            # Its member is a copy, beside the states of all members.
             total += device_bytes((state.params, state.model_state, state.opt_state))
         flops, chip = step.cost_analysis()["flops"] * times, chip_of(self.devices[0])
         each = collectives(step.as_text(), given_to.layout.mesh.device_ids)

@@ -56,12 +56,13 @@ def product_of_swapped_factors(
 
     JAX multiplies the gradient of the outputs with the inputs, and transposes the product. On
     several columns, the compiler would sum the product before it is transposed, and copy it.
-    Swapped, the two transpositions cancel.
+    Swapped, the two transpositions cancel. A sum over more axes than the batch, as over the
+    positions of a sequence, takes 15 % longer if it is swapped (a transformer on two CPU devices).
     """
     (i, j), (batched, _) = dimension_numbers
     params["precision"] = precision
     differ = isinstance(precision, tuple) and precision[0] != precision[1]
-    if batched or 0 not in i or 0 not in j or differ:  # The precisions would not be swapped.
+    if batched or not i == j == (0,) or differ:  # The precisions would not be swapped.
         return PRODUCT.bind(lhs, rhs, dimension_numbers=dimension_numbers, **params)
     params["out_sharding"] = None
     product = PRODUCT.bind(rhs, lhs, dimension_numbers=((j, i), ((), ())), **params)
