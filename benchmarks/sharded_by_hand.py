@@ -8,6 +8,8 @@ for each array: the parameters and the moments of Adam are divided along their l
 batch over both axes. The whole parameters are gathered in each of the two passes. Both programs are
 compiled for the same shapes. FLOPs, bytes and gathered bytes are those of one device and step, from
 the compiled programs. Times are of steps in interleaved rounds. A ratio is dist_ens over by hand.
+Then the FLOPs of all devices of a row are compared with those of one device, with `fsdp` and with
+rules that divide the attention and the layers of the blocks.
 """
 
 import statistics
@@ -34,6 +36,13 @@ from launch import cli
 _ROWS, _COLUMNS, _MODEL_AXIS = 2, 2, 2
 _LENGTH, _VOCABULARY, _BATCH = 64, 64, 32
 _ROUNDS, _STEPS = 10, 5
+_RULES = [
+    *((f"*/{name}/kernel", (None, "model")) for name in ("query", "key", "value")),
+    ("*/out/kernel", ("model",)),
+    ("_Block_*/Dense_0/kernel", (None, "model")),
+    ("_Block_*/Dense_0/bias", ("model",)),
+    ("_Block_*/Dense_1/kernel", ("model",)),
+]
 
 
 def main() -> None:
@@ -62,6 +71,17 @@ def main() -> None:
         _print_row(f"bytes of {name}", *(_moved(program, ids, name) for program in (ours, theirs)))
     peak = (program.memory_analysis().temp_size_in_bytes for program in (ours, theirs))
     _print_row("temporary bytes", *peak)
+
+    on_one = ensemble.replace(
+        layout=de.Layout.make(_ROWS, devices=jax.devices()[:1]), execution="loop"
+    )
+    alone = _costs(_program_of_row(on_one, batch))["flops"]
+    for name, rules in (("fsdp", "fsdp"), ("rules", _RULES)):
+        divided = de.Layout.make(
+            _ROWS, ensemble_axis=_ROWS, model_axis=_MODEL_AXIS, model_rules=rules
+        )
+        flops = _costs(_program_of_row(ensemble.replace(layout=divided), batch))["flops"]
+        print(f"FLOPs of a row over those of one device, {name}: {flops * ids.size / alone:.4f}")
 
     state = [ensemble.init(batch)]
 

@@ -163,10 +163,11 @@ def _first_failure(processes: Sequence[_Process], received: Sequence[int]) -> _P
 def main() -> int:
     """Starts the processes, and starts them again while that helps; returns the exit code."""
     rows = range(_ROWS.value or 0)
-    if rows and (_COMMAND.arguments[0] != "train" or _PROCESSES.value % len(rows)):
+    if rows and _COMMAND.arguments[0] != "train":
+        raise UserError(f"--rows is for train, not for {_COMMAND.arguments[0]}. Leave it out.")
+    if rows and _PROCESSES.value % len(rows):
         raise UserError(
-            f"--rows={len(rows)} divides the processes that train: got --processes="
-            f"{_PROCESSES.value} -- {_COMMAND.arguments[0]}. Use a multiple of the rows, and train."
+            f"--processes={_PROCESSES.value} is no multiple of --rows={len(rows)}. Use a multiple."
         )
     if _DRY_RUN.value:
         for _, command, variables in itertools.chain(*map(_planned, (*rows, None))):

@@ -43,11 +43,15 @@ def main() -> None:
         if plan.max_num_members is not None and not plan.max_is_compiled:
             most = f"about {most}"
         print(
-            f"The best mesh for {counted(best.num_members, 'member')} on {_TOPOLOGY.value} is "
+            f"The best mesh for {counted(best.num_members, 'member')} on {_where()} is "
             f"{best.shape}; the largest num_members that fits on it "
             f"is {most}. Next: dist-ens train with the --config flags of this command, "
             f"--config.layout.ensemble_axis={best.ensemble_axis} and a --workdir."
         )
+
+
+def _where() -> str:
+    return "this machine" if _TOPOLOGY.value == HERE else _TOPOLOGY.value
 
 
 def make_planner(config: ConfigFlags, topology: Topology) -> Planner:

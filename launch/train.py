@@ -1,7 +1,7 @@
 """Trains an ensemble: dist-ens train --config=FILE --workdir=DIR [--config.FIELD=VALUE …].
 
-With --rows=4 --row=0 it trains the first quarter of the members alone, in the folder rows/0 of the
-run. Such rows do not wait for each other. When all are done, --rows=4 without --row puts their
+With --rows=4 --row=0 it trains the first quarter of the members alone, in the folder rows/0_of_4 of
+the run. Such rows do not wait for each other. When all are done, --rows=4 without --row puts their
 members together and scores the ensemble. `dist-ens local --rows=4` does all of this.
 """
 
@@ -74,10 +74,10 @@ def main() -> int:
             raise UserError(f"--row={_ROW.value} is one of how many? Give --rows=NUMBER too.")
         ids = experiment.member_ids or range(experiment.total_members(source.spec.num_groups))
         if saved_steps(workdir):
-            stdio.say(f"The rows of {quoted(workdir)} are one run now. Train it without --row.")
+            stdio.say(f"{quoted(workdir)} holds all members as one run, which no row trains alone.")
             return ExitCode.DONE
         experiment = experiment_of_row(experiment, ids, _ROW.value, _ROWS.value)
-        workdir = folder_of_row(workdir, _ROW.value)
+        workdir = folder_of_row(workdir, _ROW.value, _ROWS.value)
     if experiment.layout.model_axis == AUTO:
         planner = planner_of(
             Run(experiment, source.spec, source.num_train_examples, _CONFIG.file.path),

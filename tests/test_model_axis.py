@@ -228,6 +228,45 @@ def test_the_metadata_of_a_network_says_how_it_is_divided(name, kernels):
         }
 
 
+class OfNames(eqx.Module):
+    """An array of the user's own may be called `value`, as that of a variable of Flax."""
+
+    value: jax.Array
+
+    def __init__(self, key):
+        self.value = jax.random.normal(key, (256, 8)) / 16
+
+    def __call__(self, x):
+        return x.ravel() @ self.value
+
+
+def test_only_the_array_of_a_flax_variable_has_no_name_of_its_own():
+    layout = divided("dense", rules=[("value", (None, "model"))])
+    ensemble = ensemble_of("dense", layout).replace(member=OfNames)
+    assert ensemble.init(IMAGES).params.value.sharding.spec == P("ensemble", None, "model")
+
+
+class NamedStatistics(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        init = nn.with_partitioning(lambda: jnp.zeros(8), (("data", "model"),))
+        mean = self.variable("batch_stats", "mean", init)
+        kernel = nn.with_partitioning(nn.linear.default_kernel_init, (None, ("data", "model")))
+        x = nn.Dense(8, kernel_init=kernel)(x.reshape(len(x), -1))
+        if train:
+            mean.value = 0.9 * mean.value + 0.1 * x.mean(0)
+        return x - mean.value[None]
+
+
+@pytest.mark.parametrize("rules", ["fsdp", "tensor"])
+def test_statistics_may_have_metadata_too(rules):
+    layout = divided("named linen", rules=rules)
+    ensemble = ensemble_of("named linen", layout)
+    state, metrics = trained(ensemble.replace(member=NamedStatistics()), IMAGES)
+    assert state.params["Dense_0"]["kernel"].value.sharding.spec[-1] == "model"
+    assert np.isfinite(metrics["loss"]).all()
+
+
 @pytest.mark.parametrize("mesh", [(1, 1), (4, 1), (2, 2)])
 def test_a_network_with_metadata_needs_no_model_axis(alone, mesh):
     rows, columns = mesh

@@ -7,6 +7,7 @@ import signal
 import time
 
 import jax
+import numpy as np
 import psutil
 import pytest
 
@@ -112,21 +113,55 @@ def test_rows_go_on_while_another_is_killed(rows, steps, kills, secs, tmp_path):
 
 
 @pytest.mark.long
-def test_rows_are_joined_only_at_the_same_step(tmp_path):
+def test_rows_are_joined_when_all_have_ended(tmp_path):
     write_config(tmp_path, 2, 4)
     train = ["train", f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path}", "--rows=2"]
     assert dist_ens(*train, "--row=0").returncode == 0
-    assert "There is no checkpoint in" in dist_ens(*train).stderr
+    assert "Row 1 has no checkpoint in" in dist_ens(*train).stderr
     assert dist_ens(*train, "--row=1", "--config.steps=6").returncode == 0
-    assert "cannot be joined: row 0 at step 4, row 1 at step 6." in dist_ens(*train).stderr
-    assert dist_ens(*train, "--row=0", "--config.steps=6").returncode == 0
-    assert dist_ens(*train, "--config.steps=6").returncode == 0
-    assert "are one run now" in dist_ens(*train, "--row=0", "--config.steps=6").stderr
+    six = [*train, "--config.steps=6"]
+    assert "has not ended: it is at step 4 of 6." in dist_ens(*six).stderr
+    assert dist_ens(*six, "--row=0").returncode == 0
+    assert "holds another run: seed is 0 there and 1" in dist_ens(*six, "--config.seed=1").stderr
+    ended = dist_ens(*six)
+    assert ended.returncode == 0, ended.stderr
+    assert "The members of 2 rows are one run now." in ended.stdout
+    assert "which no row trains alone" in dist_ens(*six, "--row=0").stderr
     history = [*map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())]
-    assert history[-1]["step"] == 6
-    assert {"train/loss", "train/loss/member_00", "train/loss/member_01"} <= history[-1].keys()
+    assert [record["step"] for record in history] == [4, 6, 6]
+    losses = [history[1][f"train/loss/member_0{k}"] for k in (0, 1)]
+    assert history[1]["train/loss"] == pytest.approx(sum(losses) / 2)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert history[2]["test/nll"] == summary["test"]["nll"]
+    assert (summary["execution"], summary["steps"]) == ("loop", 6)
+    assert summary["member_examples_per_second"] > 0
     params = jax.tree.leaves(open_finished(tmp_path).state.params)
     assert {leaf.shape[0] for leaf in params} == {2}
+
+
+@pytest.mark.long
+def test_a_row_that_a_callback_ends_is_joined_with_the_others(tmp_path):
+    write_config(tmp_path, 2, 6)
+    config = tmp_path / "config.py"
+    stops = "return 'STOP' if info.step == 4 and self._first else None".replace(
+        "'STOP'", "dist_ens.callbacks.STOP"
+    )
+    text = config.read_text().replace("import pathlib, time", "import pathlib, time, dist_ens")
+    text = text.replace(
+        "def begin(self, run):",
+        "def begin(self, run):\n        self._first = run.member_ids == [0]",
+    )
+    config.write_text(text.replace("print(info.step, file=self._file)", stops))
+    train = ["train", f"--config={config}", f"--workdir={tmp_path}", "--rows=2"]
+    for more in (["--row=0"], ["--row=1"], []):
+        ended = dist_ens(*train, *more)
+        assert ended.returncode == 0, ended.stderr
+    assert open_finished(tmp_path).step == 6
+    for row in range(2):
+        alone = open_finished(tmp_path / "rows" / f"{row}_of_2")
+        assert alone.step == (4, 6)[row]
+        of_run = open_finished(tmp_path, member_ids=[row]).state.params
+        jax.tree.map(np.testing.assert_array_equal, of_run, alone.state.params)
 
 
 @pytest.mark.parametrize(

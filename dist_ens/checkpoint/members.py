@@ -85,9 +85,16 @@ def members_at(saved: SavedStep, member_ids: Sequence[int] | None = None) -> Sav
 
 
 def write_members(
-    run: Place, members: SavedMembers, *, before: Callable[[], None] = lambda: None
+    run: Place,
+    members: SavedMembers,
+    *,
+    host_files: Mapping[str, bytes] | None = None,
+    before: Callable[[], None] = lambda: None,
 ) -> None:
-    """Writes members as the only checkpoint of a new run, after the files that `before` writes."""
+    """Writes members as the only checkpoint of a new run, after the files that `before` writes.
+
+    `host_files` are those of a `Snapshot`.
+    """
     snapshot = Snapshot(
         members.step,
         {
@@ -96,6 +103,7 @@ def write_members(
         },
         members.record,
         lineages={member.member_id: member for member in members.lineages},
+        host_files=host_files or {},
     )
     try:
         (run / FOLDER).make()

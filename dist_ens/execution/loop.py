@@ -9,7 +9,7 @@ back. On a CPU, XLA would copy the donated arrays of a state with an axis of len
 accelerators it does not, and the only member of a row is updated where it is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
 import jax
@@ -62,8 +62,8 @@ class Loop:
         self._layout, self._in_specs, self._out_specs = layout, in_specs, out_specs
         self._in_place = in_place
         self._rows = layout.host_mesh_rows
-        self._takes: dict[tuple[int, Structure], Callable[..., PyTree]] = {}
-        self._puts: dict[tuple[int, Structure], Callable[..., PyTree]] = {}
+        self._takes: dict[Hashable, Callable[..., PyTree]] = {}
+        self._puts: dict[Hashable, Callable[..., PyTree]] = {}
         alone = {row: layout_of_row(layout, row, num_members=1) for row in self._rows}
         self._takes_state = in_place and takes_states(layout)
         self._programs = {row: program_of(alone[row], self._takes_state) for row in self._rows}
@@ -122,7 +122,7 @@ class Loop:
         """Returns the state of a member of a row, divided over the devices as that of the row."""
         if not self._takes_state:
             return state
-        key = row, jax.tree.structure(state)
+        key = self._key(row, state)
         if key not in self._takes:
             shardings = jax.tree.map(
                 lambda leaf: jax.NamedSharding(leaf.sharding.mesh, jax.P(*leaf.sharding.spec[1:])),
@@ -131,11 +131,17 @@ class Loop:
             self._takes[key] = jax.jit(_taken, out_shardings=shardings)
         return self._takes[key](state, position)
 
+    def _key(self, row: int, state: PyTree) -> Hashable:
+        """Returns what the division of a row's state over its devices depends on."""
+        leaves, structure = jax.tree.flatten(state)
+        shapes = (leaf.shape for leaf in leaves) if self._layout.model_axis > 1 else ()
+        return row, structure, tuple(shapes)
+
     def _put_back(self, row: int, state: PyTree, member: PyTree, position: jax.Array) -> PyTree:
         """Returns the state of a row with a new state of one of its members."""
         if not self._takes_state:
             return member
-        key = row, jax.tree.structure(state)
+        key = self._key(row, state)
         if key not in self._puts:
             shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
             self._puts[key] = jax.jit(_replaced, donate_argnums=0, out_shardings=shardings)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import re
+import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -66,9 +67,11 @@ def to_config_dict_of(section: object) -> ConfigDict:
             config.update(value)
         elif dataclasses.is_dataclass(value):
             config[name] = to_config_dict_of(value)
-        elif type(None) in typing.get_args(hint):
-            kind = next(k for k in typing.get_args(hint) if k is not type(None))
-            config[name] = placeholder(typing.get_origin(kind) or kind)
+        elif kinds := [k for k in typing.get_args(hint) if isinstance(hint, types.UnionType)]:
+            kind = next(k for k in kinds if k is not type(None))
+            # The flag of a number or a text reads a number as one, and any other word as a text.
+            is_both = {int, str} <= {*kinds}
+            config[name] = placeholder(object if is_both else typing.get_origin(kind) or kind)
             config[name] = value
         else:
             config[name] = value

@@ -7,7 +7,7 @@ other place knows is checked here.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from ml_collections import ConfigDict
 
@@ -56,7 +56,12 @@ class LayoutConfig:
     @property
     def member_devices(self) -> int:
         """Model axis as a number; a `UserError` if it is none, as "auto" before it is found."""
-        return whole_number("layout.model_axis", cast(int, self.model_axis), least=1)
+        if isinstance(self.model_axis, str):
+            raise UserError(
+                f"layout.model_axis is {self.model_axis!r}. Give a number of devices, or {AUTO!r} "
+                "in a config that train or plan reads: they find the smallest number that fits."
+            )
+        return whole_number("layout.model_axis", self.model_axis, least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

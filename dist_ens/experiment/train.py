@@ -75,11 +75,14 @@ def train(
         workdir.require_writable(names, is_new=True)
     built = build(experiment, parts=parts, member_file=member_file, source=source)
     run = built.run
-    if rows is not None:
-        join_rows(run, workdir, rows)
+    of_run = built.arguments
+    joined = join_rows(run, workdir, rows) if rows is not None else None
+    if joined is not None:
+        console.print(f"The members of {rows} rows are one run now.", soft_wrap=True)
+        of_run |= {"steps": joined.step, "epochs": None}
     arguments = FitArguments(
         ensemble=built.ensemble,
-        **built.arguments,
+        **of_run,
         callbacks=[
             _Beginning(built, console, workdir),
             ProgressBar(console),
@@ -101,7 +104,8 @@ def train(
     if result.signal is not None:
         _say_where_it_stopped(console, result, run, workdir)
     elif scores is not None and cluster.is_main():
-        report.write_summary(workdir, _summary(run, result, scores, workdir))
+        of_rows = {} if joined is None else joined.summary
+        report.write_summary(workdir, _summary(run, result, scores, workdir) | of_rows)
         _print_scores(console, scores)
     ensemble = result.ensemble
     size, num_steps = ensemble.layout.mesh.size, experiment.steps_per_call

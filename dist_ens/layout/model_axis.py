@@ -68,7 +68,7 @@ def param_specs(layout: "Layout", params: PyTree) -> dict[tuple[str, ...], tuple
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     shapes = {keys_of(path): np.shape(leaf)[1:] for path, leaf in leaves}
-    names = {keys_of(path): _name_of(path) for path, _ in leaves}
+    names = _names_of(params)
     of_names = {names[keys]: shape for keys, shape in shapes.items()}
     size, rules = layout.model_axis, layout.model_rules
     if rules == FSDP:
@@ -91,30 +91,36 @@ def param_specs(layout: "Layout", params: PyTree) -> dict[tuple[str, ...], tuple
     return {keys: (PartitionSpec(ENSEMBLE, *axes[names[keys]]), shapes[keys]) for keys in shapes}
 
 
-def _name_of(path: KeyPath) -> str:
-    """Returns the name of a parameter. A variable of Flax has the name of its only array."""
-    is_of_variable = path and path[-1] == jax.tree_util.GetAttrKey("value")
-    return "/".join(keys_of(path[:-1] if is_of_variable else path))
+def _is_variable(node: object) -> bool:
+    """Returns whether a part of a pytree is a variable of Flax, which holds one array."""
+    names = (f"{cls.__module__}.{cls.__name__}" for cls in type(node).__mro__)
+    return not {"flax.core.meta.Partitioned", "flax.nnx.variablelib.Variable"}.isdisjoint(names)
+
+
+def _names_of(params: PyTree) -> dict[tuple[str, ...], str]:
+    """Returns the name of each parameter by its keys; a variable of Flax names its array."""
+    nodes = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_variable)
+    return {
+        keys_of((*path, *inside)): "/".join(keys_of(path))
+        for path, node in nodes
+        for inside, _ in jax.tree_util.tree_leaves_with_path(node)
+    }
 
 
 def _rules_of_network(params: PyTree) -> Pairs:
     """Returns the pairs that the partitioning metadata of a Flax network stands for."""
 
-    def axes_in(node: object) -> Sequence[object] | None:
-        # Of flax.linen, and of flax.nnx.
-        return getattr(node, "names", None) or getattr(node, "out_sharding", None)
+    def axes_in(variable: object) -> list[str | None]:
+        # Of flax.linen, and of flax.nnx. An axis may be divided over several axes of a mesh.
+        given = getattr(variable, "names", None) or getattr(variable, "out_sharding", None)
+        axes = (axis if isinstance(axis, tuple) else (axis,) for axis in given or ())
+        return [MODEL if MODEL in over else None for over in axes]
 
-    def is_variable(node: object) -> bool:
-        return type(node).__module__.startswith("flax.") and axes_in(node) is not None
-
-    nodes = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_variable)
+    nodes = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_variable)
     return tuple(
-        (
-            glob.escape("/".join(keys_of(path))),
-            tuple(MODEL if axis == MODEL else None for axis in axes_in(node) or ()),
-        )
+        (glob.escape("/".join(keys_of(path))), tuple(axes))
         for path, node in nodes
-        if is_variable(node)
+        if _is_variable(node) and (axes := axes_in(node))
     )
 
 

@@ -95,7 +95,7 @@ class _Linen:
         params = variables.pop("params", {})
         require_parameters(params)
         return params, {
-            name: held
+            name: _unboxed(held)
             for name, held in variables.items()
             if name not in (_LOSSES, "perturbations") and not _is_sown(held)
         }

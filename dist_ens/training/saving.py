@@ -25,6 +25,7 @@ from dist_ens.ground.types import Callback, Shapes
 from dist_ens.layout import copied, copied_off_devices
 from dist_ens.training.cadence import Cadence
 from dist_ens.training.data_protocol import TrainingData
+from dist_ens.training.evaluating import Evaluating
 from dist_ens.training.failure_response import (
     FailureResponse,
     finite_members,
@@ -34,6 +35,10 @@ from dist_ens.training.runner import Runner
 
 # Files of a checkpoint. Any host may read the first one of another. The second one is of one host.
 _SHARED, _OF_HOST = "services", "position"
+# Files of a checkpoint whose last step has not been scored by the run.
+EVALUATION_IS_OWED = {
+    _SHARED: json.dumps([{"name": f"{OWN}{Evaluating.__qualname__}", "state": True}]).encode()
+}
 _PATIENCE_SECS = 10.0  # Time that a save which is due waits for the one before it.
 
 
