@@ -24,8 +24,9 @@ def saved(folder, rows):
 def test_a_restore_of_64_members_on_8_devices_reads_each_byte_once(tmp_path, rows):
     index = saved(tmp_path, rows)
     assert index < 0.05 * NUM_BYTES
-    for mesh in MESHES:
-        assert NUM_BYTES <= read_on(*mesh, tmp_path) <= 1.05 * NUM_BYTES + index
+    for rows, columns, model_axis in [*((*mesh, 1) for mesh in MESHES), (2, 2, 2), (1, 2, 4)]:
+        num_bytes = read_on(rows, columns, tmp_path, model_axis)
+        assert NUM_BYTES <= num_bytes <= 1.05 * NUM_BYTES + index
 
 
 def test_each_of_two_hosts_reads_the_members_that_its_devices_hold(tmp_path):

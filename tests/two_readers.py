@@ -33,16 +33,21 @@ def bytes_read():
     return sum(value["value"] for metric in found for value in metric["values"])
 
 
-def read_on(rows, columns, folder):
+def read_on(rows, columns, folder, model_axis=1):
     """Restores the state on a mesh of the first devices, and returns the bytes that were read."""
     import jax
 
     from dist_ens.layout import MEMBERS, Layout
     from saving import reader
 
-    layout = Layout.make(64, ensemble_axis=rows, devices=jax.devices()[: rows * columns])
+    devices = jax.devices()[: rows * columns * model_axis]
+    layout = Layout.make(64, ensemble_axis=rows, model_axis=model_axis, devices=devices)
+    divided = {"kernel": jax.P("ensemble", None, "model"), "bias": jax.P("ensemble", "model")}
+    specs = divided if model_axis > 1 else {}
     shapes = {
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout.sharding(MEMBERS))
+        name: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=layout.sharding(specs.get(name, MEMBERS))
+        )
         for name, leaf in STATE.items()
     }
     before = bytes_read()

@@ -22,12 +22,16 @@ from dist_ens.storage import Folder, Place
 
 @dataclasses.dataclass(frozen=True)
 class SavedMembers:
-    """Members of a saved run in memory: leaves [members, ...] by name, where keys are integers."""
+    """Members of a saved run in memory: leaves [members, ...] by name, where keys are integers.
+
+    `host_files` are those of a `Snapshot` that is made of them.
+    """
 
     step: int
     record: JsonDict
     lineages: tuple[Lineage, ...]
     leaves: Mapping[str, np.ndarray]
+    host_files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     @property
     def member_ids(self) -> list[int]:
@@ -85,16 +89,9 @@ def members_at(saved: SavedStep, member_ids: Sequence[int] | None = None) -> Sav
 
 
 def write_members(
-    run: Place,
-    members: SavedMembers,
-    *,
-    host_files: Mapping[str, bytes] | None = None,
-    before: Callable[[], None] = lambda: None,
+    run: Place, members: SavedMembers, *, before: Callable[[], None] = lambda: None
 ) -> None:
-    """Writes members as the only checkpoint of a new run, after the files that `before` writes.
-
-    `host_files` are those of a `Snapshot`.
-    """
+    """Writes members as the only checkpoint of a new run, after the files that `before` writes."""
     snapshot = Snapshot(
         members.step,
         {
@@ -103,7 +100,7 @@ def write_members(
         },
         members.record,
         lineages={member.member_id: member for member in members.lineages},
-        host_files=host_files or {},
+        host_files=members.host_files,
     )
     try:
         (run / FOLDER).make()

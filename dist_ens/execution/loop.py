@@ -18,7 +18,7 @@ import numpy as np
 
 from dist_ens.ground.types import PyTree, Specs, Structure, Tree
 from dist_ens.layout import ENSEMBLE, Layout, axis_of, broadcast, put_numbers
-from dist_ens.layout.rows import join_rows, layout_of_row, part_of_row
+from dist_ens.layout.rows import join_rows, layout_of_row, part_of_row, sharding_of_member
 
 
 def takes_states(layout: Layout) -> bool:
@@ -124,10 +124,7 @@ class Loop:
             return state
         key = self._key(row, state)
         if key not in self._takes:
-            shardings = jax.tree.map(
-                lambda leaf: jax.NamedSharding(leaf.sharding.mesh, jax.P(*leaf.sharding.spec[1:])),
-                state,
-            )
+            shardings = jax.tree.map(lambda leaf: sharding_of_member(leaf.sharding), state)
             self._takes[key] = jax.jit(_taken, out_shardings=shardings)
         return self._takes[key](state, position)
 

@@ -82,13 +82,10 @@ def join_rows(run: Run, workdir: Place, num_rows: int) -> Joined | None:
     step = max(of_row.step for of_row in of_rows)
     leaves = {**members.leaves, "step": np.full_like(members.leaves["step"], step)}
     record = run.to_dict() | {"execution": of_rows[0].record["execution"]}
-    members = dataclasses.replace(members, step=step, leaves=leaves, record=record)
-    write_members(
-        workdir,
-        members,
-        host_files=EVALUATION_IS_OWED,
-        before=lambda: _join_metrics(workdir, folders),
+    members = dataclasses.replace(
+        members, step=step, leaves=leaves, record=record, host_files=EVALUATION_IS_OWED
     )
+    write_members(workdir, members, before=lambda: _join_metrics(workdir, folders))
     return Joined(step, _joined_summary(folders))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dist_ens.ground.types import Specs, Tree
 from dist_ens.layout.mesh import Layout, lines_of, numbers_of
@@ -55,6 +55,13 @@ def join_rows(layout: Layout, trees: Sequence[Tree], specs: Specs) -> Tree:
         return jax.make_array_from_single_device_arrays(tuple(shape), sharding, here)
 
     return jax.tree.unflatten(structure, map(join, layout.leaf_specs(specs, trees[0]), flat))
+
+
+def sharding_of_member(sharding: jax.sharding.Sharding) -> NamedSharding:
+    """Returns the sharding of an array of one member from that of one with a members axis."""
+    if not isinstance(sharding, NamedSharding):
+        raise TypeError(f"{sharding} is not the sharding of an array on a layout.")
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 
 
 def holdings(layout: Layout) -> list[str]:

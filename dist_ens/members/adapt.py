@@ -142,11 +142,12 @@ def _traced(make: Callable[..., Network]) -> tuple[Callable[[object], Network], 
         made.append(of_argument(key))
 
     for kind in named or alone:
-        own = without_mesh(make) if kind == "rngs" else make
 
-        def of_argument(value: object, kind: str = kind, own: Callable = own) -> Network:
-            return own(**{kind: value}) if named else own(value)
+        def of_argument(value: object, kind: str = kind) -> Network:
+            return make(**{kind: value}) if named else make(value)
 
+        if kind == "rngs":
+            of_argument = without_mesh(of_argument)
         try:
             key = jax.eval_shape(lambda: jax.random.key(0))
             jax.eval_shape(functools.partial(trace, kind=kind), key)

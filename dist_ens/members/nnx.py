@@ -124,18 +124,25 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
 
 
 def without_mesh(make: Callable[..., Tree]) -> Callable[..., Tree]:
-    """Returns a function that makes a module without a mesh, whatever axes its variables name.
+    """Returns a function of `rngs` that makes a module without a mesh, whatever axes it names.
 
-    The names are rules for the layout. By default, flax requires a mesh that has them.
+    The names are rules for the layout. Flax requires a mesh that has them, unless it is told not to
+    place variables. It notes that in every variable, so other modules are made as always.
     """
     from flax import nnx
 
-    @functools.wraps(make)
-    def made(*args: object, **named: object) -> Tree:
+    def made(rngs: object) -> Tree:
         with nnx.use_eager_sharding(False):
-            return make(*args, **named)
+            return make(rngs)
 
-    return made
+    try:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+    except ValueError:
+        return functools.wraps(make)(made)
+    except Exception:  # The caller makes the module again, and says what is wrong.
+        return make
+    return make
 
 
 def _streams_at(streams: Tree, key: Key) -> Tree:
