@@ -495,7 +495,7 @@ def test_a_run_that_fits_with_no_model_axis_is_told(monkeypatch):
         fitted_axis(monkeypatch, 10_000)
 
 
-@long
+@pytest.mark.long
 def test_a_run_is_trained_with_the_model_axis_that_is_found(tmp_path):
     axis = ["--config.layout.model_axis=auto", "--config.steps=2"]
     ended = dist_ens("train", *SMALL, *axis, f"--workdir={tmp_path}", devices=2)
