@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import dist_ens as de
 from dist_ens.ensemble.update_steps import dispatched
+from dist_ens.execution import loop
 from dist_ens.execution.spec import Execution
 from dist_ens.ground.errors import UserError
 from dist_ens.layout import MEMBERS, to_host
@@ -307,6 +308,23 @@ def test_a_state_keeps_its_parts_through_a_step_a_prediction_and_a_file(rules, t
     loaded = de.load(tmp_path, ensemble=ensemble)
     assert shardings_of(result.state) == shardings_of(loaded.state)
     assert shardings_of(loaded.state) == before
+
+
+@pytest.mark.parametrize("model_axis", [1, 2])
+def test_the_only_member_of_a_row_is_updated_where_it_is(model_axis, alone, monkeypatch):
+    # As on accelerators, where this saves a copy of the state.
+    monkeypatch.setattr(loop, "takes_states", lambda layout: layout.members_per_device > 1)
+    monkeypatch.setattr(loop, "_taken", None)
+    batch, devices = NETWORKS["dense"][1], jax.devices()[: 4 * model_axis]
+    layout = de.Layout.make(NUM_MEMBERS, ensemble_axis=4, model_axis=model_axis, devices=devices)
+    ensemble = ensemble_of("dense", layout, execution="loop")
+    begun = ensemble.init(batch)
+    before = shardings_of(begun)
+    state, metrics = ensemble.update(begun, batch)
+    assert shardings_of(state) == before
+    for _ in range(2):
+        state, metrics = ensemble.update(state, batch)
+    np.testing.assert_allclose(metrics["loss"], alone("dense")[1]["loss"], rtol=1e-6)
 
 
 def test_a_step_returns_the_parts_of_a_state_and_not_the_whole():

@@ -57,10 +57,8 @@ def join_rows(layout: Layout, trees: Sequence[Tree], specs: Specs) -> Tree:
     return jax.tree.unflatten(structure, map(join, layout.leaf_specs(specs, trees[0]), flat))
 
 
-def sharding_of_member(sharding: jax.sharding.Sharding) -> NamedSharding:
+def sharding_of_member(sharding: NamedSharding) -> NamedSharding:
     """Returns the sharding of an array of one member from that of one with a members axis."""
-    if not isinstance(sharding, NamedSharding):
-        raise TypeError(f"{sharding} is not the sharding of an array on a layout.")
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 
 
