@@ -131,10 +131,11 @@ def test_no_byte_of_the_arrays_can_change_unnoticed(tmp_path):
     assert_same(reader(tmp_path, 1).state(shapes_of(state)), state)
 
 
-def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_path):
+@pytest.mark.parametrize("files", [("state/_METADATA", "unfinished"), ("unfinished.unfinished",)])
+def test_the_oldest_go_and_what_was_left_unfinished_goes_when_a_run_begins(tmp_path, files):
     folder, state = tmp_path / "checkpoints", four()
     (folder / "9" / "state").mkdir(parents=True)
-    for file in ("state/_METADATA", "unfinished"):
+    for file in files:
         (folder / "9" / file).touch()
     assert steps_in(tmp_path) == []
     assert [p.name for p in folder.iterdir()] == ["9"]

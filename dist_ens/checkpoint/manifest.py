@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Self
 
 from dist_ens.checkpoint.lineage import Lineage
+from dist_ens.ground import file_writing
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import RunError
 from dist_ens.ground.json_text import Json
@@ -31,6 +32,8 @@ from dist_ens.storage import Place
 
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished"  # File of a checkpoint that is being written, or is to be deleted.
+# A process may have been killed before that file had its name.
+MARKS = {UNFINISHED, f"{UNFINISHED}.{file_writing.UNFINISHED}"}
 FORMAT = 2
 _STEP_NAME = re.compile("0|[1-9][0-9]{0,17}")
 
@@ -156,7 +159,7 @@ def is_finished(names: Collection[str], *, is_local: bool) -> bool:
 
     In a bucket, a process that was overtaken may leave files of a step that nobody has finished.
     """
-    return MANIFEST in names or (is_local and UNFINISHED not in names)
+    return MANIFEST in names or (is_local and MARKS.isdisjoint(names))
 
 
 def steps_in(checkpoints: Place) -> list[int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dist_ens.checkpoint.manifest import MANIFEST, UNFINISHED, Manifest
+from dist_ens.checkpoint.manifest import MANIFEST, MARKS, Manifest
 from dist_ens.checkpoint.reading import error_of_reading, open_saved
 from dist_ens.ground.causes import explained
 from dist_ens.ground.errors import ExitCode, RunError
@@ -18,7 +18,7 @@ def faults_of(checkpoint: Place) -> list[str]:
     try:
         manifest = Manifest.read(checkpoint)
         data = manifest.data_in(checkpoint)
-        there = {*data.names()} - {MANIFEST, UNFINISHED}
+        there = {*data.names()} - {MANIFEST, *MARKS}
     except RunError:
         raise
     except Exception as error:  # A damaged file raises many kinds.

@@ -34,6 +34,7 @@ from dist_ens.checkpoint.arrays import (
 from dist_ens.checkpoint.lineage import Lineage
 from dist_ens.checkpoint.manifest import (
     MANIFEST,
+    MARKS,
     UNFINISHED,
     FileEntry,
     LeafEntry,
@@ -127,8 +128,9 @@ def remove_unfinished(checkpoints: Place) -> None:
             with contextlib.suppress(OSError):
                 if not is_finished(names, is_local=checkpoints.is_local):
                     (checkpoints / str(step)).remove_all(last=UNFINISHED)
-                elif UNFINISHED in names:
-                    (checkpoints / str(step)).remove(UNFINISHED)
+                else:
+                    for name in MARKS & names:
+                        (checkpoints / str(step)).remove(name)
 
 
 def set_aside(checkpoint: Place) -> Place:
