@@ -18,6 +18,7 @@ _NAMES = {
     "Layout": "dist_ens.layout",
     "Checkpoints": "dist_ens.checkpoint",
     "as_member": "dist_ens.members",
+    "from_file": "dist_ens.checkpoint.network_files",
     "lift": "dist_ens.execution.lift",
     "fit": "dist_ens.training",
     "evaluate": "dist_ens.evaluation",
@@ -41,6 +42,7 @@ _MODULES = {
 if TYPE_CHECKING:
     from dist_ens import callbacks, data, losses, methods, metrics, models
     from dist_ens.checkpoint import Checkpoints
+    from dist_ens.checkpoint.network_files import from_file
     from dist_ens.ensemble import Ensemble
     from dist_ens.ensemble.failure_policy import FailurePolicy
     from dist_ens.evaluation import evaluate
@@ -69,6 +71,7 @@ __all__ = [
     "data",
     "evaluate",
     "fit",
+    "from_file",
     "hyper",
     "lift",
     "load",

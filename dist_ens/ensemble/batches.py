@@ -1,13 +1,14 @@
 """The batches of one call of the update, given as arrays or drawn from a split on the devices."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
 import jax
 import numpy as np
 
+from dist_ens.ground.shared import NOTHING_SHARED, Shared
 from dist_ens.ground.types import Batch, Leaf, PyTree, Shapes, Specs
 from dist_ens.layout import (
     BATCH,
@@ -22,7 +23,9 @@ from dist_ens.sampling import Order
 
 
 @partial(
-    jax.tree_util.register_dataclass, data_fields=["examples", "index", "steps"], meta_fields=[]
+    jax.tree_util.register_dataclass,
+    data_fields=["examples", "index", "steps", "shared"],
+    meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class Batches:
@@ -30,12 +33,14 @@ class Batches:
 
     `examples` has leaves [steps, batch, ...], or [steps, ...] of any shape with a data axis of 1.
     `index` holds the examples' positions in the training split, int32[steps, batch]. `steps` is any
-    array [steps], needed only if the examples have no arrays.
+    array [steps], needed only if the examples have no arrays. `shared` holds the arrays that all
+    members share, in each of the three forms.
     """
 
     examples: PyTree
     index: Leaf | None = None
     steps: Leaf | None = None
+    shared: Shared = NOTHING_SHARED
 
     @classmethod
     def put(cls, layout: Layout, steps: Sequence[Batch], specs: Specs) -> "Batches":
@@ -57,7 +62,9 @@ class Batches:
         return cls(examples, index, None if jax.tree.leaves(examples) else np.zeros(1, np.int32))
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["examples", "index"], meta_fields=[])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["examples", "index", "shared"], meta_fields=[]
+)
 @dataclasses.dataclass(frozen=True)
 class MemberBatches:
     """The batches of some steps, different for each member.
@@ -67,9 +74,14 @@ class MemberBatches:
 
     examples: PyTree
     index: Leaf | None = None
+    shared: Shared = NOTHING_SHARED
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["split", "cursor"], meta_fields=["order"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["split", "cursor", "shared"],
+    meta_fields=["order"],
+)
 @dataclasses.dataclass(frozen=True)
 class Drawn:
     """Batches that the update draws from a whole split, which is on every device.
@@ -81,6 +93,7 @@ class Drawn:
     split: PyTree
     cursor: Leaf
     order: Order
+    shared: Shared = NOTHING_SHARED
 
 
 # The batches of a call of the update, in one of the three forms.
@@ -108,9 +121,14 @@ def steps_in(batches: CallBatches | PyTree) -> int:
 
 def specs_of(batches: CallBatches | PyTree) -> Specs:
     """Returns the specs of batches on their mesh, a tree prefix of them."""
+    if not isinstance(batches, Batches | MemberBatches | Drawn):
+        return BATCHES
+    kind: Callable[..., PyTree] = type(batches)
     if isinstance(batches, Drawn):
-        return dataclasses.replace(batches, split=REPLICATED, cursor=REPLICATED)
-    return MEMBER_BATCHES if isinstance(batches, MemberBatches) else BATCHES
+        return kind(REPLICATED, REPLICATED, batches.order, REPLICATED)
+    spec = MEMBER_BATCHES if isinstance(batches, MemberBatches) else BATCHES
+    names = [field.name for field in dataclasses.fields(batches)]
+    return kind(**dict.fromkeys(names, spec) | {"shared": REPLICATED})
 
 
 def one_step(batches: CallBatches, number: jax.Array) -> CallBatches:
@@ -119,7 +137,9 @@ def one_step(batches: CallBatches, number: jax.Array) -> CallBatches:
         cursor = jax.lax.dynamic_slice_in_dim(batches.cursor, number, 1)
         return dataclasses.replace(batches, cursor=cursor)
     axis = 1 if isinstance(batches, MemberBatches) else 0
-    return jax.tree.map(lambda b: jax.lax.dynamic_slice_in_dim(b, number, 1, axis), batches)
+    per_step = dataclasses.replace(batches, shared=NOTHING_SHARED)
+    one = jax.tree.map(lambda b: jax.lax.dynamic_slice_in_dim(b, number, 1, axis), per_step)
+    return dataclasses.replace(one, shared=batches.shared)
 
 
 def located(batches: Drawn, member_ids: jax.Array, layout: Layout, column: jax.Array) -> jax.Array:

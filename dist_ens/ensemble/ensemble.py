@@ -24,6 +24,7 @@ from dist_ens.ensemble.optimizer import check_optimizer
 from dist_ens.ensemble.own_step import OwnStep, loss_of_scoring
 from dist_ens.ensemble.padding import AppliedCalibration, explained_inputs, placed_inputs, unpadded
 from dist_ens.ensemble.programs import Programs
+from dist_ens.ensemble.shared_arrays import placed_shared
 from dist_ens.ensemble.update_steps import Update
 from dist_ens.ensemble.variants import Variants
 from dist_ens.execution.spec import AUTO, Execution
@@ -105,6 +106,10 @@ class Ensemble(Variants):
             data axis: a dict from their keys to "shared", such as `{"boundary": "shared"}`, or
             "shared" for the whole batch. Every host gives equal arrays for them. Training looks at
             it for a data axis above 1, evaluation always. Default: "batch", every leaf holds rows.
+        shared: Arrays that all members share and no update changes, such as a network that was
+            trained before: a pytree of arrays, or `dist_ens.from_file(path)`. They are on each
+            device once. Networks, loss functions and steps with an argument `shared` are given
+            them. Once made, the attribute holds them on the devices, as `shared.arrays`.
         ids: Ids of the members, int32[members].
         objective: Objective by which the members are scored; None if the loss is a function.
 
@@ -145,6 +150,7 @@ class Ensemble(Variants):
         own_step: OwnStep | None = None,
         hyper: Mapping[str, Drawn | ArrayLike | str] | None = None,
         batch_specs: Specs = "batch",
+        shared: PyTree = (),
     ) -> None:
         use_compile_cache_by_default()
         check_optimizer(optimizer, may_be_made=hyper is not None)
@@ -180,6 +186,7 @@ class Ensemble(Variants):
         self.member_ids = checked_ids(member_ids, self.num_members)
         self.ids = np.asarray(self.member_ids or range(self.num_members), np.int32)
         self.hyper = Hyper.of(hyper, self.ids.tolist(), self.seed)
+        self.shared = placed_shared(self.layout, self.member.base_of, shared)
         self.objective = loss if isinstance(loss, Objective) else None
         self.trained_objective = self.objective if own_step is None else None
         self.network = network_for(self.member, self.objective, self.compute_dtype)
@@ -204,6 +211,7 @@ class Ensemble(Variants):
         failure_policy: FailurePolicy | str | None = None,
         hyper: Mapping[str, Drawn | ArrayLike] | None = None,
         batch_specs: Specs = "batch",
+        shared: PyTree = (),
     ) -> "Ensemble":
         """Returns an ensemble whose members take a step of your own.
 
@@ -257,6 +265,7 @@ class Ensemble(Variants):
             own_step=own_step,
             hyper=hyper,
             batch_specs=batch_specs,
+            shared=shared,
         )
 
     def init(self, batch: Batch) -> State:
@@ -407,4 +416,5 @@ class Ensemble(Variants):
 
     def traced_update(self, state: State, batches: CallBatches | PyTree) -> ClosedJaxpr:
         """Returns the traced update of one member after another, without lowerings."""
+        batches = self.programs.with_shared(batches)
         return self.programs.plain_update.trace(state, batches).jaxpr

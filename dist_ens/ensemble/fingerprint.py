@@ -49,7 +49,7 @@ def fingerprint_of_step(ensemble: Ensemble, batch: Shapes) -> str:
     index = None if rows is None else jax.ShapeDtypeStruct((rows,), "int32")
     # The precision may differ between starts of a run, so the fingerprint does not depend on it.
     with jax.default_matmul_precision("default"), jax.enable_x64(False):
-        traced = jax.make_jaxpr(step_of_one(ensemble))(member, batch, index)
+        traced = jax.make_jaxpr(step_of_one(ensemble))(member, batch, index, ensemble.shared)
     digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
     for array in _captured(traced):
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -19,6 +19,7 @@ from dist_ens.ensemble.optimizer import (
     update_of,
 )
 from dist_ens.ground.randomness import OPTIMIZER, key_of_step, pinned_generator
+from dist_ens.ground.shared import NOTHING_SHARED, Shared
 from dist_ens.ground.state import State, without_weak_types
 from dist_ens.ground.types import (
     Batch,
@@ -37,8 +38,8 @@ from dist_ens.methods import LossInfo, MemberLoss
 from dist_ens.methods.loss import LossResults
 from dist_ens.sampling.hyper import Given
 
-# State without parameters, examples and key, with which a loss is computed again.
-Again: TypeAlias = tuple[State, PyTree, Key]
+# State without parameters, shared arrays, examples and key, with which a loss is computed again.
+Again: TypeAlias = tuple[State, Shared, PyTree, Key]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +55,17 @@ class GradientStep:
 
     @pinned_generator()
     def __call__(
-        self, state: State, batch: Batch, index: jax.Array | None = None
+        self,
+        state: State,
+        batch: Batch,
+        index: jax.Array | None = None,
+        shared: Shared = NOTHING_SHARED,
     ) -> tuple[State, Metrics]:
         """Returns the state after one step, and the metrics before; `index` is int32[batch]."""
         key = key_of_step(state.key, state.step)
         of_step = key_of_step(state.key, state.step, OPTIMIZER)
         rest = state._replace(params=(), opt_state=(), failures=(), stopping=())
-        of_loss = rest, (batch, index), key
+        of_loss = rest, shared, (batch, index), key
         again: Again | None = of_loss
         grads, model_state, metrics = self._gradients(state.params, of_loss)
         loss = metrics["loss"]
@@ -79,7 +84,7 @@ class GradientStep:
             state = take_if_running(self._apply_update, state, *args)
         return without_weak_types(state._replace(step=state.step + 1)), metrics
 
-    def loss_of(self, state: State) -> Loss:
+    def loss_of(self, state: State, shared: Shared) -> Loss:
         """Returns the loss of one member, `loss(params, model_state, (batch, index), key)`."""
 
         def loss(
@@ -87,7 +92,13 @@ class GradientStep:
         ) -> LossResults:
             batch, index = examples
             info = LossInfo(
-                key, state.key, state.member_id, index, self.objective, hyper=Given(state.hyper)
+                key,
+                state.key,
+                state.member_id,
+                index,
+                self.objective,
+                hyper=Given(state.hyper),
+                shared=gathered(shared) if self.gathers_params else shared,
             )
             with explained_errors():
                 results = self.loss(params, model_state, batch, info)
@@ -104,8 +115,8 @@ class GradientStep:
         return jax.checkpoint(of_parts, policy=is_kept)
 
     def _gradients(self, params: Params, again: Again) -> tuple[Gradients, ModelState, Metrics]:
-        state, examples, key = again
-        loss, args = self.loss_of(state), (params, state.model_state, examples, key)
+        state, shared, examples, key = again
+        loss, args = self.loss_of(state, shared), (params, state.model_state, examples, key)
         if self.microbatches > 1:
             return gradients_in_parts(loss, self.microbatches, *args)
         gradient = jax.grad(lambda *args: averaged(loss(*args)), has_aux=True)

@@ -15,6 +15,7 @@ from dist_ens.ensemble.optimizer import optimizer_of, optimizer_state
 from dist_ens.ground.errors import UserError, counted, kind_of
 from dist_ens.ground.narrowing import dtype_in_jax
 from dist_ens.ground.randomness import INIT, member_key, pinned_generator
+from dist_ens.ground.shared import Shared
 from dist_ens.ground.state import State, stack_members, without_weak_types
 from dist_ens.ground.types import (
     Batch,
@@ -55,16 +56,16 @@ def network_for(member: Member, objective: Objective | None, dtype: str | None) 
 def state_of_one(
     member: Member, optimizer: OptimizerOfMember, shapes: Shapes, *, is_checked: bool
 ) -> Callable[..., State]:
-    """Returns `make((member_id, hyper), seed) -> State` of one member, given shapes of inputs."""
+    """Returns `make((member_id, hyper), seed, shared)` of one member, given shapes of inputs."""
 
     @pinned_generator()
-    def make(of_member: tuple[jax.Array, PyTree], seed: jax.Array) -> State:
+    def make(of_member: tuple[jax.Array, PyTree], seed: jax.Array, shared: Shared) -> State:
         member_id, hyper = of_member
         key = member_key(seed, member_id)
         inputs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         what = f"The network ({member.name}) could not be initialised on"
         with explained_network(what, shapes, f"It is given {INPUTS_RULE}."):
-            network = member.given(hyper)
+            network = member.given(hyper, shared)
             params, model_state = network.init(jax.random.fold_in(key, INIT), inputs)
         return _at_step_0(optimizer, is_checked, member_id, key, hyper, params, model_state)
 
@@ -104,9 +105,14 @@ class Initializer:
     """
 
     def __init__(
-        self, make: Callable[..., State], layout: Layout, waves: int, hyper: Collection[str]
+        self,
+        make: Callable[..., State],
+        layout: Layout,
+        waves: int,
+        hyper: Collection[str],
+        shared: Shared,
     ) -> None:
-        self.make, self._names = make, sorted(hyper)
+        self.make, self._names, self._shared = make, sorted(hyper), shared
         self._layout, self._waves = layout, Waves(layout, waves)
         self._of_wave = layout if waves == 1 else self._waves.layout_of_one
         self._program = self._of_wave.init_program(make)
@@ -126,14 +132,14 @@ class Initializer:
 
     @property
     def _arguments(self) -> Shapes:
-        """Shapes, types and shardings of the program's arguments: the members, and the seed."""
+        """Shapes, types and shardings of the program's arguments: members, seed, shared arrays."""
 
         def of_members(dtype: DTypeLike) -> jax.ShapeDtypeStruct:
             shape, sharding = (self._of_wave.num_members,), self._of_wave.sharding(MEMBERS)
             return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
         hyper = {name: of_members(np.float32) for name in self._names} or ()
-        return (of_members(np.int32), hyper), jax.ShapeDtypeStruct((), np.uint32)
+        return (of_members(np.int32), hyper), jax.ShapeDtypeStruct((), np.uint32), self._shared
 
     def __call__(self, ids: np.ndarray, seed: int, hyper: Mapping[str, np.ndarray]) -> State:
         """Returns the state at step 0 of the members with some ids, int32[members].
@@ -147,7 +153,10 @@ class Initializer:
 
         members = ids, {name: hyper[name] for name in self._names} or ()
         of_waves = (jax.tree.map(partial(of_wave, number=n), members) for n in range(count))
-        states = (program(self._of_wave.put(wave, MEMBERS), np.uint32(seed)) for wave in of_waves)
+        states = (
+            program(self._of_wave.put(wave, MEMBERS), np.uint32(seed), self._shared)
+            for wave in of_waves
+        )
         if count == 1:
             return next(states)
         return self._waves.join([copied_off_devices(state) for state in states], MEMBERS)

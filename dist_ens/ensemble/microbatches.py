@@ -14,6 +14,7 @@ from dist_ens.ensemble.update_steps import batches_of_wave, steps_of_all
 from dist_ens.execution.spec import Execution
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.randomness import key_of_step, pinned_generator
+from dist_ens.ground.shared import Shared
 from dist_ens.ground.state import State, described
 from dist_ens.ground.types import Batch, Gradients, Metrics, ModelState, Params, PyTree
 from dist_ens.layout import Waves, to_host
@@ -119,8 +120,10 @@ def microbatch_warning(
         return microbatch_warning(ensemble.of_wave, waves.take(state, 0), of_first)
 
     @pinned_generator()
-    def losses(state: State, batch: Batch, index: jax.Array | None) -> tuple[State, Metrics]:
-        loss, examples = step.loss_of(state), (batch, index)
+    def losses(
+        state: State, batch: Batch, index: jax.Array | None, shared: Shared
+    ) -> tuple[State, Metrics]:
+        loss, examples = step.loss_of(state, shared), (batch, index)
 
         def of_part(
             model_state: ModelState, part: tuple[PyTree, jax.Array]
@@ -145,6 +148,7 @@ def microbatch_warning(
     first = jax.jit(
         lambda state, batches: of_all(state, one_step(as_batches(batches), jnp.int32(0)))[1]
     )
+    batches = ensemble.programs.with_shared(batches)
     program = compiled_if_small(first, layout, state, batches)
     if program is None:
         return None

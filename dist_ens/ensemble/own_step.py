@@ -12,11 +12,12 @@ from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import NEW_STATE, taken_unless_failed
 from dist_ens.ground.errors import UserError, name_of
 from dist_ens.ground.randomness import key_of_step, pinned_generator
+from dist_ens.ground.shared import NOTHING_SHARED, Shared
 from dist_ens.ground.state import State, require_arrays, without_weak_types
 from dist_ens.ground.types import Batch, Inputs, Key, Metrics, ModelState, Outputs, Params, PyTree
 from dist_ens.losses import Objective
 from dist_ens.members import Member
-from dist_ens.members.modes import hyper_argument
+from dist_ens.members.modes import given_arguments
 from dist_ens.methods import LossFunction
 from dist_ens.methods.loss import LossResults
 from dist_ens.sampling.hyper import Given
@@ -55,12 +56,18 @@ class OwnStep:
 
     @pinned_generator()
     def __call__(
-        self, state: State, batch: Batch, index: jax.Array | None = None
+        self,
+        state: State,
+        batch: Batch,
+        index: jax.Array | None = None,
+        shared: Shared = NOTHING_SHARED,
     ) -> tuple[State, Metrics]:
         """Returns the state after one step, and the metrics of the step by name, float32[]."""
         key = key_of_step(state.key, state.step)
         with explained_errors("step"):
-            settings = hyper_argument(self.step, {"hyper": Given(state.hyper)})
+            settings = given_arguments(
+                self.step, {"hyper": Given(state.hyper), "shared": shared.arrays}
+            )
             new, metrics = _results(self.step(state.params, batch, key, **settings), state.params)
 
         def update(old: Updated, new: PyTree) -> Updated:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dist_ens.ensemble.batches import Batches, CallBatches
+from dist_ens.ensemble.batches import Batches, CallBatches, as_batches
 from dist_ens.ensemble.checks import explained_errors, require_rows
 from dist_ens.ensemble.gradient_step import GradientStep
 from dist_ens.ensemble.initial_state import Initializer, inputs_of, shapes_of, state_of_one
@@ -21,6 +21,7 @@ from dist_ens.ensemble.own_step import OwnStep
 from dist_ens.ensemble.update_steps import (
     Step,
     Update,
+    WithShared,
     dispatched,
     results_in_waves,
     steps_of_all,
@@ -32,6 +33,7 @@ from dist_ens.execution.spec import AUTO, Execution
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.narrowing import host_array
 from dist_ens.ground.randomness import PREDICT, pinned_generator
+from dist_ens.ground.shared import Shared
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Inputs, Key, Metrics, Outputs, PyTree, Shapes, Specs
 from dist_ens.layout import (
@@ -39,6 +41,7 @@ from dist_ens.layout import (
     BATCHES,
     MEMBER_BATCH,
     MEMBERS,
+    REPLICATED,
     Waves,
     specs_of_batch,
     without_axes,
@@ -120,7 +123,7 @@ class Programs:
                 is_checked=ensemble.failure_policy.is_checked,
             )
             self._initializers[key] = Initializer(
-                make, ensemble.layout, ensemble.waves, ensemble.hyper
+                make, ensemble.layout, ensemble.waves, ensemble.hyper, ensemble.shared
             )
         return self._initializers[key]
 
@@ -133,6 +136,10 @@ class Programs:
             if key not in self._steps:
                 self._steps[key] = self._step_for(state, batch)
             return self._steps[key](state, batch)
+
+    def with_shared(self, batches: CallBatches | PyTree) -> CallBatches:
+        """Returns the batches of a call with the arrays that all members share."""
+        return dataclasses.replace(as_batches(batches), shared=self._ensemble.shared)
 
     def _step_for(self, state: State, batch: Batch) -> Callable[[State, Batch], PyTree]:
         """Returns the program of one step for batches like the given one."""
@@ -153,16 +160,17 @@ class Programs:
 
         if ensemble.waves > 1:
             return in_waves
-        return Lifted(
-            self.step,
+        step = Lifted(
+            lambda state, batch, shared: self.step(state, batch, None, shared),
             layout=ensemble.layout,
-            in_specs=(MEMBERS, specs),
+            in_specs=(MEMBERS, specs, REPLICATED),
             out_specs=MEMBERS,
             # A single step is neither scanned nor dispatched with others.
             execution=dataclasses.replace(self._execution, steps=None),
             donate_argnums=(0,),
-            names=("The state", "The batch"),
+            names=("The state", "The batch", "The shared arrays"),
         )
+        return lambda state, batch: step(state, batch, ensemble.shared)
 
     @cached_property
     def update_steps(self) -> Update:
@@ -171,7 +179,8 @@ class Programs:
         if ensemble.waves > 1:
             waves = Waves(ensemble.layout, ensemble.waves)
             return update_in_waves(waves, ensemble.of_wave.update_steps)
-        return dispatched(self.step, ensemble.layout, self._execution)
+        update = dispatched(self.step, ensemble.layout, self._execution)
+        return update if ensemble.shared.is_empty else WithShared(update, self.with_shared)
 
     @cached_property
     def _execution(self) -> Execution:
@@ -182,7 +191,7 @@ class Programs:
     def trace_update(self, state: State, batches: CallBatches | PyTree) -> None:
         """Traces `update_steps` in the ensemble's own execution, to raise any error of tracing."""
         update = steps_of_all(self.step, self._ensemble.layout, self._execution)
-        jax.eval_shape(update, state, batches)
+        jax.eval_shape(update, state, self.with_shared(batches))
 
     @cached_property
     def plain_update(self) -> jax.stages.Wrapped:
@@ -196,44 +205,45 @@ class Programs:
         if ensemble.waves > 1:
             waves = Waves(ensemble.layout, ensemble.waves)
             return results_in_waves(waves, ensemble.of_wave.outputs, MEMBER_BATCH)
+        outputs: Callable[..., Outputs] = jax.jit(self._outputs)
         if ensemble.layout.model_axis > 1:
-            return Lifted(
+            outputs = Lifted(
                 self._outputs_of_one,
                 layout=ensemble.layout,
                 in_specs=self._output_specs,
                 out_specs=MEMBER_BATCH,
                 execution=self._execution,
-                names=("The state", "The inputs"),
+                names=("The state", "The inputs", "The shared arrays"),
             )
-        return jax.jit(self._outputs)
+        return lambda state, inputs: outputs(state, inputs, ensemble.shared)
 
     def output_shapes(self, state: Shapes, inputs: Shapes) -> Shapes:
         """Returns the shapes and types of the outputs of all members."""
-        return jax.eval_shape(self._outputs, state, inputs)
+        return jax.eval_shape(self._outputs, state, inputs, self._ensemble.shared)
 
-    def _outputs(self, state: State, inputs: Inputs) -> Outputs:
+    def _outputs(self, state: State, inputs: Inputs, shared: Shared) -> Outputs:
         return of_all_members(
             self._outputs_of_one,
             self._ensemble.layout,
             self._output_specs,
             MEMBER_BATCH,
             self._execution,
-        )(state, inputs)
+        )(state, inputs, shared)
 
     @property
-    def _output_specs(self) -> tuple[Specs, Specs]:
-        return MEMBERS, BATCHES if self._ensemble.num_groups > 1 else BATCH
+    def _output_specs(self) -> tuple[Specs, Specs, Specs]:
+        return MEMBERS, BATCHES if self._ensemble.num_groups > 1 else BATCH, REPLICATED
 
     @cached_property
-    def _outputs_of_one(self) -> Callable[[State, Inputs], Outputs]:
+    def _outputs_of_one(self) -> Callable[[State, Inputs, Shared], Outputs]:
         ensemble = self._ensemble
         network, samples = ensemble.network, ensemble.dropout_samples
         in_groups = ensemble.num_groups > 1
 
         @pinned_generator()
-        def of_one(state: State, inputs: Inputs) -> Outputs:
+        def of_one(state: State, inputs: Inputs, shared: Shared) -> Outputs:
             params = evaluation_params(state.params, state.opt_state)
-            given = network.given(state.hyper)
+            given = network.given(state.hyper, shared)
             own = inputs
             if in_groups:
                 group = state.member_id % ensemble.num_groups
@@ -278,7 +288,10 @@ class Programs:
         if ensemble.waves > 1 or ensemble.layout.model_axis > 1:
             pool = jax.jit(pooled)
             return lambda state, inputs, w: pool(self.outputs(state, inputs), state, w)
-        return jax.jit(lambda state, inputs, w: pooled(self._outputs(state, inputs), state, w))
+        at_once = jax.jit(
+            lambda state, inputs, shared, w: pooled(self._outputs(state, inputs, shared), state, w)
+        )
+        return lambda state, inputs, w: at_once(state, inputs, ensemble.shared, w)
 
     def checked_weights(self, weights: ArrayLike | None) -> np.ndarray | None:
         """Returns weights of the members in a pool, float64[members] with sum 1; None for none."""
@@ -296,5 +309,8 @@ class Programs:
 
 
 def step_of_one(ensemble: "Ensemble") -> Callable[..., tuple[State, Metrics]]:
-    """Returns the step of one member without a mesh, `step(state, batch, index=None)`."""
+    """Returns the step of one member without a mesh, `step(state, batch, index, shared)`.
+
+    The index may be None.
+    """
     return without_axes(ensemble.programs.gradient_step)

@@ -29,6 +29,7 @@ from dist_ens.execution.loop import Loop, of_one_state
 from dist_ens.execution.lowerings import CONVOLUTION
 from dist_ens.execution.rewrite import contains
 from dist_ens.execution.spec import Execution
+from dist_ens.ground.shared import NOTHING_SHARED, Shared
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Inputs, Metrics, PyTree, Specs, Structure, Tree
 from dist_ens.layout import (
@@ -45,8 +46,8 @@ from dist_ens.layout import (
     put_numbers,
 )
 
-# step(state, batch, index) -> (state, metrics), of one member.
-Step = Callable[[State, Batch, jax.Array | None], tuple[State, Metrics]]
+# step(state, batch, index, shared) -> (state, metrics), of one member.
+Step = Callable[[State, Batch, jax.Array | None, Shared], tuple[State, Metrics]]
 # update(state, batches) -> (state, metrics), of all members and several steps.
 Update = Callable[[State, CallBatches | PyTree], tuple[State, Metrics]]
 
@@ -65,10 +66,11 @@ def steps_of_all(step: Step, layout: Layout, given: Execution) -> Update:
         def over_steps(
             state: State,
             per_step: PyTree,
+            shared: Shared,
             batch_of: Callable[[PyTree], tuple[Batch, jax.Array | None]],
         ) -> tuple[State, Metrics]:
             def update_one(state: State, at: PyTree) -> tuple[State, Metrics]:
-                return update_once(state, *batch_of(at))
+                return update_once(state, *batch_of(at), shared)
 
             def at_step(number: int) -> PyTree:
                 return jax.tree.map(lambda leaf: leaf[number], per_step)
@@ -82,14 +84,17 @@ def steps_of_all(step: Step, layout: Layout, given: Execution) -> Update:
             return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *metrics)
 
         def of_given(state: State, batches: Batches | MemberBatches) -> tuple[State, Metrics]:
-            return over_steps(state, batches, lambda at: (at.examples, at.index))
+            per_step = dataclasses.replace(batches, shared=NOTHING_SHARED)
+            return over_steps(state, per_step, batches.shared, lambda at: (at.examples, at.index))
 
-        def of_drawn(state: State, split: PyTree, indices: jax.Array) -> tuple[State, Metrics]:
+        def of_drawn(
+            state: State, split: PyTree, indices: jax.Array, shared: Shared
+        ) -> tuple[State, Metrics]:
             def batch_of(at: jax.Array) -> tuple[Batch, jax.Array]:
                 drawn = jax.tree.map(lambda leaf: leaf.at[at].get(mode="promise_in_bounds"), split)
                 return drawn, at
 
-            return over_steps(state, indices, batch_of)
+            return over_steps(state, indices, shared, batch_of)
 
         out_specs = (MEMBERS, MEMBER_METRICS)
         if not isinstance(batches, Drawn):
@@ -103,8 +108,9 @@ def steps_of_all(step: Step, layout: Layout, given: Execution) -> Update:
             in_specs=(MEMBERS, REPLICATED),
             out_specs=of_indices,
         )(state.member_id, batches.cursor)
-        program = sharded(of_drawn, layout, (MEMBERS, REPLICATED, of_indices), out_specs, execution)
-        return program(state, batches.split, indices)
+        in_specs = (MEMBERS, REPLICATED, of_indices, REPLICATED)
+        program = sharded(of_drawn, layout, in_specs, out_specs, execution)
+        return program(state, batches.split, indices, batches.shared)
 
     return update
 
@@ -120,6 +126,19 @@ def dispatched(step: Step, layout: Layout, execution: Execution, *, of_one: bool
         return _each_step(step, layout, execution, of_one=of_one)
     update = steps_of_all(step, layout, execution)
     return in_turn(layout, jax.jit(of_one_state(update) if of_one else update, donate_argnums=0))
+
+
+class WithShared:
+    """An update that adds the arrays that all members share to the batches of each call."""
+
+    def __init__(self, update: Update, add: Callable[[CallBatches | PyTree], CallBatches]) -> None:
+        self._update, self._add = update, add
+        if hasattr(update, "lower"):
+            self.lower = lambda state, batches: update.lower(state, add(batches))
+
+    def __call__(self, state: State, batches: CallBatches | PyTree) -> tuple[State, Metrics]:
+        """Returns the new state and the metrics."""
+        return self._update(state, self._add(batches))
 
 
 def _each_member(step: Step, layout: Layout, execution: Execution) -> Update:

@@ -25,6 +25,7 @@ from dist_ens.execution.rewrite import rewritten
 from dist_ens.execution.spec import Execution
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.randomness import PREDICT, pinned_generator
+from dist_ens.ground.shared import Shared
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Key, Metrics, ModelState, Params, PyTree, Shapes
 from dist_ens.layout import MEMBERS, REPLICATED, Waves, device_bytes, put_everywhere, to_host
@@ -81,7 +82,7 @@ def loss_directions(
 ) -> dict[str, str | None]:
     """Returns the direction of each score by its name, after a check that a set can be scored."""
     programs = _programs_of(ensemble)
-    values = jax.eval_shape(programs.of_batch, state, programs.shapes_of_set(split))
+    values = programs.values(state, programs.shapes_of_set(split))
     if _without_ratio(values):
         programs.for_set(state, split, batch_size)
     return {name: direction_of(name) for name in values}
@@ -92,10 +93,11 @@ class _Programs:
 
     def __init__(self, ensemble: Ensemble) -> None:
         self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
-        self._whole: dict[object, Callable[[State, Batch], _Values] | None] = {}
+        self._whole: dict[object, Callable[..., _Values] | None] = {}
         layout, way = ensemble.layout, Execution(members="map")
-        of_one, specs = _values_of_one(ensemble), (MEMBERS, REPLICATED)
-        self.of_batch: jax.stages.Wrapped = jax.jit(
+        of_one, specs = _values_of_one(ensemble), (MEMBERS, REPLICATED, REPLICATED)
+        self._shared = ensemble.shared
+        self._of_batch: jax.stages.Wrapped = jax.jit(
             sharded(lowered(of_one, way, layout), layout, specs, MEMBERS, way)
         )
         self._of_rows: Lifted | None = None
@@ -114,9 +116,9 @@ class _Programs:
         """
         length = len(split) // self._num_groups
         if self._of_rows is not None:  # Members that share devices leave no room for a whole set.
-            return self._of_rows, batch_size
+            return self._completed(self._of_rows), batch_size
         if length <= batch_size or isinstance(split, WholeBatches):
-            return self.of_batch, batch_size
+            return self._completed(self._of_batch), batch_size
         shapes = self.shapes_of_set(split)
         leaves, structure = jax.tree.flatten((shapes_of(state), shapes))
         key = structure, tuple(leaves)
@@ -124,12 +126,17 @@ class _Programs:
             everywhere = self._layout.sharding(REPLICATED)
             placed = jax.tree.map(lambda leaf: leaf.update(sharding=everywhere), shapes)
             self._whole[key] = compiled_if_small(
-                self.of_batch, self._layout, state, placed, more_bytes=device_bytes(placed)
+                self._of_batch,
+                self._layout,
+                state,
+                placed,
+                self._shared,
+                more_bytes=device_bytes(placed),
             )
         whole = self._whole[key]
         if whole is not None:
-            return whole, length
-        others = _without_ratio(jax.eval_shape(self.of_batch, state, shapes))
+            return self._completed(whole), length
+        others = _without_ratio(self.values(state, shapes))
         if others:
             raise UserError(
                 f"The evaluation data has {len(split):,} examples, which need more than half of "
@@ -137,7 +144,14 @@ class _Programs:
                 f"parts: {', '.join(others)}. Return batch_mean(values, weights, ratio=True) as "
                 "the loss and in aux, or score fewer examples."
             )
-        return self.of_batch, batch_size
+        return self._completed(self._of_batch), batch_size
+
+    def values(self, state: State, batch: Batch | Shapes) -> Shapes:
+        """Returns the shapes and types of the values of a batch."""
+        return jax.eval_shape(self._of_batch, state, batch, self._shared)
+
+    def _completed(self, program: Callable[..., _Values]) -> Callable[[State, Batch], _Values]:
+        return lambda state, batch: program(state, batch, self._shared)
 
     def shapes_of_set(self, split: Split) -> Shapes:
         """Returns the shapes and types of a set as one batch, or of the first of its batches."""
@@ -160,13 +174,13 @@ def _programs_of(ensemble: Ensemble) -> _Programs:
     return kept["loss"]
 
 
-def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
+def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch, Shared], Metrics]:
     """Returns the function of a member and a batch that computes the loss and its scalars."""
     loss, num_groups, given = ensemble.programs.bare_loss, ensemble.num_groups, ensemble.loss
     takes_train = callable(given) and switch_arguments(given, False, given=4)
 
     @pinned_generator()
-    def of_one(state: State, batch: Batch) -> Metrics:
+    def of_one(state: State, batch: Batch, shared: Shared) -> Metrics:
         if num_groups > 1:
             batch = jax.tree.map(lambda leaf: leaf[state.member_id % num_groups], batch)
 
@@ -174,7 +188,9 @@ def _values_of_one(ensemble: Ensemble) -> Callable[[State, Batch], Metrics]:
             params: Params, model_state: ModelState, batch: Batch, key: Key
         ) -> tuple[Metrics, ModelState]:
             hyper = Given(state.hyper)
-            info = LossInfo(key, state.key, state.member_id, None, None, train=False, hyper=hyper)
+            info = LossInfo(
+                key, state.key, state.member_id, None, None, train=False, hyper=hyper, shared=shared
+            )
             with explained_errors():
                 results = loss(params, model_state, batch, info)
                 _, new_state, values = loss_outputs(results, model_state)

@@ -21,7 +21,7 @@ from dist_ens.experiment.record import Run
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Metrics
-from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, Layout, in_turn
+from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, REPLICATED, Layout, in_turn
 from dist_ens.sampling import Order
 
 DIST_ENS, LOOP, VMAP = "dist_ens", "loop", "jit(vmap)"
@@ -94,7 +94,7 @@ class LoopByHand:
             jax.tree.map(lambda leaf: leaf[0], alone.replace(member_ids=[number]).init(batch))
             for number in range(held)
         ]
-        self._step = jax.jit(step_of_one(alone), donate_argnums=0)
+        self._step, self._shared = jax.jit(step_of_one(alone), donate_argnums=0), alone.shared
 
     def run(self, num_steps: int) -> None:
         """Trains every member for some more steps, and waits for the last one."""
@@ -106,7 +106,9 @@ class LoopByHand:
                 if self._per_member:
                     own = jax.tree.map(lambda leaf, n=number: leaf[n], batch)
                 place = number % len(self.states)
-                self.states[place], metrics[number] = self._step(self.states[place], *own)
+                self.states[place], metrics[number] = self._step(
+                    self.states[place], *own, self._shared
+                )
         jax.block_until_ready((self.states, metrics))
 
 
@@ -122,18 +124,18 @@ class VmapByHand:
         self.state: State = ensemble.init(batch_shapes_of(source.train, order.global_batch_size))
         axis = 0 if order.per_member else None
         step = jax.jit(
-            jax.vmap(step_of_one(ensemble), in_axes=(0, axis, axis)),
-            in_shardings=(members, batch, batch),
+            jax.vmap(step_of_one(ensemble), in_axes=(0, axis, axis, None)),
+            in_shardings=(members, batch, batch, layout.sharding(REPLICATED)),
             out_shardings=members,
             donate_argnums=0,
         )
-        self._step = in_turn(layout, step)
+        self._step, self._shared = in_turn(layout, step), ensemble.shared
 
     def run(self, num_steps: int) -> None:
         """Trains every member for some more steps, and waits for the last one."""
         metrics: Metrics | None = None
         for batch in itertools.islice(self._batches, num_steps):
-            self.state, metrics = self._step(self.state, *batch)
+            self.state, metrics = self._step(self.state, *batch, self._shared)
         jax.block_until_ready((self.state, metrics))
 
 

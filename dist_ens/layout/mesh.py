@@ -13,11 +13,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dist_ens.ground.errors import ExitCode, UserError, counted
 from dist_ens.ground.numbers import whole_number
 from dist_ens.ground.randomness import INIT, member_key, pinned_generator
-from dist_ens.ground.state import State, as_held
+from dist_ens.ground.shared import Shared
+from dist_ens.ground.state import as_held
 from dist_ens.ground.types import Key, Leaf, PyTree, Specs, Tree
 from dist_ens.layout.collectives import without_axes
 from dist_ens.layout.mapping import mapped_over_rows
-from dist_ens.layout.model_axis import FSDP, Rules, checked_rules, state_specs
+from dist_ens.layout.model_axis import FSDP, Rules, checked_rules, has_rules, specs_by_rule
 from dist_ens.layout.placing import (
     check_lengths,
     copy_of_numpy,
@@ -175,7 +176,8 @@ class Layout:
     def leaf_specs(self, specs: Specs, tree: PyTree) -> list[PartitionSpec]:
         """Returns the spec of each leaf of a tree from a tree prefix of specs.
 
-        If the mesh has a model axis, the spec "members" of a `State` stands for those by its rules.
+        If the mesh has a model axis, the spec "members" of a `State` stands for those by its rules,
+        and so does any spec of `Shared` arrays.
         """
         if self.model_axis == 1:
             return broadcast(specs, tree)
@@ -183,9 +185,9 @@ class Layout:
         found: list[PartitionSpec] = []
 
         def add(spec: PartitionSpec, branch: PyTree) -> None:
-            for part in jax.tree.leaves(branch, is_leaf=lambda node: isinstance(node, State)):
-                is_state = spec == MEMBERS and isinstance(part, State)
-                found.extend(state_specs(self, part) if is_state else [spec] * _count(part))
+            for part in jax.tree.leaves(branch, is_leaf=has_rules):
+                is_by_rule = isinstance(part, Shared) or (spec == MEMBERS and has_rules(part))
+                found.extend(specs_by_rule(self, part) if is_by_rule else [spec] * _count(part))
 
         jax.tree.map(add, specs, tree, is_leaf=is_spec)
         return found
@@ -391,8 +393,13 @@ class Layout:
         def put(leaf: Leaf, spec: PartitionSpec) -> jax.Array:
             if self.holds(leaf) and self.divides(leaf, spec):
                 return leaf
-            on_devices = isinstance(leaf, jax.Array)
-            return jax.device_put(leaf, self.sharding(spec)) if on_devices else self.put(leaf, spec)
+            if isinstance(leaf, jax.Array):
+                return jax.device_put(leaf, self.sharding(spec))
+            if MODEL in tuple(spec) and axis_of(spec, ENSEMBLE) is None:
+                whole = np.array(leaf)  # A copy, as in `put_batch`.
+                sharding = self.sharding(spec)
+                return jax.make_array_from_callback(whole.shape, sharding, lambda i: whole[i])
+            return self.put(leaf, spec)
 
         return jax.tree.unflatten(structure, map(put, leaves, self.leaf_specs(specs, tree)))
 

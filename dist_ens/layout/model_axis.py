@@ -14,6 +14,7 @@ from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec
 
 from dist_ens.ground.errors import ExitCode, UserError
+from dist_ens.ground.shared import Shared
 from dist_ens.ground.state import State
 from dist_ens.ground.types import KeyPath, PyTree, Structure, Tree
 from dist_ens.layout.specs import ENSEMBLE, MEMBERS, MODEL, keys_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from dist_ens.layout.mesh import Layout
 
 FSDP, TENSOR = "fsdp", "tensor"
+_SHARED = "shared/"  # Prefix of the names of arrays that all members share.
 _REPEATED = {
     *("sharding_constraint", "broadcast_in_dim", "convert_element_type", "dynamic_slice"),
     *("reshape", "slice", "squeeze", "transpose"),
@@ -55,29 +57,38 @@ def checked_rules(rules: str | Sequence[tuple[str, Sequence[str | None]]]) -> Ru
     return found
 
 
-def param_specs(layout: "Layout", params: PyTree) -> dict[tuple[str, ...], tuple]:
+def has_rules(node: object) -> bool:
+    """Returns whether a part of a pytree is divided over the model axis by the layout's rules."""
+    return isinstance(node, State | Shared)
+
+
+def param_specs(layout: "Layout", params: PyTree, prefix: str = "") -> dict[tuple[str, ...], tuple]:
     """Returns the spec and the shape of each array of the parameters [members, ...], by its keys.
 
     With the rule `fsdp`, an array is divided along its longest axis of those that the model axis
     divides. With `tensor`, the partitioning metadata of Flax says along which axis. With patterns,
     the first that fits an array's name, such as `mlp/Dense_0/kernel`, is taken. An array that has
-    no metadata, or that no pattern fits, stays whole.
+    no metadata, or that no pattern fits, stays whole. Arrays that all members share have names and
+    patterns with the prefix `shared/`, and no other arrays have.
 
     Raises:
         UserError: If nothing is divided, a pattern fits no name, or an array does not divide.
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     shapes = {keys_of(path): np.shape(leaf)[1:] for path, leaf in leaves}
-    names = _names_of(params)
+    names = {keys: f"{prefix}{name}" for keys, name in _names_of(params).items()}
     of_names = {names[keys]: shape for keys, shape in shapes.items()}
     size, rules = layout.model_axis, layout.model_rules
     if rules == FSDP:
         axes = {name: _longest(shape, size) for name, shape in of_names.items()}
     else:
-        pairs = _rules_of_network(params) if isinstance(rules, str) else rules
+        pairs = _rules_of_network(params, prefix) if isinstance(rules, str) else rules
+        pairs = tuple(pair for pair in pairs if pair[0].startswith(_SHARED) == bool(prefix))
         axes = {name: _by_patterns(pairs, name, shape, size) for name, shape in of_names.items()}
         _require_all_used(pairs, of_names)
-    if shapes and not any(MODEL in own for own in axes.values()):
+    divides_shared = not isinstance(rules, str) and any(p.startswith(_SHARED) for p, _ in rules)
+    is_whole = not any(MODEL in own for own in axes.values())
+    if shapes and is_whole and not (prefix or divides_shared):
         remedies = {
             FSDP: "Use a model axis that divides an axis of a parameter.",
             TENSOR: f"Name {MODEL!r} in the metadata, by flax.linen.with_partitioning or "
@@ -107,7 +118,7 @@ def _names_of(params: PyTree) -> dict[tuple[str, ...], str]:
     }
 
 
-def _rules_of_network(params: PyTree) -> Pairs:
+def _rules_of_network(params: PyTree, prefix: str) -> Pairs:
     """Returns the pairs that the partitioning metadata of a Flax network stands for."""
 
     def axes_in(variable: object) -> list[str | None]:
@@ -118,27 +129,31 @@ def _rules_of_network(params: PyTree) -> Pairs:
 
     nodes = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_variable)
     return tuple(
-        (glob.escape("/".join(keys_of(path))), tuple(axes))
+        (prefix + glob.escape("/".join(keys_of(path))), tuple(axes))
         for path, node in nodes
         if _is_variable(node) and (axes := axes_in(node))
     )
 
 
-def state_specs(layout: "Layout", state: State) -> list[PartitionSpec]:
-    """Returns the spec of each leaf of a state [members, ...], in their order.
+def specs_by_rule(layout: "Layout", part: State | Shared) -> list[PartitionSpec]:
+    """Returns the spec of each leaf of a state [members, ...] or of shared arrays, in their order.
 
     An array elsewhere in the state, such as a moment of the optimizer, is divided as the parameter
     of its shape whose name ends its own. The others are whole on every device of a row.
     """
-    leaves, structure = jax.tree.flatten(state)
-    return _state_specs(layout, structure, tuple(np.shape(leaf) for leaf in leaves))
+    leaves, structure = jax.tree.flatten(part)
+    return _specs_by_rule(layout, structure, tuple(np.shape(leaf) for leaf in leaves))
 
 
 @functools.lru_cache
-def _state_specs(
+def _specs_by_rule(
     layout: "Layout", structure: Structure, shapes: Sequence[tuple[int, ...]]
 ) -> list[PartitionSpec]:
     state = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(s, np.float32) for s in shapes])
+    if isinstance(state, Shared):
+        like = [jax.ShapeDtypeStruct((1, *shape), np.float32) for shape in shapes]
+        found = param_specs(layout, jax.tree.unflatten(structure, like).arrays, _SHARED)
+        return [PartitionSpec(*spec[1:]) for spec, _ in found.values()]
     of_params = param_specs(layout, state.params)
 
     def spec_of(path: KeyPath, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:

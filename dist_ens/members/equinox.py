@@ -19,7 +19,7 @@ from dist_ens.ground.types import (
 )
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
-    hyper_argument,
+    given_arguments,
     input_arguments,
     named_arguments,
     switch_arguments,
@@ -62,7 +62,7 @@ def from_equinox(make: Callable[[Key], Network], *, stateful: bool = False) -> M
         network.apply,
         name_of(make),
         sample=functools.partial(network.forward, drops=False),
-        takes_hyper=True,
+        takes_given=True,
         adapt_loss=network.adapt_loss,
         parts_of=network.parts_of,
     )
@@ -87,7 +87,7 @@ class _Equinox:
         has_others = isinstance(state, tuple)  # As a state of the ensemble has them.
         return params, state if has_others else (self._eqx.filter(rest, self._eqx.is_array), state)
 
-    def init(self, key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
+    def init(self, key: Key, inputs: Inputs, **given: PyTree) -> tuple[Params, ModelState]:
         params, model_state = self.parts_of(*self._made(key))
         require_parameters(params)
         return params, model_state
@@ -123,10 +123,10 @@ class _Equinox:
         inputs: Inputs,
         key: Key | None,
         train: bool,
-        **hyper: PyTree,
+        **given: PyTree,
     ) -> tuple[Outputs, ModelState]:
         drops = key is not None
-        return self.forward(params, model_state, inputs, key, train, drops=drops, **hyper)
+        return self.forward(params, model_state, inputs, key, train, drops=drops, **given)
 
     def forward(
         self,
@@ -137,7 +137,7 @@ class _Equinox:
         train: bool,
         *,
         drops: bool,
-        **hyper: PyTree,
+        **given: PyTree,
     ) -> tuple[Outputs, ModelState]:
         nn, (buffers, state) = self._eqx.nn, model_state
         module = _switched(nn.inference_mode(self._whole(params, buffers), not train), train)
@@ -159,7 +159,7 @@ class _Equinox:
             inputs: Inputs, state: ModelState, key: Key | None
         ) -> tuple[Outputs, ModelState]:
             args, named = input_arguments(call, inputs, others=("key", "state"))
-            named |= {**named_arguments(call, key=key), **mode, **hyper_argument(call, hyper)}
+            named |= {**named_arguments(call, key=key), **mode, **given_arguments(call, given)}
             if not self._stateful:
                 return module(*args, **named), None
             return module(*args, state, **named) if args else module(state=state, **named)

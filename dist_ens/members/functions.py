@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from dist_ens.ground.errors import UserError, call_error, kind_of, name_of
 from dist_ens.ground.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 from dist_ens.members.member import Member, require_parameters
-from dist_ens.members.modes import hyper_argument, input_arguments, switch_arguments
+from dist_ens.members.modes import given_arguments, input_arguments, switch_arguments
 
-_GIVEN = {"hyper": None}
+_GIVEN = {"hyper": None, "shared": None}
 _FULL_INIT = "init(key, inputs) -> (params, model_state)"
 _FULL_APPLY = "apply(params, model_state, inputs, key, train) -> (outputs, model_state)"
 _SHORT_INIT = "init(key) -> params"
@@ -42,7 +42,7 @@ def from_functions(init: Callable[[Key], Params], apply: Callable[..., Outputs])
     Array([[6., 6.]], dtype=float32)
     """
 
-    def member_init(key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
+    def member_init(key: Key, inputs: Inputs, **given: PyTree) -> tuple[Params, ModelState]:
         params = init(key)
         require_parameters(params)
         return jax.tree.map(jnp.asarray, params), ()
@@ -53,12 +53,12 @@ def from_functions(init: Callable[[Key], Params], apply: Callable[..., Outputs])
         inputs: Inputs,
         key: Key | None,
         train: bool,
-        **hyper: PyTree,
+        **given: PyTree,
     ) -> tuple[Outputs, ModelState]:
-        named = {**switch_arguments(apply, train), **hyper_argument(apply, hyper)}
+        named = {**switch_arguments(apply, train), **given_arguments(apply, given)}
         return apply(params, inputs, **named), model_state
 
-    return Member(member_init, member_apply, name=name_of(apply), takes_hyper=True)
+    return Member(member_init, member_apply, name=name_of(apply), takes_given=True)
 
 
 def from_example_functions(init: Callable[[Key], Params], apply: Callable[..., Outputs]) -> Member:
@@ -95,19 +95,19 @@ def from_init_and_apply(
 ) -> Member:
     """Returns a member made from two functions in the full or the short form; see `as_member`.
 
-    The form is the full one if `init` can be called with two arguments.
+    The form is the full one if `init` can be called with two arguments besides those by name.
     """
-    is_full = not call_error(init, 2)
+    is_full = not call_error(init, 2, [*given_arguments(init, _GIVEN)])
     make = _from_full_functions if is_full else from_functions
     switches = [] if is_full or apply is None else [*switch_arguments(apply, True)]
     for name, fn, count, named in (
         ("init", init, 2 if is_full else 1, []),
         ("apply", apply, 5 if is_full else 2, switches),
     ):
-        if fn is not None and call_error(fn, count, [*named, *hyper_argument(fn, _GIVEN)]):
-            given = ", ".join(inspect.signature(fn).parameters)
+        if fn is not None and call_error(fn, count, [*named, *given_arguments(fn, _GIVEN)]):
+            taken = ", ".join(inspect.signature(fn).parameters)
             raise UserError(
-                f"The function {name} has the parameters ({given}). The two functions must be "
+                f"The function {name} has the parameters ({taken}). The two functions must be "
                 f"{_FULL_INIT} and {_FULL_APPLY}, or {_SHORT_INIT} and {_SHORT_APPLY}."
             )
     if apply is None:
@@ -116,8 +116,8 @@ def from_init_and_apply(
 
 
 def _from_full_functions(init: Callable[..., object], apply: Callable[..., object]) -> Member:
-    def member_init(key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
-        made = init(key, inputs, **hyper_argument(init, hyper))
+    def member_init(key: Key, inputs: Inputs, **given: PyTree) -> tuple[Params, ModelState]:
+        made = init(key, inputs, **given_arguments(init, given))
         params, model_state = _two_of(made, _FULL_INIT)
         require_parameters(params)
         return params, model_state
@@ -128,14 +128,14 @@ def _from_full_functions(init: Callable[..., object], apply: Callable[..., objec
         inputs: Inputs,
         key: Key | None,
         train: bool,
-        **hyper: PyTree,
+        **given: PyTree,
     ) -> tuple[Outputs, ModelState]:
-        named = hyper_argument(apply, hyper)
+        named = given_arguments(apply, given)
         returned = apply(params, model_state, inputs, key, train, **named)
         outputs, new_state = _two_of(returned, _FULL_APPLY)
         return outputs, new_state if train else model_state
 
-    return Member(member_init, member_apply, name=name_of(apply), takes_hyper=True)
+    return Member(member_init, member_apply, name=name_of(apply), takes_given=True)
 
 
 def _missing_apply(*_: object) -> NoReturn:
@@ -184,10 +184,16 @@ def from_pytree(
     Array([2., 6.], dtype=float32)
     """
 
-    def called(instance: Params, inputs: Inputs, train: bool, hyper: PyTree = None) -> Outputs:
+    def called(
+        instance: Params,
+        inputs: Inputs,
+        train: bool,
+        hyper: PyTree = None,
+        shared: PyTree = None,
+    ) -> Outputs:
         call = type(instance).__call__
         args, named = input_arguments(call, inputs)
-        settings = hyper_argument(call, {"hyper": hyper})
+        settings = given_arguments(call, {"hyper": hyper, "shared": shared})
         return instance(*args, **named, **switch_arguments(call, train), **settings)
 
     member = from_functions(make, apply or called)

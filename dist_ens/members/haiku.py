@@ -4,7 +4,7 @@ import inspect
 
 from dist_ens.ground.types import Inputs, Key, ModelState, Network, Outputs, Params, PyTree
 from dist_ens.members.member import Member, require_parameters
-from dist_ens.members.modes import hyper_argument, input_arguments, switch_arguments
+from dist_ens.members.modes import given_arguments, input_arguments, switch_arguments
 
 
 def from_haiku(transformed: Network) -> Member:
@@ -38,9 +38,9 @@ def from_haiku(transformed: Network) -> Member:
     names = [*inspect.signature(transformed.apply).parameters]
     takes_key = names[1 + stateful : 2 + stateful] == ["rng"]
 
-    def init(key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
+    def init(key: Key, inputs: Inputs, **given: PyTree) -> tuple[Params, ModelState]:
         of_mode = switch_arguments(transformed.init, True)
-        arguments = {**of_mode, **hyper_argument(transformed.init, hyper)}
+        arguments = {**of_mode, **given_arguments(transformed.init, given)}
         args, named = input_arguments(transformed.init, inputs)
         made = transformed.init(key, *args, **named, **arguments)
         params, model_state = made if stateful else (made, ())
@@ -53,11 +53,11 @@ def from_haiku(transformed: Network) -> Member:
         inputs: Inputs,
         key: Key | None,
         train: bool,
-        **hyper: PyTree,
+        **given: PyTree,
     ) -> tuple[Outputs, ModelState]:
         leading = [params, *([model_state] if stateful else []), *([key] if takes_key else [])]
         of_mode = switch_arguments(transformed.apply, train, given=len(leading) + 1)
-        arguments = {**of_mode, **hyper_argument(transformed.apply, hyper)}
+        arguments = {**of_mode, **given_arguments(transformed.apply, given)}
         args, named = input_arguments(transformed.apply, inputs, given=len(leading))
         returned = transformed.apply(*leading, *args, **named, **arguments)
         outputs, new_state = returned if stateful else (returned, ())
@@ -68,4 +68,4 @@ def from_haiku(transformed: Network) -> Member:
             model_state = {} if stateful else ()
         return params, model_state
 
-    return Member(init, apply, "a Haiku network", takes_hyper=True, parts_of=parts_of)
+    return Member(init, apply, "a Haiku network", takes_given=True, parts_of=parts_of)

@@ -12,7 +12,7 @@ from dist_ens.ground.errors import UserError
 from dist_ens.ground.types import Inputs, Key, ModelState, Outputs, Params, PyTree
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
-    hyper_argument,
+    given_arguments,
     input_arguments,
     switch_arguments,
     switches,
@@ -50,7 +50,7 @@ def from_linen(module: nn.Module, streams: tuple[str, ...] = ("dropout",)) -> Me
         network.apply,
         type(module).__name__,
         sample=functools.partial(network.forward, streams=()),
-        takes_hyper=True,
+        takes_given=True,
         parts_of=network.parts_of,
         adapt_loss=_of_unboxed,
     )
@@ -77,7 +77,7 @@ class _Linen:
         train: bool,
         first: object,
         inputs: Inputs,
-        hyper: Mapping[str, PyTree],
+        given: Mapping[str, PyTree],
         **others: object,
     ) -> Any:
         """Calls `init` or `apply` of the module with a first argument, its switches set."""
@@ -85,13 +85,13 @@ class _Linen:
         fields: dict[str, Any] = {name: values[name] for name in self._fields}
         module = self._module.clone(**fields) if fields else self._module
         args, named = input_arguments(self._call, inputs)
-        mode = {**switch_arguments(self._call, train), **hyper_argument(self._call, hyper)}
+        mode = {**switch_arguments(self._call, train), **given_arguments(self._call, given)}
         return getattr(module, method)(first, *args, **named, **mode, **others)
 
-    def init(self, key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
+    def init(self, key: Key, inputs: Inputs, **given: PyTree) -> tuple[Params, ModelState]:
         # Names of mesh axes in the variables are rules for the layout. Flax requires such a mesh.
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-            variables = dict(self._applied("init", False, key, inputs, hyper))
+            variables = dict(self._applied("init", False, key, inputs, given))
         params = variables.pop("params", {})
         require_parameters(params)
         return params, {
@@ -112,9 +112,9 @@ class _Linen:
         inputs: Inputs,
         key: Key | None,
         train: bool,
-        **hyper: PyTree,
+        **given: PyTree,
     ) -> tuple[Outputs, ModelState]:
-        return self.forward(params, model_state, inputs, key, train, self._streams, **hyper)
+        return self.forward(params, model_state, inputs, key, train, self._streams, **given)
 
     def forward(
         self,
@@ -124,7 +124,7 @@ class _Linen:
         key: Key | None,
         train: bool,
         streams: tuple[str, ...],
-        **hyper: PyTree,
+        **given: PyTree,
     ) -> tuple[Outputs, ModelState]:
         rngs = {}
         if key is not None:
@@ -135,10 +135,10 @@ class _Linen:
         try:
             if not train:
                 return self._applied(
-                    "apply", train, variables, inputs, hyper, rngs=rngs
+                    "apply", train, variables, inputs, given, rngs=rngs
                 ), model_state
             outputs, new_state = self._applied(
-                "apply", train, variables, inputs, hyper, rngs=rngs, mutable=[*model_state, _LOSSES]
+                "apply", train, variables, inputs, given, rngs=rngs, mutable=[*model_state, _LOSSES]
             )
         except flax.errors.InvalidRngError as error:
             if '"dropout"' not in str(error):

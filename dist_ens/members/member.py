@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.shared import Shared
 from dist_ens.ground.state import State, described, leaf_name, require_arrays
 from dist_ens.ground.types import (
     Inputs,
@@ -44,8 +45,10 @@ class Member:
             predicts if a network cannot be called without a key. Default: `apply`.
         adapt_loss: Function that makes a loss of `params` and `model_state` from a loss that takes
             both as the network's library has them.
-        takes_hyper: Whether `init`, `apply` and `sample` also take `hyper`, the settings of the
-            member, by name.
+        takes_given: Whether `init`, `apply` and `sample` also take, by name, `hyper`, the settings
+            of the member, and `shared`, the arrays that all members share.
+        base_of: Function that makes `shared` from what an ensemble is given, such as the pair of
+            parameters and model state from a module of the library.
         parts_of: Function that splits a network of the library and its model state, or None, into
             `params` and `model_state`.
 
@@ -64,18 +67,22 @@ class Member:
     name: str = "a network"
     has_apply: bool = True
     sample: Apply | None = None
-    takes_hyper: bool = False
+    takes_given: bool = False
+    base_of: Callable[[PyTree], PyTree] = lambda shared: shared
     adapt_loss: Callable[[Callable[..., PyTree]], Callable[..., PyTree]] = lambda loss: loss
     parts_of: Callable[[Params, ModelState | None], tuple[Params, ModelState]] = (
         lambda params, model_state: (params, () if model_state is None else model_state)
     )
 
-    def given(self, hyper: PyTree) -> "Member":
-        """Returns the network that is given the settings of a member, if it takes any."""
-        if not self.takes_hyper or not hyper:
+    def given(self, hyper: PyTree, shared: Shared) -> "Member":
+        """Returns the network that is given the settings of a member, and what all share."""
+        named = {"hyper": Given(hyper)} if hyper else {}
+        if not shared.is_empty:
+            named["shared"] = shared.arrays
+        if not self.takes_given or not named:
             return self
-        given = partial(partial, hyper=Given(hyper))
-        return with_forward(self, given, init=given(self.init), takes_hyper=False)
+        given = partial(partial, **named)
+        return with_forward(self, given, init=given(self.init), takes_given=False)
 
     def evaluate(
         self, params: Params, model_state: ModelState, inputs: Inputs, key: Key
@@ -168,20 +175,20 @@ def with_normalized_inputs(member: Member, mean: PyTree, std: PyTree) -> Member:
     return with_forward(
         member,
         lambda apply: (
-            lambda params, model_state, inputs, key, train, **hyper: apply(
-                params, model_state, normalized(inputs), key, train, **hyper
+            lambda params, model_state, inputs, key, train, **given: apply(
+                params, model_state, normalized(inputs), key, train, **given
             )
         ),
-        init=lambda key, inputs, **hyper: member.init(key, normalized(inputs), **hyper),
+        init=lambda key, inputs, **given: member.init(key, normalized(inputs), **given),
     )
 
 
 def with_compute_dtype(member: Member, dtype: str) -> Member:
     """Returns a member that computes in another floating-point type, such as `bfloat16`.
 
-    Parameters and floating-point inputs are converted before the call. Afterwards, floating-point
-    outputs are converted to float32, and the model state to its own types. So parameters, gradients
-    and statistics keep their types.
+    Parameters, shared arrays and floating-point inputs are converted before the call. Afterwards,
+    floating-point outputs are converted to float32, and the model state to its own types. So
+    parameters, gradients and statistics keep their types.
     """
     if dtype == "float32":
         return member
@@ -193,10 +200,12 @@ def with_compute_dtype(member: Member, dtype: str) -> Member:
             inputs: Inputs,
             key: Key | None,
             train: bool,
-            **hyper: PyTree,
+            **given: PyTree,
         ) -> tuple[Outputs, ModelState]:
+            if "shared" in given:
+                given["shared"] = floats_as(given["shared"], dtype)
             outputs, new_state = apply(
-                floats_as(params, dtype), model_state, floats_as(inputs, dtype), key, train, **hyper
+                floats_as(params, dtype), model_state, floats_as(inputs, dtype), key, train, **given
             )
             new_state = jax.tree.map(lambda new, old: new.astype(old.dtype), new_state, model_state)
             return floats_as(outputs, "float32"), new_state
@@ -237,8 +246,8 @@ def rematerialized(member: Member) -> Member:
 def with_label_scale(member: Member) -> Member:
     """Returns a member whose model state also holds the labels' scale, first mean 0 and std 1."""
 
-    def init(key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
-        params, model_state = member.init(key, inputs, **hyper)
+    def init(key: Key, inputs: Inputs, **given: PyTree) -> tuple[Params, ModelState]:
+        params, model_state = member.init(key, inputs, **given)
         return params, {NETWORK: model_state, MEAN: jnp.float32(0), STD: jnp.float32(1)}
 
     def beside_scale(apply: Apply) -> Apply:
@@ -248,9 +257,9 @@ def with_label_scale(member: Member) -> Member:
             inputs: Inputs,
             key: Key | None,
             train: bool,
-            **hyper: PyTree,
+            **given: PyTree,
         ) -> tuple[Outputs, ModelState]:
-            outputs, of_network = apply(params, model_state[NETWORK], inputs, key, train, **hyper)
+            outputs, of_network = apply(params, model_state[NETWORK], inputs, key, train, **given)
             return outputs, {**model_state, NETWORK: of_network}
 
         return forward

@@ -12,7 +12,7 @@ EVALUATION = ("deterministic", "inference", "use_running_average", "is_eval", "e
 # The additional names are switches only as arguments of a call. As fields they may mean anything.
 EVALUATION_ARGUMENTS = (*EVALUATION, "eval", "evaluate", "test", "testing", "is_test")
 # Forward pass of a member, `apply(params, model_state, inputs, key, train)`.
-# That of a member which takes settings has the argument `hyper` too.
+# Some also take `hyper`, the settings of the member, and `shared`, the arrays of all members.
 Apply = Callable[..., tuple[Outputs, ModelState]]
 
 
@@ -33,9 +33,12 @@ def switch_arguments(fn: Callable[..., object], train: bool, *, given: int = 2) 
     return {name: values[name] for name in names if name in values and name not in is_set}
 
 
-def hyper_argument(fn: Callable[..., object], hyper: Mapping[str, PyTree]) -> Mapping[str, PyTree]:
-    """Returns `{"hyper": settings of the member}`, if it is given and a function takes it."""
-    return hyper if hyper and "hyper" in inspect.signature(fn).parameters else {}
+def given_arguments(fn: Callable[..., object], given: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """Returns those of the given `hyper` and `shared` that a function takes by name."""
+    if not given:
+        return {}
+    taken = inspect.signature(fn).parameters
+    return {name: value for name, value in given.items() if name in taken}
 
 
 def input_arguments(
@@ -45,9 +48,10 @@ def input_arguments(
 
     A network that needs several inputs takes a tuple of them. A network that can be given several
     inputs takes a dict by their names. Otherwise the inputs are one argument. The first `given`
-    arguments of the call, those named `others`, `hyper` and the switches are not inputs.
+    arguments of the call, those named `others`, `hyper`, `shared` and the switches are not
+    inputs.
     """
-    no_inputs = {*TRAINING, *EVALUATION_ARGUMENTS, "hyper", *others}
+    no_inputs = {*TRAINING, *EVALUATION_ARGUMENTS, "hyper", "shared", *others}
     taken = {
         name: argument.default is argument.empty
         for name, argument in [*inspect.signature(fn).parameters.items()][given:]

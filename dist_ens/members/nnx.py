@@ -12,7 +12,7 @@ from dist_ens.ground.errors import name_of
 from dist_ens.ground.types import Inputs, Key, Leaf, ModelState, Outputs, Params, PyTree, Tree
 from dist_ens.members.member import Member, require_parameters
 from dist_ens.members.modes import (
-    hyper_argument,
+    given_arguments,
     input_arguments,
     switch_arguments,
     switches,
@@ -71,7 +71,7 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
         graph, _, streams, _ = split(module)
         return graph, streams
 
-    def init(key: Key, inputs: Inputs, **hyper: PyTree) -> tuple[Params, ModelState]:
+    def init(key: Key, inputs: Inputs, **given: PyTree) -> tuple[Params, ModelState]:
         _, params, _, model_state = split(make(nnx.Rngs(key)))
         require_parameters(params)
         return params, model_state
@@ -92,7 +92,7 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
         train: bool,
         *,
         drops: bool,
-        **hyper: PyTree,
+        **given: PyTree,
     ) -> tuple[Outputs, ModelState]:
         graph, streams = blueprint(train, drops)
         streams = _streams_at(streams, jax.random.key(0) if key is None else key)
@@ -103,7 +103,7 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
         # Dropout outside training is switched on in its layers only, not in the network's call.
         mode = switch_arguments(call, train) if train or not drops else {}
         args, named = input_arguments(call, inputs)
-        outputs = module(*args, **named, **mode, **hyper_argument(call, hyper))
+        outputs = module(*args, **named, **mode, **given_arguments(call, given))
         _, _, left, new_state = split(module)
         if key is None and not all(map(operator.is_, *map(jax.tree.leaves, (left, streams)))):
             raise ValueError("The network draws random numbers without a key.")
@@ -115,12 +115,12 @@ def from_nnx(make: "Callable[[flax.nnx.Rngs], flax.nnx.Module]") -> Member:
         inputs: Inputs,
         key: Key | None,
         train: bool,
-        **hyper: PyTree,
+        **given: PyTree,
     ) -> tuple[Outputs, ModelState]:
-        return forward(params, model_state, inputs, key, train, drops=key is not None, **hyper)
+        return forward(params, model_state, inputs, key, train, drops=key is not None, **given)
 
     sample = functools.partial(forward, drops=False)
-    return Member(init, apply, name_of(make), sample=sample, takes_hyper=True, parts_of=parts_of)
+    return Member(init, apply, name_of(make), sample=sample, takes_given=True, parts_of=parts_of)
 
 
 def without_mesh(make: Callable[..., Tree]) -> Callable[..., Tree]:

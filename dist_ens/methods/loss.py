@@ -9,12 +9,13 @@ import jax
 from jax.typing import ArrayLike
 
 from dist_ens.ground.errors import UserError, kind_of
+from dist_ens.ground.shared import NOTHING_SHARED, Shared
 from dist_ens.ground.types import Batch, Key, ModelState, Params, PyTree
 from dist_ens.losses import Objective
 from dist_ens.losses.averaging import Ratio, batch_mean
 from dist_ens.members import Member
 from dist_ens.members.member import floats_as, standardized
-from dist_ens.members.modes import switch_arguments
+from dist_ens.members.modes import given_arguments, switch_arguments
 from dist_ens.metrics.metric import one_a_row
 from dist_ens.sampling.hyper import Given
 
@@ -33,6 +34,7 @@ class LossInfo(NamedTuple):
         counts: Number of times that each example of the batch counts, float[batch]. None: each
             counts once.
         hyper: Settings of this member, {name: float32[]}; see `Ensemble`.
+        shared: Arrays that all members share; see `Ensemble`.
 
     >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(3), None, None)
     >>> int(info.member_id)
@@ -47,6 +49,7 @@ class LossInfo(NamedTuple):
     train: bool = True
     counts: jax.Array | None = None
     hyper: Given = Given()
+    shared: Shared = NOTHING_SHARED
 
 
 # The loss, float[] or a `Ratio`, and the new model state with a dict of auxiliary scalars.
@@ -81,7 +84,7 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
         )
         if objective.standardize:
             labels = standardized(labels, model_state)
-        network = member.given(info.hyper)
+        network = member.given(info.hyper, info.shared)
         outputs, model_state = network.apply(params, model_state, inputs, info.key, info.train)
         rows = outputs.shape[:-1]
         labels = one_a_row(labels, rows)
@@ -109,8 +112,8 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
 
     An argument after the first four that switches between training and evaluation is set if it has
     a usual name, such as `train`. An argument `counts` is given the number of times that each
-    example counts, float[batch], or 1.0 if each counts once. An argument `hyper` is given the
-    settings of the member.
+    example counts, float[batch], or 1.0 if each counts once. Arguments `hyper` and `shared` are
+    given the settings of the member, and the arrays that all members share.
 
     >>> double = lambda params, model_state, batch, key: (2 * batch.mean(), (model_state, {}))
     >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(0), None, None)
@@ -121,14 +124,13 @@ def loss_of_function(fn: LossFunction, compute_dtype: str | None = None) -> Memb
     if isinstance(fn, jax.stages.Wrapped):
         fn = inspect.unwrap(fn)  # Inside jit, a switch would be an array.
     takes_counts = "counts" in inspect.signature(fn).parameters
-    takes_hyper = "hyper" in inspect.signature(fn).parameters
 
     def loss(params: Params, model_state: ModelState, batch: Batch, info: LossInfo) -> LossResults:
+        shared = info.shared.arrays
         if compute_dtype is not None:
-            params, batch = floats_as((params, batch), compute_dtype)
+            params, batch, shared = floats_as((params, batch, shared), compute_dtype)
         named: dict[str, object] = dict(switch_arguments(fn, info.train, given=4))
-        if takes_hyper:
-            named["hyper"] = info.hyper
+        named |= given_arguments(fn, {"hyper": info.hyper, "shared": shared})
         if takes_counts:
             named["counts"] = 1.0 if info.counts is None else info.counts
         elif info.counts is not None:

@@ -87,6 +87,8 @@ class Planner:
             "optimizer": device_bytes(state.opt_state),
         }
         state_bytes = sum(counted.values())
+        if not ensemble.shared.is_empty:
+            counted["shared"] = device_bytes(ensemble.shared)
         place, kept_bytes = Placement.STREAMED, 0
         if self.training_set is not None:
             free_bytes = self._memory_bytes(ensemble_axis) - (state_bytes if waves == 1 else 0)
@@ -243,6 +245,7 @@ class Planner:
         state, batches = self._abstract_state(ensemble), self._batches(ensemble, planned.place, 1)
         # Of one wave it is a jitted program.
         update: Any = dispatched(ensemble.programs.step, ensemble.layout, execution)
+        batches = ensemble.programs.with_shared(batches)
         self._programs[key] = update.lower(state, batches).compile()
         return self._programs[key]
 

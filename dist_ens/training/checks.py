@@ -16,9 +16,10 @@ from dist_ens.ensemble.initial_state import inputs_of
 from dist_ens.ensemble.programs import step_of_one
 from dist_ens.evaluation import label_checks
 from dist_ens.ground.errors import UserError, counted, first_line, kind_of
+from dist_ens.ground.shared import Shared
 from dist_ens.ground.state import State, described
 from dist_ens.ground.types import Inputs, Outputs, Shapes
-from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, specs_of_batch
+from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, REPLICATED, specs_of_batch
 from dist_ens.losses import Objective
 from dist_ens.training.arguments import FitArguments
 from dist_ens.training.data_protocol import TrainingData
@@ -99,15 +100,15 @@ def _trace_step(ensemble: Ensemble, train: TrainingData) -> None:
     if objective is not None and objective.num_outputs is not None:
         _trace_outputs(ensemble, objective, state, batch)
     step = layout.map_rows(
-        lambda state, batch, index: jax.tree.map(
+        lambda state, *args: jax.tree.map(
             lambda leaf: leaf[None],
-            ensemble.programs.step(jax.tree.map(lambda leaf: leaf[0], state), batch, index),
+            ensemble.programs.step(jax.tree.map(lambda leaf: leaf[0], state), *args),
         ),
-        in_specs=(MEMBERS, specs_of_batch(ensemble.batch_specs, batch), BATCH),
+        in_specs=(MEMBERS, specs_of_batch(ensemble.batch_specs, batch), BATCH, REPLICATED),
         out_specs=MEMBERS,
     )
     with _explained("A training step could not be traced"):
-        jax.make_jaxpr(step)(state, batch, train.index)
+        jax.make_jaxpr(step)(state, batch, train.index, ensemble.shared)
         if ensemble.hyper:
             _require_read(ensemble.replace(failure_policy=None), batch, train.index)
 
@@ -117,9 +118,9 @@ def _require_read(ensemble: Ensemble, batch: Shapes, index: Shapes | None) -> No
     make, names = ensemble.programs.initializer(batch).make, [*ensemble.hyper]
     of_member = jax.eval_shape(lambda: (jnp.int32(0), dict.fromkeys(names, jnp.float32(0))))
     seed = jax.ShapeDtypeStruct((), np.uint32)
-    state = jax.eval_shape(make, of_member, seed)
-    made = jax.make_jaxpr(make)(of_member, seed).jaxpr
-    taken = jax.make_jaxpr(step_of_one(ensemble))(state, batch, index).jaxpr
+    state = jax.eval_shape(make, of_member, seed, ensemble.shared)
+    made = jax.make_jaxpr(make)(of_member, seed, ensemble.shared).jaxpr
+    taken = jax.make_jaxpr(step_of_one(ensemble))(state, batch, index, ensemble.shared).jaxpr
     # The settings are the last leaves of a state, which a step and an initialiser pass on.
     end = len(jax.tree.leaves(state))
     begin = end - len(names)
@@ -159,16 +160,16 @@ def _trace_outputs(ensemble: Ensemble, objective: Objective, state: State, batch
     """Raises a `UserError` unless the objective takes the network's outputs and the labels."""
     inputs = inputs_of(ensemble, batch)
 
-    def outputs(state: State, inputs: Inputs) -> Outputs:
+    def outputs(state: State, inputs: Inputs, shared: Shared) -> Outputs:
         one = jax.tree.map(lambda leaf: leaf[0], state)
-        network = ensemble.network.given(one.hyper)
+        network = ensemble.network.given(one.hyper, shared)
         found = network.evaluate(one.params, one.model_state, inputs, one.key)[0]
         return jax.tree.map(lambda leaf: leaf[None], found)
 
     with _explained(f"The network does not take the inputs {described(inputs)}"):
-        found = jax.eval_shape(
-            ensemble.layout.map_rows(outputs, (MEMBERS, BATCH), MEMBER_BATCH), state, inputs
-        )
+        specs = (MEMBERS, BATCH, REPLICATED)
+        of_row = ensemble.layout.map_rows(outputs, specs, MEMBER_BATCH)
+        found = jax.eval_shape(of_row, state, inputs, ensemble.shared)
     shape = getattr(found, "shape", None)
     if shape is None or shape[-1] != objective.num_outputs:
         kind = f"{found.dtype}{list(shape[1:])}" if shape else kind_of(found)

@@ -1,0 +1,196 @@
+"""Files that hold one network: safetensors, NPZ, and the folder of an Orbax checkpoint."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from dist_ens.checkpoint.arrays import SavedArray, open_arrays
+from dist_ens.checkpoint.leaves import named_leaves
+from dist_ens.ground.commands import quoted
+from dist_ens.ground.errors import UserError, counted, first_line
+from dist_ens.ground.file_reading import require_readable
+from dist_ens.ground.paths import given_path
+from dist_ens.ground.types import ModelState, Params, PyTree
+from dist_ens.storage import Disk
+
+SUFFIXES = (".safetensors", ".npz")
+ROOTS = ("params", "model_state")  # Fields of a state that belong to the network.
+# Files by which a folder is known as a checkpoint of Orbax.
+_OF_ORBAX = ("_METADATA", "_CHECKPOINT_METADATA")
+_MOST_NAMED = 5
+NetworkArray = np.ndarray | SavedArray
+
+
+@dataclasses.dataclass(frozen=True)
+class FromFile:
+    """The arrays of a file, and its path; see `from_file`."""
+
+    arrays: PyTree
+    path: str
+
+
+def from_file(
+    path: str | os.PathLike[str],
+    *,
+    names: Mapping[str, str] | Callable[[str], str | None] | None = None,
+    like: PyTree = None,
+) -> FromFile:
+    """Returns the arrays of a file, for the argument `shared` of an `Ensemble`.
+
+    A run records the path of the file and the digest of its arrays, and does not save them again.
+
+    Args:
+        path: Path of a safetensors or NPZ file, or of the folder of an Orbax checkpoint.
+        names: Names that the arrays are to have: a dict from names in the file, or a function of
+            such a name. An array without a new name, or with the new name None, is left out.
+            Default: the names in the file.
+        like: Pytree of arrays or shapes, whose structure the result takes. Its leaves have the
+            names of the arrays, their keys joined by dots. It may also be a pair of parameters and
+            model state, as `init` of a member returns it. Default: dicts, nested as the dots or
+            slashes of the names say. A dict of all numbers from 0 on becomes a list.
+
+    Returns:
+        The arrays, as `arrays`, and the path.
+
+    Raises:
+        UserError: If the file cannot be read, or its arrays do not fit `like`.
+
+    >>> import tempfile
+    >>> path = f"{tempfile.mkdtemp()}/base.npz"
+    >>> np.savez(path, **{"dense.weight": np.ones((2, 3), np.float32)})
+    >>> base = from_file(path, names=lambda name: name.replace("weight", "kernel"))
+    >>> base.arrays["dense"]["kernel"].shape
+    (2, 3)
+    """
+    file = given_path(os.fspath(path), "path")
+    arrays = read_network(file)
+    if names is not None:
+        renamed = names if callable(names) else names.get
+        new = {name: renamed(name) for name in arrays}
+        arrays = {name: arrays[old] for old, name in new.items() if name is not None}
+        if not arrays:
+            raise UserError(
+                f"names has none of the names in {quoted(file)}, such as "
+                f"{', '.join([*new][:_MOST_NAMED])}. Give a dict from these to new names."
+            )
+    if like is not None:
+        is_pair = isinstance(like, tuple) and len(like) == 2
+        made = parts_from(arrays, like if is_pair else (like, ()), file)
+        return FromFile(made if is_pair else made[0], str(file))
+    with _errors_are_reported(file):
+        read = {name: _read(array) for name, array in arrays.items()}
+    return FromFile(_nested(read), str(file))
+
+
+def _nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
+    """Returns arrays in dicts and lists, nested as the dots or slashes of their names say."""
+    found: dict[str, PyTree] = {}
+    for name, array in arrays.items():
+        *keys, last = name.replace("/", ".").split(".")
+        inside = found
+        for key in keys:
+            inside = inside.setdefault(key, {})
+        inside[last] = array
+
+    def with_lists(tree: PyTree) -> PyTree:
+        if not isinstance(tree, dict):
+            return tree
+        made = {key: with_lists(value) for key, value in tree.items()}
+        if {*made} == {*map(str, range(len(made)))}:
+            return [made[str(number)] for number in range(len(made))]
+        return made
+
+    return with_lists(found)
+
+
+def _read(array: NetworkArray) -> np.ndarray:
+    return array.read_whole() if isinstance(array, SavedArray) else array
+
+
+def read_network(path: pathlib.Path) -> dict[str, NetworkArray]:
+    """Returns the arrays of a network by name."""
+    with _errors_are_reported(path):
+        require_readable(path)
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return {name: np.asarray(arrays[name]) for name in arrays}
+        if path.is_dir():
+            return {
+                name: SavedArray(name, array) if array.shape else np.asarray(array)
+                for name, array in open_arrays(Disk(path), is_foreign=True).items()
+            }
+        return dict(safetensors.numpy.load_file(path))
+
+
+def parts_from(
+    arrays: Mapping[str, NetworkArray], like: tuple[PyTree, PyTree], path: pathlib.Path
+) -> tuple[Params, ModelState]:
+    """Returns the parameters and the model state of a network from its arrays."""
+    params, model_state = (
+        {name or root: leaf for name, leaf in named_leaves(part).items()}
+        for root, part in zip(ROOTS, like, strict=True)
+    )
+    expected = {**model_state, **params}
+    if len(expected) < len(params) + len(model_state):
+        raise UserError("Two arrays of the network have the same name. Rename one of them.")
+    arrays = _with_names(arrays, expected)
+    here, there = (
+        {name: f"{array.dtype}{list(array.shape)}" for name, array in each.items()}
+        for each in (expected, arrays)
+    )
+    wrong = [
+        f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} in the network"
+        for name in sorted({**here, **there})
+        if here.get(name) != there.get(name)
+    ]
+    if wrong:
+        raise UserError(
+            f"{quoted(path)} does not fit the network in "
+            f"{counted(len(wrong), 'array')}: {'; '.join(wrong[:_MOST_NAMED])}."
+        )
+    with _errors_are_reported(path):
+        read = {name: _read(array) for name, array in arrays.items()}
+    made = [
+        jax.tree.unflatten(jax.tree.structure(part), [read[name] for name in names])
+        for part, names in zip(like, (params, model_state), strict=True)
+    ]
+    return made[0], made[1]
+
+
+@contextlib.contextmanager
+def _errors_are_reported(path: pathlib.Path) -> Iterator[None]:
+    """Raises an error of reading a network as a `UserError`."""
+    try:
+        yield
+    except Exception as error:  # Each of the libraries raises classes of its own.
+        raise UserError(
+            f"The network {quoted(path)} cannot be read: {first_line(error)} Give a safetensors or "
+            "NPZ file, or the folder of an Orbax checkpoint."
+        ) from error
+
+
+def _with_names(
+    arrays: Mapping[str, NetworkArray], expected: Mapping[str, object]
+) -> Mapping[str, NetworkArray]:
+    """Returns arrays by the names of a network, as far as their own names can be read so."""
+    dotted = {name.replace("/", "."): array for name, array in arrays.items()}
+    readings = [
+        {name.removeprefix(prefix): array for name, array in each.items()}
+        for each in (arrays, dotted)
+        for prefix in ("", "params.")
+    ]
+    fitting = [
+        each for each in readings if each.keys() == expected.keys() and len(each) == len(arrays)
+    ]
+    return fitting[0] if fitting else readings[-1]
+
+
+def is_orbax(path: pathlib.Path) -> bool:
+    """Returns whether a path is that of a checkpoint of Orbax."""
+    return path.is_dir() and any((path / name).exists() for name in _OF_ORBAX)

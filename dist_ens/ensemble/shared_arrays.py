@@ -1,0 +1,45 @@
+"""The arrays that all members share: on the devices, and their digest."""
+
+import hashlib
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from dist_ens.checkpoint.network_files import FromFile
+from dist_ens.ground.shared import Shared
+from dist_ens.ground.state import leaf_name, refuse_lists, require_arrays
+from dist_ens.ground.types import PyTree
+from dist_ens.layout import REPLICATED, Layout, to_host
+
+
+def placed_shared(layout: Layout, base_of: Callable[[PyTree], PyTree], given: PyTree) -> Shared:
+    """Returns what an `Ensemble` is given as `shared` on the devices of its layout.
+
+    Arrays that are there are not copied, and shapes (`jax.ShapeDtypeStruct`) stay shapes.
+    """
+    if isinstance(given, Shared):
+        shared = given
+    else:
+        arrays, path = (given.arrays, given.path) if isinstance(given, FromFile) else (given, "")
+        if not jax.tree.leaves(arrays):
+            return Shared()
+        arrays = base_of(arrays)
+        require_arrays(arrays)
+        refuse_lists(arrays, "shared")
+        shared = Shared(arrays, path)
+    leaves = jax.tree.leaves(shared)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        specs = iter(layout.leaf_specs(REPLICATED, shared))
+        return jax.tree.map(lambda leaf: leaf.update(sharding=layout.sharding(next(specs))), shared)
+    return layout.placed(shared, REPLICATED, "shared")
+
+
+def digest_of(shared: Shared) -> str:
+    """Returns the SHA-256 of the names, types, shapes and bytes of shared arrays, as hex digits."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(to_host(shared.arrays)):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{leaf_name(path)} {array.dtype} {array.shape};".encode())
+        digest.update(array.view(np.uint8).data)
+    return digest.hexdigest()
