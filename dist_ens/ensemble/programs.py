@@ -179,8 +179,13 @@ class Programs:
         if ensemble.waves > 1:
             waves = Waves(ensemble.layout, ensemble.waves)
             return update_in_waves(waves, ensemble.of_wave.update_steps)
-        update = dispatched(self.step, ensemble.layout, self._execution)
-        return update if ensemble.shared.is_empty else WithShared(update, self.with_shared)
+        execution = self._execution
+        if ensemble.shared.is_empty:
+            return dispatched(self.step, ensemble.layout, execution)
+        if execution.steps is None and execution.members in ("unroll", "map", "chunk"):
+            # A loop over steps inside that over members would hide what the members share.
+            execution = dataclasses.replace(execution, steps="single")
+        return WithShared(dispatched(self.step, ensemble.layout, execution), self.with_shared)
 
     @cached_property
     def _execution(self) -> Execution:

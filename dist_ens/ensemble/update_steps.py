@@ -75,7 +75,10 @@ def steps_of_all(step: Step, layout: Layout, given: Execution) -> Update:
             def at_step(number: int) -> PyTree:
                 return jax.tree.map(lambda leaf: leaf[number], per_step)
 
-            if _scans(execution, layout, count, update_one, state, at_step(0)):
+            # A loop over steps in that over members would hide what all members share.
+            is_hidden = not shared.is_empty and execution.members != "vmap"
+            scans = not is_hidden or execution.steps == "scanned"
+            if scans and _scans(execution, layout, count, update_one, state, at_step(0)):
                 return jax.lax.scan(update_one, state, per_step)
             metrics = []
             for number in range(count):

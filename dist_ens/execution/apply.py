@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 
 from dist_ens.execution import lowerings
+from dist_ens.execution.hoisting import hoisted
 from dist_ens.execution.rewrite import Rule, rewritten
 from dist_ens.execution.spec import (
     LOWERINGS,
@@ -16,6 +17,7 @@ from dist_ens.execution.spec import (
     MemberExecution,
     register,
 )
+from dist_ens.ground.shared import Shared
 from dist_ens.ground.types import Axes, Leaf, PyTree, Tree
 from dist_ens.layout import Layout, broadcast
 
@@ -84,13 +86,21 @@ def _one_after_another(
     def of_all(*args: PyTree) -> Tree:
         leaves, structure = jax.tree.flatten(args)
         has_members = [axis is not None for axis in broadcast(in_axes, args)]
+        parts = jax.tree.leaves(args, is_leaf=lambda node: isinstance(node, Shared))
+        is_shared = [isinstance(part, Shared) for part in parts for _ in jax.tree.leaves(part)]
+
+        def of_leaves(*merged: Leaf) -> Tree:
+            return fn(*jax.tree.unflatten(structure, merged))
+
+        if any(is_shared):
+            of_leaves = hoisted(of_leaves, leaves, has_members, is_shared)
 
         def of_one(own: list[Leaf]) -> Tree:
             mine = iter(own)
             merged = [
                 next(mine) if has else leaf for leaf, has in zip(leaves, has_members, strict=True)
             ]
-            return fn(*jax.tree.unflatten(structure, merged))
+            return of_leaves(*merged)
 
         own = [leaf for leaf, has in zip(leaves, has_members, strict=True) if has]
         return all_members(of_one, own)

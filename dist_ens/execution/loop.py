@@ -10,7 +10,7 @@ accelerators it does not, and the only member of a row is updated where it is.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from functools import partial, wraps
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ def of_one_state(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     `fn` has them with a members axis of length 1.
     """
 
+    @wraps(fn)  # A program has the name of its function, also in profiles.
     def alone(state: PyTree, *args: PyTree) -> PyTree:
         results = fn(jax.tree.map(lambda leaf: leaf[None], state), *args)
         if type(results) is not tuple:

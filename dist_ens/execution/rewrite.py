@@ -66,16 +66,23 @@ def _evaluate(
     jaxpr: Jaxpr, consts: Sequence[Leaf], args: Sequence[Leaf], rules: Mapping[Primitive, Rule]
 ) -> list[Leaf]:
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    evaluate_equations(jaxpr.eqns, values, rules)
+    return [_read(atom, values) for atom in jaxpr.outvars]
 
-    def read(atom: Var | Literal) -> Leaf:
-        return atom.val if isinstance(atom, Literal) else values[atom]
 
-    for eqn in jaxpr.eqns:
-        inputs = [read(atom) for atom in eqn.invars]
+def evaluate_equations(
+    equations: Sequence[JaxprEqn], values: dict[Var, Leaf], rules: Mapping[Primitive, Rule]
+) -> None:
+    """Adds the results of equations, in their order, to the values of their variables."""
+    for eqn in equations:
+        inputs = [_read(atom, values) for atom in eqn.invars]
         with eqn.ctx.manager:
             results = _apply(eqn, inputs, rules)
         values.update(zip(eqn.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _read(atom: Var | Literal, values: Mapping[Var, Leaf]) -> Leaf:
+    return atom.val if isinstance(atom, Literal) else values[atom]
 
 
 def _apply(eqn: JaxprEqn, inputs: list[Leaf], rules: Mapping[Primitive, Rule]) -> list[Leaf]:
