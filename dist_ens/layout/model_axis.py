@@ -76,7 +76,7 @@ def param_specs(layout: "Layout", params: PyTree, prefix: str = "") -> dict[tupl
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     shapes = {keys_of(path): np.shape(leaf)[1:] for path, leaf in leaves}
-    names = {keys: f"{prefix}{name}" for keys, name in _names_of(params).items()}
+    names = {keys: f"{prefix}{name}" for keys, name in names_of(params).items()}
     of_names = {names[keys]: shape for keys, shape in shapes.items()}
     size, rules = layout.model_axis, layout.model_rules
     if rules == FSDP:
@@ -108,7 +108,7 @@ def _is_variable(node: object) -> bool:
     return not {"flax.core.meta.Partitioned", "flax.nnx.variablelib.Variable"}.isdisjoint(names)
 
 
-def _names_of(params: PyTree) -> dict[tuple[str, ...], str]:
+def names_of(params: PyTree) -> dict[tuple[str, ...], str]:
     """Returns the name of each parameter by its keys; a variable of Flax names its array."""
     nodes = jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_variable)
     return {
