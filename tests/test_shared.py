@@ -1,6 +1,5 @@
 """What members share: adapters, heads and priors on a network that is not trained."""
 
-import dataclasses
 import json
 
 import equinox as eqx
@@ -10,14 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
 import dist_ens as de
 import networks
+from commands import wait_for
+from dist_ens.ensemble.batches import Batches
+from dist_ens.ensemble.update_steps import steps_of_all
+from dist_ens.execution.spec import Execution
+from dist_ens.experiment.members import copy_members
+from dist_ens.experiment.networks import export_members
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.randomness import INIT, key_of_step, member_key
-from marked import long
+from dist_ens.ground.randomness import INIT, member_key
 from saving import assert_same
 
 RANDOM = np.random.default_rng(0)
@@ -103,13 +109,13 @@ def merged(base, adapters, is_turned):
     """The parameters of one network, W + a b at the adapters; the names are those of the keys."""
     paths, structure = jax.tree_util.tree_flatten_with_path(base)
     names = [
-        jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value").removesuffix("/raw_value")
+        jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")
         for path, _ in paths
     ]
     leaves = []
     for name, (_, leaf) in zip(names, paths, strict=True):
         if name in adapters:
-            change = np.tensordot(adapters[name]["a"], adapters[name]["b"], axes=1) if not isinstance(adapters[name]["a"], jax.core.Tracer) else jnp.tensordot(adapters[name]["a"], adapters[name]["b"], axes=1)
+            change = jnp.tensordot(adapters[name]["a"], adapters[name]["b"], axes=1)
             leaf = leaf + (change.T if is_turned else change).reshape(leaf.shape)
         leaves.append(leaf)
     assert {*adapters} <= {*names}
@@ -140,7 +146,252 @@ def test_adapters_are_those_of_a_network_whose_arrays_are_summed(name):
             outputs(adapters, train), by_hand(adapters, train), rtol=2e-5, atol=2e-5
         )
         mine, expected = (
-            jax.grad(lambda each, f=f: (f(each, train) ** 2).mean())(adapters)
+            jax.grad(lambda each, f=f, train=train: (f(each, train) ** 2).mean())(adapters)
             for f in (outputs, by_hand)
         )
         networks.assert_close_to_scale(mine, expected)
+
+
+# Training
+
+TRUNK = de.models.mlp((6,), 8, hidden_sizes=(8,))
+HEAD = de.models.mlp((8,), CLASSES, hidden_sizes=(4,))
+TRUNK_PARAMS = TRUNK.init(jax.random.key(3), X[:1])[0]
+MLP_PARAMS = MLP.init(jax.random.key(4), X[:1])[0]
+DATA = {"inputs": X, "labels": labels_of(X)}
+
+
+def adapters(**options):
+    return de.Ensemble(
+        de.models.lora(MLP, rank=RANK, targets="*/w"),
+        optax.sgd(0.1),
+        de.losses.categorical(CLASSES),
+        num_members=4,
+        shared=MLP_PARAMS,
+        **options,
+    )
+
+
+def heads(**options):
+    member = de.models.heads(TRUNK, HEAD)
+    objective = de.losses.categorical(CLASSES)
+    optimizer, base = optax.sgd(0.1), TRUNK_PARAMS
+    return de.Ensemble(member, optimizer, objective, num_members=4, shared=base, **options)
+
+
+def priors(**options):
+    member = de.models.with_prior(MLP, scale=3.0)
+    objective = de.losses.categorical(CLASSES)
+    return de.Ensemble(member, optax.sgd(0.1), objective, num_members=4, **options)
+
+
+def own_losses(**options):
+    """A loss function that is given the base, which the network's parameters are added to."""
+
+    def loss_fn(params, model_state, batch, key, shared):
+        summed = jax.tree.map(jnp.add, params, shared)
+        logits = MLP.apply(summed, (), batch["inputs"], None, True)[0]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+        return losses.mean(), (model_state, {})
+
+    def init(key, inputs):
+        return jax.tree.map(jnp.zeros_like, MLP.init(key, inputs)[0]), ()
+
+    member = de.as_member(init=init)
+    options = {"num_members": 4, "shared": MLP_PARAMS} | options
+    return de.Ensemble(member, optax.sgd(0.1), loss_fn, **options)
+
+
+def forward_of(make, member_id):
+    """The parameters and the forward pass of a member by hand."""
+    key = jax.random.fold_in(member_key(np.uint32(0), member_id), INIT)
+    if make is adapters:
+        member = de.models.lora(MLP, rank=RANK, targets="*/w")
+        params = member.init(key, jnp.zeros_like(X), (MLP_PARAMS, ()))[0]
+        return params, lambda p, x: MLP.apply(merged(MLP_PARAMS, p, False), (), x, None, True)[0]
+    if make is heads:
+        features = TRUNK.apply(TRUNK_PARAMS, (), X, None, False)[0]
+        params = HEAD.init(key, jnp.zeros_like(features))[0]
+        return params, lambda p, x: HEAD.apply(p, (), features, None, True)[0]
+    if make is priors:
+        params, prior = (MLP.init(k, X)[0] for k in (key, jax.random.fold_in(key, 1)))
+        of_prior = MLP.apply(prior, (), X, None, False)[0]
+        return params, lambda p, x: MLP.apply(p, (), x, None, True)[0] + 3.0 * of_prior
+    params = jax.tree.map(jnp.zeros_like, MLP_PARAMS)
+    return params, lambda p, x: MLP.apply(jax.tree.map(jnp.add, p, MLP_PARAMS), (), x, None, True)[
+        0
+    ]
+
+
+def by_hand(make, member_id, steps):
+    params, forward = forward_of(make, member_id)
+
+    def loss(params):
+        logits = forward(params, X)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, DATA["labels"]).mean()
+
+    gradient = jax.jit(jax.grad(loss))
+    for _ in range(steps):
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient(params))
+    return params
+
+
+MESHES = [(1, 1), (4, 1), (2, 2)]
+EXECUTIONS = ["vmap", "unroll", "map", "chunk:2", "loop"]
+
+
+@pytest.mark.parametrize("make", [adapters, heads, priors, own_losses])
+def test_members_are_those_of_a_loop_by_hand(make):
+    expected = [by_hand(make, member_id, steps=3) for member_id in range(4)]
+    for mesh in MESHES:
+        for execution in EXECUTIONS if mesh != (4, 1) else ["vmap"]:
+            ensemble = make(layout=networks.layout_on(mesh, 4), execution=execution)
+            state = ensemble.init(DATA)
+            for _ in range(3):
+                state, _ = ensemble.update(state, DATA)
+            for position in range(4):
+                found = networks.member_of(state.params, position)
+                networks.assert_close_to_scale(found, expected[position])
+
+
+@pytest.mark.parametrize("options", [{}, {"waves": 2}, {"execution": "chunk:2"}], ids=str)
+def test_the_base_has_the_same_bits_after_a_training(options):
+    base = jax.tree.map(np.array, MLP_PARAMS)
+    ensemble = adapters(**options, layout=networks.layout_on((1, 1), 4))
+    result = de.fit(ensemble, DATA, steps=100, batch_size=16, progress=False)
+    assert_same(ensemble.shared.arrays[0], base)
+    assert_same(MLP_PARAMS, base)
+    expected = de.fit(adapters(), DATA, steps=100, batch_size=16, progress=False)
+    networks.assert_close_to_scale(result.state.params, expected.state.params)
+    found = ensemble.predict(result.state, X).mean
+    np.testing.assert_allclose(found, adapters().predict(expected.state, X).mean, atol=1e-5)
+
+
+# Cost
+
+
+def compiled_step(ensemble, batch, execution):
+    step = steps_of_all(ensemble.programs.step, ensemble.layout, Execution.parse(execution))
+    batches = ensemble.programs.with_shared(Batches.shapes_of_step(batch))
+    return jax.jit(step, donate_argnums=0).lower(ensemble.abstract_state(batch), batches)
+
+
+@pytest.mark.parametrize("execution", ["vmap", "unroll", "chunk:4"])
+def test_a_step_computes_the_trunk_once_for_all_members_of_a_device(execution):
+    trunk = de.models.mlp((64,), 256, hidden_sizes=(256, 256))
+    head = de.models.mlp((256,), 10, hidden_sizes=(32,))
+    base = trunk.init(jax.random.key(0), jnp.zeros((1, 64)))[0]
+    batch = {
+        "inputs": jax.ShapeDtypeStruct((128, 64), jnp.float32),
+        "labels": jax.ShapeDtypeStruct((128,), jnp.int32),
+    }
+    arguments = (optax.sgd(0.1), de.losses.categorical(10))
+    options = {"num_members": 16, "layout": networks.layout_on((1, 1), 16)}
+    with_trunk = de.Ensemble(de.models.heads(trunk, head), *arguments, shared=base, **options)
+    lowered = compiled_step(with_trunk, batch, execution)
+    mine = lowered.compile()
+    features = batch | {"inputs": jax.ShapeDtypeStruct((128, 256), jnp.float32)}
+    of_heads = compiled_step(de.Ensemble(head, *arguments, **options), features, "vmap").compile()
+    forward = jax.jit(lambda params, x: trunk.apply(params, (), x, None, False)[0])
+    of_trunk = forward.lower(base, batch["inputs"]).compile().cost_analysis()["flops"]
+    # XLA counts the body of a loop once: 4 of 16 heads.
+    part = 4 if execution == "chunk:4" else 1
+    expected = of_trunk + of_heads.cost_analysis()["flops"] / part
+    assert mine.cost_analysis()["flops"] == pytest.approx(expected, rel=0.02)
+    if execution == "chunk:4":  # Inside the loop over chunks the trunk would count once as well.
+        loop = lowered.as_text().partition("stablehlo.while")[2]
+        assert "tensor<256x256xf32>" not in loop.partition(" do {")[2]
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(base)]
+    both = sum(sizes) + of_heads.memory_analysis().argument_size_in_bytes
+    assert mine.memory_analysis().argument_size_in_bytes <= both
+
+
+# Runs
+
+
+def test_a_run_with_a_base_is_resumed_on_another_mesh_loaded_and_exported(tmp_path):
+    options = {"steps": 6, "batch_size": 8, "progress": False, "steps_per_call": 1}
+    one, other = (networks.layout_on(mesh, 4) for mesh in ((1, 1), (2, 2)))
+    whole = de.fit(adapters(layout=one), DATA, **options)
+    checkpoints = de.Checkpoints(tmp_path)
+    de.fit(adapters(layout=one), DATA, **options | {"steps": 3}, checkpoints=checkpoints)
+    resumed = de.fit(adapters(layout=other), DATA, **options, checkpoints=checkpoints)
+    networks.assert_close_to_scale(resumed.state.params, whole.state.params)
+    run = de.load(tmp_path, ensemble=adapters(layout=one))
+    found = run.predict(X).mean
+    np.testing.assert_allclose(found, adapters().predict(whole.state, X).mean, atol=1e-6)
+    some = de.load(tmp_path, ensemble=adapters(layout=one), members=[2])
+    np.testing.assert_allclose(some.predict(X).members[0], run.predict(X).members[2], atol=1e-6)
+    # The base is in the folder once, and not in the members.
+    base = de.from_file(tmp_path / "shared.safetensors", like=(MLP_PARAMS, ())).arrays
+    assert_same(base[0], MLP_PARAMS)
+    paths = export_members(tmp_path, tmp_path / "exported", member_ids=[2])
+    arrays = load_file(paths[0])
+    assert {*arrays} == {f"{n}/w.{part}" for n in (0, 1) for part in "ab"}
+    np.testing.assert_array_equal(arrays["1/w.a"], resumed.state.params["1/w"]["a"][2])
+    copy_members([tmp_path], tmp_path / "copy", member_ids=[1])
+    assert (tmp_path / "copy" / "shared.safetensors").exists()
+
+
+def test_another_base_than_that_of_the_run_is_refused(tmp_path):
+    options = {"steps": 2, "batch_size": 8, "progress": False}
+    checkpoints = de.Checkpoints(tmp_path / "run")
+    np.savez(tmp_path / "base.npz", **{f"{n}.{k}": MLP_PARAMS[n][k] for n in (0, 1) for k in "bw"})
+    base = de.from_file(tmp_path / "base.npz")
+    de.fit(adapters().replace(shared=base), DATA, **options, checkpoints=checkpoints)
+    assert not (tmp_path / "run" / "shared.safetensors").exists()
+    record = json.loads((tmp_path / "run/checkpoints/2/manifest.json").read_text().split("\n")[0])
+    assert record["run"]["shared_path"] == str(tmp_path / "base.npz")
+    assert de.load(tmp_path / "run", ensemble=adapters()).step == 2
+    others = jax.tree.map(lambda leaf: leaf + 1, MLP_PARAMS)
+    changed = adapters().replace(shared=others)
+    with pytest.raises(UserError, match="the digest of the shared arrays is .* there and .* here"):
+        de.fit(changed, DATA, **options, checkpoints=checkpoints)
+    with pytest.raises(UserError, match="the digest of the shared arrays"):
+        de.load(tmp_path / "run", ensemble=changed)
+
+
+def test_a_network_of_a_file_has_the_names_and_the_structure_asked_for(tmp_path):
+    path = tmp_path / "net.safetensors"
+    weights = {"model/layer.0.weight": np.ones((2, 3), np.float32), "other": np.zeros(1)}
+    save_file(weights, path)
+    nested = de.from_file(path).arrays
+    assert nested["model"]["layer"][0]["weight"].shape == (2, 3)
+    renamed = de.from_file(path, names={"model/layer.0.weight": "dense/kernel"}).arrays
+    assert [*renamed] == ["dense"]
+    with pytest.raises(UserError, match="names has none of the names"):
+        de.from_file(path, names={"x": "y"})
+    orbax = tmp_path / "orbax"
+    ocp.StandardCheckpointer().save(orbax, {"dense": {"kernel": np.ones((2, 3), np.float32)}})
+    wait_for(lambda: (orbax / "_METADATA").exists(), lambda: "no checkpoint")
+    assert de.from_file(orbax).arrays["dense"]["kernel"].shape == (2, 3)
+
+
+# Mistakes
+
+
+def begin(member, shared=MLP_PARAMS, **options):
+    objective = de.losses.categorical(CLASSES)
+    de.Ensemble(member, optax.sgd(0.1), objective, num_members=2, shared=shared, **options).init(
+        DATA
+    )
+
+
+def test_mistakes_are_told_where_they_are_made():
+    with pytest.raises(UserError, match="'dense' fits no array .*: 0/w, 1/w"):
+        begin(de.models.lora(MLP, 1, targets="dense"))
+    with pytest.raises(UserError, match=r"rank is 9, and 0/w has the shape \[6, 8\].*at most 6"):
+        begin(de.models.lora(MLP, 9))
+    wider = de.models.mlp((6,), CLASSES, hidden_sizes=(9,))
+    with pytest.raises(UserError, match=r"params\[0\]\['b'\] is \[8\] in shared, \[9\] in the"):
+        begin(de.models.lora(wider, 1))
+    with pytest.raises(UserError, match="has no shared arrays. Give Ensemble"):
+        begin(de.models.heads(TRUNK, HEAD), shared=())
+    with pytest.raises(UserError, match="Argument 1 is donated, and its spec is 'shared'"):
+        de.lift(
+            lambda params, base: params,
+            layout=networks.layout_on((1, 1), 2),
+            in_specs=("members", "shared"),
+            out_specs="members",
+            donate_argnums=(0, 1),
+        )

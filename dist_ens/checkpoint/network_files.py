@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -12,14 +13,19 @@ import safetensors.numpy
 
 from dist_ens.checkpoint.arrays import SavedArray, open_arrays
 from dist_ens.checkpoint.leaves import named_leaves
+from dist_ens.checkpoint.run_digests import write_run_file
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, counted, first_line
 from dist_ens.ground.file_reading import require_readable
 from dist_ens.ground.paths import given_path
+from dist_ens.ground.shared import Shared
 from dist_ens.ground.types import ModelState, Params, PyTree
-from dist_ens.storage import Disk
+from dist_ens.layout import to_host
+from dist_ens.processes import cluster
+from dist_ens.storage import Disk, Place
 
 SUFFIXES = (".safetensors", ".npz")
+SHARED = "shared.safetensors"  # File of a run with the arrays that its members share.
 ROOTS = ("params", "model_state")  # Fields of a state that belong to the network.
 # Files by which a folder is known as a checkpoint of Orbax.
 _OF_ORBAX = ("_METADATA", "_CHECKPOINT_METADATA")
@@ -86,6 +92,42 @@ def from_file(
     with _errors_are_reported(file):
         read = {name: _read(array) for name, array in arrays.items()}
     return FromFile(_nested(read), str(file))
+
+
+def keep_shared(run: Place, shared: Shared) -> None:
+    """Writes the shared arrays of a run into its folder, once, unless they are from a file.
+
+    Every host must call this.
+    """
+    if shared.is_empty or shared.path or cluster.as_main_sees(SHARED in run.names()):
+        return
+    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in _on_host(shared).items()}
+    if cluster.is_main():
+        write_run_file(run, SHARED, safetensors.numpy.save(arrays))
+
+
+def copy_shared(run: Place, to: Place) -> None:
+    """Copies the shared arrays of a run, if its folder holds any, into the folder of another."""
+    if SHARED in run.names():
+        write_run_file(to, SHARED, run.read(SHARED))
+
+
+def digest_of(shared: Shared) -> str:
+    """Returns the SHA-256 of the names, types, shapes and bytes of shared arrays, as hex digits."""
+    digest = hashlib.sha256()
+    for name, array in _on_host(shared).items():
+        digest.update(f"{name} {array.dtype} {array.shape};".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _on_host(shared: Shared) -> dict[str, np.ndarray]:
+    """Returns shared arrays by name; those of parameters and model state as in other files."""
+    with jax.transfer_guard("allow"):
+        on_host = to_host(shared.arrays)
+    is_pair = type(on_host) is tuple and len(on_host) == 2
+    found = [named_leaves(part).items() for part in (reversed(on_host) if is_pair else [on_host])]
+    return {name: np.asarray(leaf) for part in found for name, leaf in part}
 
 
 def _nested(arrays: Mapping[str, np.ndarray]) -> PyTree:

@@ -24,6 +24,7 @@ _NAMED_PARTS = {
     "member_ids": "member_ids",
     "seed": "the seed",
     "hyper": "hyper",
+    "shared": "the digest of the shared arrays",
     "batch": "the batch",
 }
 _DATA = {
@@ -42,11 +43,12 @@ _DIGITS = 12  # Number of digits of a hash that a message shows.
 class StepRecord:
     """The record of a run: its ensemble, its training data, and how it was trained.
 
-    Two runs are the same if their first eight fields and `hyper` are equal, and the facts of their
-    training data that both know. If the same versions traced both steps, their fingerprints must be
-    equal too. The execution, the number of devices and the steps per call are not compared. They
-    say how the run was trained, so that it resumes in the same way. The record of a run from a
-    config has the config beside these fields, in plain data, among them the key `experiment`.
+    Two runs are the same if their first eight fields, `hyper` and `shared` are equal, and the facts
+    of their training data that both know. If the same versions traced both steps, their
+    fingerprints must be equal too. The execution, the number of devices and the steps per call are
+    not compared. They say how the run was trained, so that it resumes in the same way. The record
+    of a run from a config has the config beside these fields, in plain data, among them the key
+    `experiment`.
 
     Attributes:
         member: Name of the network, or of the user's own step, which has no optimizer and no loss.
@@ -61,6 +63,8 @@ class StepRecord:
         key_rule: Version of the rules in `dist_ens.ground.randomness`.
         hyper: Values of the settings that differ from member to member, by the ids of the members;
             None without any.
+        shared: SHA-256 of the arrays that all members share; None without any.
+        shared_path: File that they were read from; None if the run holds them.
         config: Config of the run and what belongs to it, by key; empty for a run made in Python.
     """
 
@@ -85,6 +89,8 @@ class StepRecord:
     class_names: tuple[str, ...] | None = None
     key_rule: int | None = None
     hyper: Mapping[str, Mapping[str, float]] | None = None
+    shared: str | None = None
+    shared_path: str | None = None
     config: Mapping[str, Json] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> JsonDict:

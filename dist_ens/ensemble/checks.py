@@ -111,7 +111,7 @@ def check_loss(loss: Any) -> None:
     signature, error = "", call_error(loss, 4)
     if callable(loss):
         signature = f"{inspect.signature(loss)}"
-        named = {"counts", "hyper"} & inspect.signature(loss).parameters.keys()
+        named = {"counts", "hyper", "shared"} & inspect.signature(loss).parameters.keys()
         error = call_error(loss, 4, [*switch_arguments(loss, True, given=4), *named])
     if error is not None:
         raise UserError(

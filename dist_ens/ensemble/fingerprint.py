@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr
 import dist_ens
 from dist_ens.ensemble.batches import rows_of
 from dist_ens.ensemble.ensemble import Ensemble
+from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.ensemble.programs import step_of_one
 from dist_ens.ground.types import Shapes
 
@@ -45,11 +46,12 @@ def fingerprint_of_step(ensemble: Ensemble, batch: Shapes) -> str:
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
         ensemble.abstract_state(batch),
     )
+    shared = shapes_of(ensemble.shared)
     rows = rows_of(batch)
     index = None if rows is None else jax.ShapeDtypeStruct((rows,), "int32")
     # The precision may differ between starts of a run, so the fingerprint does not depend on it.
     with jax.default_matmul_precision("default"), jax.enable_x64(False):
-        traced = jax.make_jaxpr(step_of_one(ensemble))(member, batch, index, ensemble.shared)
+        traced = jax.make_jaxpr(step_of_one(ensemble))(member, batch, index, shared)
     digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(traced)).encode())
     for array in _captured(traced):
         digest.update(np.ascontiguousarray(array).tobytes())

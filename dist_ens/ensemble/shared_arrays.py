@@ -1,16 +1,14 @@
-"""The arrays that all members share: on the devices, and their digest."""
+"""The arrays that all members share, on the devices."""
 
-import hashlib
 from collections.abc import Callable
 
 import jax
-import numpy as np
 
 from dist_ens.checkpoint.network_files import FromFile
 from dist_ens.ground.shared import Shared
-from dist_ens.ground.state import leaf_name, refuse_lists, require_arrays
+from dist_ens.ground.state import refuse_lists, require_arrays
 from dist_ens.ground.types import PyTree
-from dist_ens.layout import REPLICATED, Layout, to_host
+from dist_ens.layout import REPLICATED, Layout
 
 
 def placed_shared(layout: Layout, base_of: Callable[[PyTree], PyTree], given: PyTree) -> Shared:
@@ -33,13 +31,3 @@ def placed_shared(layout: Layout, base_of: Callable[[PyTree], PyTree], given: Py
         specs = iter(layout.leaf_specs(REPLICATED, shared))
         return jax.tree.map(lambda leaf: leaf.update(sharding=layout.sharding(next(specs))), shared)
     return layout.placed(shared, REPLICATED, "shared")
-
-
-def digest_of(shared: Shared) -> str:
-    """Returns the SHA-256 of the names, types, shapes and bytes of shared arrays, as hex digits."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(to_host(shared.arrays)):
-        array = np.ascontiguousarray(leaf)
-        digest.update(f"{leaf_name(path)} {array.dtype} {array.shape};".encode())
-        digest.update(array.view(np.uint8).data)
-    return digest.hexdigest()

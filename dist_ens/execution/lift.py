@@ -16,6 +16,7 @@ from dist_ens.ground.types import PyTree, Specs, Tree
 from dist_ens.layout import (
     DATA,
     ENSEMBLE,
+    REPLICATED,
     Layout,
     axis_of,
     check_lengths,
@@ -89,6 +90,12 @@ def lift(
             f"is one step. Leave {parsed.steps!r} out."
         )
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    for number in donated:
+        if REPLICATED in jax.tree.leaves(named_specs(in_specs[number]), is_leaf=is_spec):
+            raise UserError(
+                f"Argument {number} is donated, and its spec is 'shared'. The next call needs what "
+                "members share. Leave it out of donate_argnums."
+            )
     return Lifted(
         fn,
         layout=layout,

@@ -161,7 +161,7 @@ def build_ensemble(
             f"{ignored[0]} has no effect, because {'make_step' if parts.step else 'make_loss'} "
             "calls the network itself. Leave it out."
         )
-    shared: dict[str, Any] = dict(
+    of_all: dict[str, Any] = dict(
         num_members=layout.num_members,
         # A layout for another number of members is that of a plan.
         member_ids=experiment.member_ids if layout.num_members == run.num_members else None,
@@ -171,9 +171,10 @@ def build_ensemble(
         waves=experiment.layout.waves,
         failure_policy=experiment.failures,
         hyper=_settings_of(experiment, layout.num_members == run.num_members),
+        shared=parts.shared,
     )
     if parts.step is not None:
-        return Ensemble.from_step(**parts.step, objective=objective, **shared)
+        return Ensemble.from_step(**parts.step, objective=objective, **of_all)
     return Ensemble(
         _member_of(run, objective, parts),
         parts.optimizer or _optimizer_of(experiment, has_own_parts=bool(parts.names)),
@@ -183,7 +184,7 @@ def build_ensemble(
         compute_dtype=experiment.compute.dtype if parts.loss is not None else None,
         num_groups=run.spec.num_groups,
         dropout_samples=experiment.evaluation.dropout_samples,
-        **shared,
+        **of_all,
     )
 
 

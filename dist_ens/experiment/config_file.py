@@ -18,7 +18,7 @@ from dist_ens.experiment.schema import DataConfig, Experiment
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.json_text import from_json
 from dist_ens.ground.paths import given_path, shortened
-from dist_ens.ground.types import Callback, Optimizer
+from dist_ens.ground.types import Callback, Optimizer, PyTree
 from dist_ens.losses import Objective
 from dist_ens.members import Member, as_member
 from dist_ens.methods import LossFunction, Method
@@ -47,6 +47,7 @@ class OwnParts:
     methods: Sequence[Method] = ()
     metrics: Sequence[Metric] = ()
     callbacks: Sequence[Callback] = ()
+    shared: PyTree = ()
 
     @property
     def has_objective(self) -> bool:
@@ -95,6 +96,7 @@ class ConfigFile:
         make_methods(spec)         methods beside those that the config names
         make_metrics(spec)         metrics beside those of the objective
         make_callbacks(spec)       callbacks beside those of the command line
+        make_shared(spec)          arrays that all members share; see `Ensemble`
 
     `spec` is the `dist_ens.data.Spec` of the data set, `data_config` the experiment's `DataConfig`.
     """

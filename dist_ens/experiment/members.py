@@ -14,6 +14,7 @@ from dist_ens.checkpoint import (
     require_new_folder,
     write_members,
 )
+from dist_ens.checkpoint.network_files import SHARED, copy_shared
 from dist_ens.checkpoint.run_digests import DIGESTS
 from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.experiment.config_file import EXPERIMENT, NO_FILE, ConfigFile, store_experiment
@@ -57,7 +58,7 @@ def copy_members(
             both = f"Members of {quoted(first)} and {quoted(workdir)}"
             raise UserError(f"{both} cannot be in one run: {conflict}.")
         members = members.joined(more.renamed(_free_ids(members, more)))
-    return write_run(to, members)
+    return write_run(to, members, of=first)
 
 
 def extend(
@@ -100,7 +101,7 @@ def extend(
     if trained.signal is not None:
         return None
     new = read_members(to / NEW_MEMBERS, members.step)
-    return write_run(to, members.joined(new))
+    return write_run(to, members.joined(new), of=workdir)
 
 
 def _ids_in(
@@ -185,11 +186,15 @@ def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:
 
 def require_folder(to: Place, *, may_hold: Sequence[str] = ()) -> None:
     """Raises a `UserError` unless `write_run` can write into a folder, perhaps again."""
-    require_new_folder(to, [EXPERIMENT, f"{EXPERIMENT}.{UNFINISHED}", DIGESTS, *may_hold])
+    own = [EXPERIMENT, f"{EXPERIMENT}.{UNFINISHED}", SHARED, DIGESTS]
+    require_new_folder(to, [*own, *may_hold])
 
 
-def write_run(to: Place, members: SavedMembers) -> SavedMembers:
-    """Writes a new run with these members, and returns them with its record."""
+def write_run(to: Place, members: SavedMembers, *, of: Place | None = None) -> SavedMembers:
+    """Writes a new run with these members, and returns them with its record.
+
+    `of` is a run that may hold arrays that its members share.
+    """
     ids = members.member_ids
     hyper = {
         name.removeprefix("hyper."): tuple(values.tolist())
@@ -208,6 +213,8 @@ def write_run(to: Place, members: SavedMembers) -> SavedMembers:
     def write_experiment() -> None:
         if run is not None and not run.has_own_parts:
             store_experiment(to, run.experiment)
+        if of is not None:
+            copy_shared(of, to)
 
     # The checkpoint comes last: a folder without it can take the run again.
     write_members(to, members, before=write_experiment)

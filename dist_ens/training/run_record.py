@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 
 from dist_ens.checkpoint import StepRecord
+from dist_ens.checkpoint.network_files import digest_of
 from dist_ens.data import example_bytes_of
 from dist_ens.data.source import fingerprint_of
 from dist_ens.ensemble import Ensemble
@@ -48,6 +49,8 @@ def record_of(ensemble: Ensemble, batch: Batch) -> StepRecord:
         member_ids=tuple(ensemble.ids.tolist()),
         seed=int(ensemble.seed),
         hyper=ensemble.hyper.by_id(ensemble.ids.tolist()) or None,
+        shared=None if ensemble.shared.is_empty else digest_of(ensemble.shared),
+        shared_path=ensemble.shared.path or None,
         batch=", ".join(
             f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}"
             for path, leaf in jax.tree_util.tree_leaves_with_path(batch)

@@ -9,6 +9,7 @@ import jax
 from dist_ens.callbacks import ProgressBar, RunInfo, StepInfo
 from dist_ens.callbacks.protocol import Service
 from dist_ens.checkpoint import OpenCheckpoints
+from dist_ens.checkpoint.network_files import keep_shared
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.memory import explained_memory
 from dist_ens.ensemble.select_execution import choose
@@ -18,6 +19,7 @@ from dist_ens.processes import progress
 from dist_ens.processes.compile_cache import LongestCompilation
 from dist_ens.processes.peers import Peers
 from dist_ens.processes.stop_signal import StopSignal
+from dist_ens.storage import place_of
 from dist_ens.training.batch_iterable import BatchIterable
 from dist_ens.training.beginning import Begun, begin_run
 from dist_ens.training.cadence import Cadence
@@ -165,6 +167,8 @@ def running(job: Job) -> Iterator[Run]:
         stack.enter_context(explained_memory(job.info.ensemble))
         compiling = stack.enter_context(LongestCompilation())
         run = Run(job, begin_run(job, opened), opened, stop, compiling)
+        if checkpoints is not None and opened is not None:
+            keep_shared(place_of(checkpoints.folder, "folder"), job.info.ensemble.shared)
         for note in opened.notes if opened else ():
             job.say(f"Note: {note}")
         if checkpoints is not None and opened is not None and opened.saved_step:
