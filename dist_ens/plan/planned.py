@@ -26,6 +26,7 @@ class PlannedMesh:
             refuses the program.
 
             - `parameters`, `model_state`, `optimizer`: the state of the members on the device.
+            - `shared`: arrays that all members share, if there are any.
             - `training_set`: the training examples that stay on the device.
             - `batches`: the batches of one call, or their indices if the step draws them.
             - `waiting`: the members of other waves on a CPU, whose devices share the host's memory.
