@@ -4,8 +4,8 @@
 
 The update of `configs/charlm.py` with a transformer of about 100 million parameters is compiled for
 one CPU device: as one network that is trained with Adam, and as adapters of rank 1 on the arrays of
-the attention, or on all arrays that a matrix product takes. `bytes` are those of the arguments of the update, without
-the batch, and FLOPs those of a step, both by `dist-ens plan`. Nothing is run.
+the attention, or on all arrays that a matrix product takes. `bytes` are those of the arguments of
+the update, without the batch, and FLOPs those of a step, both by `dist-ens plan`. Nothing is run.
 """
 
 import jax

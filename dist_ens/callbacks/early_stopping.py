@@ -16,6 +16,7 @@ from dist_ens.evaluation import Scores
 from dist_ens.ground.errors import counted
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.numbers import require_coefficient, require_one_of, whole_number
+from dist_ens.ground.predictors import scores_by_member
 from dist_ens.layout import ENSEMBLE
 
 _OF = (ENSEMBLE, "members")
@@ -132,10 +133,9 @@ class EarlyStopping:
             self._add(_ENSEMBLE, step, values[self.metric])
             return STOP if self._has_ended([]) else None
         stops = []
-        for member in scores.members:
-            member_id = int(member["member_id"])
+        for member_id, score in scores_by_member(scores.members, self.metric).items():
             if member_id not in self._stopped:
-                self._add(member_id, step, member.get(self.metric, math.nan))
+                self._add(member_id, step, score)
                 stops += [member_id] if self._is_over(member_id) else []
         return stop_members(stops) if stops else None
 

@@ -16,6 +16,8 @@ from dist_ens.evaluation import Scores
 from dist_ens.ground.causes import explained
 from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import SaveError, code_of_write
+from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.predictors import padded
 from dist_ens.processes import cluster
 from dist_ens.report.files import PARTS, files_of, records_in, to_json
 from dist_ens.storage import file_at
@@ -176,7 +178,7 @@ class JsonLines:
 
 
 def score_record(
-    split: str, ensemble: Mapping[str, float], members: Sequence[Mapping[str, float]]
+    split: str, ensemble: Mapping[str, float], members: Sequence[JsonDict]
 ) -> dict[str, float]:
     """Returns the record of an evaluation, given the scores of the ensemble and of each member.
 
@@ -186,7 +188,7 @@ def score_record(
     record = {f"{split}/{name}": value for name, value in ensemble.items()}
     for member in members:
         record |= {
-            f"{split}/{name}/member_{int(member['member_id']):02d}": value
+            f"{split}/{name}/member_{padded(member['member_id'])}": value
             for name, value in member.items()
             if name != "member_id"
         }
@@ -214,7 +216,7 @@ def finite_scores(scores: Scores, member_score: str | None) -> dict[str, float]:
     values = dict(scores.ensemble or scores.mean_member)
     if member_score is not None:
         values |= {
-            f"{member_score}/member_{int(member['member_id']):02d}": member[member_score]
+            f"{member_score}/member_{padded(member['member_id'])}": member[member_score]
             for member in scores.members
             if member_score in member
         }

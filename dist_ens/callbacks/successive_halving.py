@@ -8,6 +8,7 @@ from dist_ens.evaluation import Scores
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.numbers import require_fraction, require_one_of, whole_number
+from dist_ens.ground.predictors import member_of, scores_by_member
 
 
 class SuccessiveHalving:
@@ -84,12 +85,10 @@ class SuccessiveHalving:
         if not is_time:
             return None
         sign = -1.0 if self._direction == "higher" else 1.0
-        gone = {*self._stopped, *scores.left_out}  # Those that have failed are left out.
-        values = {
-            int(member["member_id"]): sign * member.get(self.metric, math.nan)
-            for member in scores.members
-            if member["member_id"] not in gone
-        }
+        # Those that have failed are left out.
+        gone = {*self._stopped, *map(member_of, scores.left_out)}
+        of_members = scores_by_member(scores.members, self.metric).items()
+        values = {each: sign * score for each, score in of_members if each not in gone}
         if values and all(map(math.isnan, values.values())):
             raise UserError(
                 f"SuccessiveHalving compares members by {self.metric!r}, which is NaN for each of "

@@ -16,6 +16,7 @@ from dist_ens.ground.numbers import require_one_of, whole_number
 from dist_ens.ground.state import described, leaf_type, leaf_types
 from dist_ens.ground.types import Inputs, Metrics, ModelState, Outputs, PyTree
 from dist_ens.losses import Objective, Ratio
+from dist_ens.members import Member
 from dist_ens.members.modes import switch_arguments
 from dist_ens.methods import Method, adversarial, bootstrap, label_smoothing, mixup
 
@@ -186,13 +187,33 @@ def explained_errors(what: str = "loss") -> Iterator[None]:
         ) from error
 
 
-def require_rows(objective: Objective | None, outputs: Outputs, inputs: Inputs) -> Outputs:
+def check_heads(member: Member, objective: Objective | None, num_groups: int) -> None:
+    """Raises a `UserError` unless an objective takes the heads of a member."""
+    if member.heads is not None and num_groups > 1:
+        raise UserError("Members with heads cannot be in several groups. Leave num_groups out.")
+    if objective is None or (member.heads is not None) == objective.has_heads:
+        return
+    if member.heads is None:
+        raise UserError(
+            f"{objective.name} takes a member with heads, and {member.name} has none. Give one, "
+            "such as models.batch_ensemble(network, heads=4), or leave of_heads out."
+        )
+    raise UserError(
+        f"The network {member.name} has {counted(member.heads, 'head')}, and {objective.name} is "
+        f"the loss of one. Give losses.of_heads(losses.{objective.name}(...))."
+    )
+
+
+def require_rows(
+    objective: Objective | None, outputs: Outputs, inputs: Inputs, heads: int | None
+) -> Outputs:
     """Returns a member's outputs, which an objective takes if they have a row for each example."""
     if objective is None:
         return outputs
     size: int = jax.tree.leaves(inputs)[0].shape[0]
     shape: tuple[int, ...] = getattr(outputs, "shape", ())
-    if len(shape) < 2 or shape[0] != size:
-        takes = f"{objective.name} takes [{size}, ..., outputs]"
+    leading = [size] if heads is None else [heads, size]
+    if len(shape) <= len(leading) or [*shape[: len(leading)]] != leading:
+        takes = f"{objective.name} takes [{', '.join(map(str, leading))}, ..., outputs]"
         raise ValueError(f"The outputs are {described(outputs)}, and {takes}.")
     return outputs

@@ -13,6 +13,7 @@ from dist_ens.ensemble.batches import CallBatches
 from dist_ens.ensemble.checks import (
     check_batch_specs,
     check_divided,
+    check_heads,
     check_loss,
     checked_dtype,
     checked_ids,
@@ -30,6 +31,7 @@ from dist_ens.ensemble.variants import Variants
 from dist_ens.execution.spec import AUTO, Execution
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.numbers import MOST_DROPOUT_SAMPLES, MOST_SEED, whole_number
+from dist_ens.ground.predictors import predictor_ids
 from dist_ens.ground.state import State
 from dist_ens.ground.types import (
     Batch,
@@ -44,7 +46,7 @@ from dist_ens.ground.types import (
     PyTree,
     Specs,
 )
-from dist_ens.layout import Layout, Waves, settled
+from dist_ens.layout import Layout, Waves, settled, to_host
 from dist_ens.losses import Objective, Prediction
 from dist_ens.members import as_member
 from dist_ens.members.member import has_label_scale
@@ -189,6 +191,7 @@ class Ensemble(Variants):
         self.shared = placed_shared(self.layout, self.member.base_of, shared)
         self.objective = loss if isinstance(loss, Objective) else None
         self.trained_objective = self.objective if own_step is None else None
+        check_heads(self.member, self.objective, self.num_groups)
         self.network = network_for(self.member, self.objective, self.compute_dtype)
         self.uses_positions = any(getattr(m, "uses_positions", False) for m in self.methods)
         self.programs = Programs(self)
@@ -267,6 +270,25 @@ class Ensemble(Variants):
             batch_specs=batch_specs,
             shared=shared,
         )
+
+    @property
+    def heads(self) -> int | None:
+        """Number of heads of each member; None for members without heads."""
+        return self.member.heads
+
+    @property
+    def num_predictors(self) -> int:
+        """Number of members, or of all their heads, which predict, are scored and are pooled."""
+        return self.num_members * (self.heads or 1)
+
+    def predictor_ids(self, state: State) -> np.ndarray:
+        """Returns the ids of the predictors of a state, on every host: 3, or "3.1" for a head."""
+        return predictor_ids(to_host(state.member_id), self.heads)
+
+    def predictors_of(self, positions: Sequence[int]) -> list[int]:
+        """Returns the positions of the predictors that belong to members at some positions."""
+        count = self.heads or 1
+        return [position * count + head for position in positions for head in range(count)]
 
     def init(self, batch: Batch) -> State:
         """Returns the state at step 0, each member created on the device that holds it.

@@ -40,6 +40,7 @@ from dist_ens.layout import (
     BATCH,
     BATCHES,
     MEMBER_BATCH,
+    MEMBER_BATCHES,
     MEMBERS,
     REPLICATED,
     Waves,
@@ -210,16 +211,18 @@ class Programs:
         if ensemble.waves > 1:
             waves = Waves(ensemble.layout, ensemble.waves)
             return results_in_waves(waves, ensemble.of_wave.outputs, MEMBER_BATCH)
-        outputs: Callable[..., Outputs] = jax.jit(self._outputs)
         if ensemble.layout.model_axis > 1:
-            outputs = Lifted(
+            of_members = Lifted(
                 self._outputs_of_one,
                 layout=ensemble.layout,
                 in_specs=self._output_specs,
-                out_specs=MEMBER_BATCH,
+                out_specs=self._spec_of_outputs,
                 execution=self._execution,
                 names=("The state", "The inputs", "The shared arrays"),
             )
+            flat = jax.jit(self._of_predictors)
+            return lambda state, inputs: flat(of_members(state, inputs, ensemble.shared))
+        outputs = jax.jit(self._outputs)
         return lambda state, inputs: outputs(state, inputs, ensemble.shared)
 
     def output_shapes(self, state: Shapes, inputs: Shapes) -> Shapes:
@@ -227,13 +230,25 @@ class Programs:
         return jax.eval_shape(self._outputs, state, inputs, self._ensemble.shared)
 
     def _outputs(self, state: State, inputs: Inputs, shared: Shared) -> Outputs:
-        return of_all_members(
+        of_members = of_all_members(
             self._outputs_of_one,
             self._ensemble.layout,
             self._output_specs,
-            MEMBER_BATCH,
+            self._spec_of_outputs,
             self._execution,
-        )(state, inputs, shared)
+        )
+        return self._of_predictors(of_members(state, inputs, shared))
+
+    def _of_predictors(self, outputs: Outputs) -> Outputs:
+        """Returns outputs [members, heads, batch, ...] as [members * heads, batch, ...]."""
+        if self._ensemble.heads is None:
+            return outputs
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
+
+    @property
+    def _spec_of_outputs(self) -> Specs:
+        # The heads of a member follow its axis, as the steps of a call do.
+        return MEMBER_BATCH if self._ensemble.heads is None else MEMBER_BATCHES
 
     @property
     def _output_specs(self) -> tuple[Specs, Specs, Specs]:
@@ -257,13 +272,14 @@ class Programs:
             key = jax.random.fold_in(state.key, PREDICT)
             if samples is None:
                 outputs = given.evaluate(params, state.model_state, own, key)[0]
-                return require_rows(ensemble.objective, outputs, own)
+                return require_rows(ensemble.objective, outputs, own, network.heads)
 
             def sample(key: Key) -> Outputs:
                 outputs = given.apply(params, state.model_state, own, key, False)[0]
-                return require_rows(ensemble.objective, outputs, own)
+                return require_rows(ensemble.objective, outputs, own, network.heads)
 
-            return jax.vmap(sample, out_axes=1)(jax.random.split(key, samples))
+            axis = 1 if network.heads is None else 2
+            return jax.vmap(sample, out_axes=axis)(jax.random.split(key, samples))
 
         return of_one
 
@@ -302,7 +318,7 @@ class Programs:
         """Returns weights of the members in a pool, float64[members] with sum 1; None for none."""
         objective = self._ensemble.objective
         distribution = None if objective is None else objective.distribution
-        return checked_weights(weights, self._ensemble.num_members, distribution)
+        return checked_weights(weights, self._ensemble.num_predictors, distribution)
 
     def needed(self, state: State) -> State:
         """Returns a state without the parts on which no prediction depends."""

@@ -25,7 +25,7 @@ class Predictor:
     """
 
     step: int
-    member_ids: tuple[int, ...]
+    member_ids: tuple[int | str, ...]
     seed: int
     objective: str
     pooling: str
@@ -45,7 +45,7 @@ class Predictor:
         Members of weight 0 are left out too. `weights` are float64[members] with sum 1.
         """
         objective = objective_of(ensemble)
-        steps, ids = to_host((state.step, state.member_id))
+        steps, ids = to_host(state.step), ensemble.predictor_ids(state)
         given = np.ones(len(ids)) if weights is None else weights.copy()
         given[list(left_out)] = 0
         pooled = np.round(given[given > 0], 12)  # Sums of weights are rounded.

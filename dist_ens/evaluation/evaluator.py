@@ -58,9 +58,10 @@ class Evaluator:
         self.own_metrics = tuple(metrics)
         self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
         check_ids_of_groups(ensemble.ids.tolist(), self._num_groups)
-        if left_out and (self._num_groups > 1 or len(left_out) >= ensemble.num_members):
+        count = ensemble.num_predictors
+        if left_out and (self._num_groups > 1 or len(left_out) >= count):
             raise UserError(
-                f"{len(left_out)} of {ensemble.num_members} members cannot be left out: there must "
+                f"{len(left_out)} of {count} members cannot be left out: there must "
                 "be one group, of which some remain. Train again with a lower learning rate."
             )
         self._standardization = given = spec.standardization if spec else None
@@ -109,7 +110,7 @@ class Evaluator:
                 f"weights are those of one pool, and this ensemble has {self._num_groups} groups "
                 "of members that were trained on other examples. Leave weights out."
             )
-        count = self.ensemble.num_members
+        count = self.ensemble.num_predictors
         found = np.array(checked_weights(weights, count, self.distribution))
         found[list(self.left_out)] = 0
         return checked_weights(found, count)
@@ -163,7 +164,8 @@ class Evaluator:
         labels, groups, members, of_sizes, weights = all_rows
         self.directions(groups, totals[0])
         num_counted = labels.shape[1] if weights is None else weights.sum()
-        member_ids = to_host(state.member_id)
+        member_ids = self.ensemble.predictor_ids(state)
+        hyper = to_host(state.hyper or {})
         return Evaluation(
             distribution=self.distribution,
             metrics=self.metrics,
@@ -171,7 +173,7 @@ class Evaluator:
             zeros=self.zeros,
             class_names=(self._spec and self._spec.class_names) or (),
             member_ids=member_ids,
-            hyper=to_host(state.hyper or {}),
+            hyper={n: np.repeat(v, self.ensemble.heads or 1) for n, v in hyper.items()},
             left_out=member_ids[self.not_pooled].tolist(),
             member_weights=self.weights,
             rows_per_example=rows_per_example,
@@ -228,7 +230,7 @@ class Evaluator:
         """Returns the shape and type of all members' outputs, from the state of one wave."""
         of_wave = self.ensemble if self.ensemble.waves == 1 else self.ensemble.of_wave
         found = of_wave.programs.output_shapes(state, inputs)
-        shape = (self.ensemble.num_members, *found.shape[1:])
+        shape = (self.ensemble.num_predictors, *found.shape[1:])
         return jax.ShapeDtypeStruct(shape, found.dtype)
 
     def directions(self, statistics: Iterable[str], classwise: Shapes) -> dict[str, str | None]:
@@ -263,7 +265,7 @@ class Evaluator:
         if self._num_groups == 1:
             groups = {name: leaf[0] for name, leaf in groups.items()}
         members = {f"member_{name}": leaf for name, leaf in members.items()}
-        return {**groups, **members, "member_id": to_host(state.member_id)}
+        return {**groups, **members, "member_id": self.ensemble.predictor_ids(state)}
 
     def pooled_predictions(self, state: State, split: Split) -> dict[str, np.ndarray]:
         """Returns the summaries of the ensemble's predictions of a split, [groups, examples, ...].
@@ -342,7 +344,7 @@ class Evaluator:
         for groups, members in batches:
             broken = [p for p in broken_positions(members) if p not in self.not_pooled]
             if broken:
-                raise BrokenMembersError(to_host(state.member_id)[broken].tolist())
+                raise BrokenMembersError(self.ensemble.predictor_ids(state)[broken].tolist())
             yield groups, members
 
     def _summaries(

@@ -43,7 +43,8 @@ class Programs:
         self._ensemble, self._distribution = ensemble, distribution
         self._metrics = tuple(metrics)
         self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
-        self._pooled = np.setdiff1d(np.arange(ensemble.num_members // self._num_groups), left_out)
+        count = ensemble.num_predictors
+        self._pooled = np.setdiff1d(np.arange(count // self._num_groups), left_out)
         self._group_of_member = self._layout.put(
             np.arange(ensemble.num_members) % self._num_groups, MEMBERS
         )
@@ -87,6 +88,7 @@ class Programs:
     def score_of_device(self) -> Callable[..., tuple[Scored, Scored]]:
         """The program of `score`, whose second argument is the group of each member."""
         distribution, several = self._distribution, self._num_groups > 1
+        heads = self._ensemble.heads or 1
 
         def of_one(prediction: Values, labels: jax.Array, counts: jax.Array) -> Scored:
             values = _in_rows(self.statistics(prediction, labels), labels)
@@ -101,7 +103,7 @@ class Programs:
             pool: jax.Array | None,
         ) -> tuple[Scored, Scored]:
             """Scores the members of a device on its column's part of the batch."""
-            counts = _counts(mask, weights)
+            counts, group = _counts(mask, weights), jnp.repeat(group, heads)
             labels = labels if several else labels[None]
             of_all = jax.vmap(of_one, in_axes=(0, 0, None))
             everyone = self._pooled_members(outputs)

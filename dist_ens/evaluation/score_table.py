@@ -46,7 +46,7 @@ def table_of(scores: "Scores", title: str | None, others: str) -> "Table":
         if scores.member_weights is not None and not out:
             out = f", weight {scores.member_weights[number]:.3g}"
         settings = [values[number] for values in scores.hyper.values()]
-        row(f"member {int(member['member_id'])}{out}", member, "dim", settings)
+        row(f"member {member['member_id']}{out}", member, "dim", settings)
     if len(scores.members) > _MOST_ROWS:
         table.add_row(f"… {len(scores.members) - _MOST_ROWS} more {others}", style="dim")
     if scores.by_class:

@@ -35,7 +35,7 @@ class Scores:
     Attributes:
         groups: Scores by name of the pooled prediction of each group of members, on the examples of
             the group. An ensemble is one group. A table with several splits has several groups.
-        members: Scores of each member, with its `member_id`.
+        members: Scores of each member, or of each head of each member, with its `member_id`.
         left_out: Ids of the members that are not pooled, or with weight 0.
         member_weights: Weights of the members in the pool, in their order, with sum 1. None if they
             are equal.
@@ -52,7 +52,7 @@ class Scores:
     """
 
     groups: list[dict[str, float]]
-    members: list[dict[str, float]]
+    members: list[JsonDict]
     left_out: Sequence[int] = ()
     intervals: JsonDict | None = None
     metrics: tuple[Metric, ...] = ()

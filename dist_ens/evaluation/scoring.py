@@ -251,7 +251,8 @@ def positions_left_out(ensemble: Ensemble, state: State) -> list[int]:
 
 def without_failed(evaluator: Evaluator, state: State) -> Evaluator:
     """Returns an evaluator that leaves out the members that failed; see `positions_left_out`."""
-    left_out = positions_left_out(evaluator.ensemble, state)
+    positions = positions_left_out(evaluator.ensemble, state)
+    left_out = evaluator.ensemble.predictors_of(positions)
     return evaluator.without(left_out) if left_out else evaluator
 
 

@@ -20,7 +20,6 @@ from dist_ens.ground.errors import UserError
 from dist_ens.ground.numbers import require_one_of, whole_number
 from dist_ens.ground.state import State, require_state, select_members
 from dist_ens.ground.types import Data
-from dist_ens.layout import to_host
 from dist_ens.losses.distribution import Values, checked_weights, passed
 from dist_ens.metrics import Rows
 from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS
@@ -52,7 +51,7 @@ class Selection:
     {3: 0.75, 17: 0.25}
     """
 
-    member_ids: tuple[int, ...]
+    member_ids: tuple[int | str, ...]
     weights: tuple[float, ...]
     path: tuple[float, ...]
     choices: tuple[int, ...]
@@ -141,8 +140,10 @@ def select(
     examples = scorable(here, given)
     evaluator, split = evaluator_of(here, placed, examples, (), batch_size)
     found = choose(evaluator, placed, split, size=size, metric=metric, method=method)
-    positions, ids = np.flatnonzero(found.weights), to_host(placed.member_id)
-    of_chosen, chosen = here.at(select_members(placed, positions.tolist()))
+    # Members with a chosen head keep all of their heads, some of which have weight 0.
+    members = np.unique(np.flatnonzero(found.weights) // (here.heads or 1)).tolist()
+    positions, ids = here.predictors_of(members), here.predictor_ids(placed)
+    of_chosen, chosen = here.at(select_members(placed, members))
     return Selection(
         tuple(ids[positions].tolist()),
         tuple(found.weights[positions].tolist()),
@@ -203,12 +204,15 @@ class _Pool:
                 f"Members are chosen from one pool, and this ensemble has {ensemble.num_groups} "
                 "groups that were trained on other examples. Select each group alone."
             )
-        self._num_members = ensemble.num_members
+        self._num_members = ensemble.num_predictors
         checked_weights(np.ones(self._num_members), self._num_members, evaluator.distribution)
         self._evaluator = evaluator
         values, labels, self._weights = evaluator.member_values(state, split)
         broken = [~(v < np.inf).reshape(len(v), -1).all(axis=1) for v in values.values()]
-        never = {*np.flatnonzero(np.any(broken, axis=0)).tolist(), *frozen_positions(state)}
+        never = {
+            *np.flatnonzero(np.any(broken, axis=0)).tolist(),
+            *ensemble.predictors_of(frozen_positions(state)),
+        }
         self.candidates = [each for each in range(self._num_members) if each not in never]
         if not self.candidates:
             raise UserError(

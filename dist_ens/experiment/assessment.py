@@ -190,7 +190,8 @@ def without_broken(
                 raise
             # The function is called again, so that the whole result is of the same members.
             broken = sorted({*broken, *error.member_ids})
-            positions = np.flatnonzero(np.isin(to_host(state.member_id), broken))
+            ids = evaluator.ensemble.predictor_ids(state)
+            positions = np.flatnonzero(np.isin(ids, broken))
             evaluator = evaluator.without(positions.tolist())
 
 

@@ -7,7 +7,6 @@ import numpy as np
 
 from dist_ens.checkpoint import state_digest
 from dist_ens.evaluation.selection import Choice, choose, required_validation
-from dist_ens.layout import to_host
 from dist_ens.report import keep_answers, read_answers
 from dist_ens.report.facts import listed_weights
 from dist_ens.report.files import CHOICE
@@ -27,7 +26,7 @@ class KeptChoice:
         note: Sentence about the choice, or about a choice of another step. Empty without.
     """
 
-    member_ids: tuple[int, ...] = ()
+    member_ids: tuple[int | str, ...] = ()
     weights: tuple[float, ...] = ()
     note: str = ""
 
@@ -67,7 +66,7 @@ def choose_members(
     split = required_validation(opened.open_source())
     evaluator = opened._replace(choice=KeptChoice()).evaluator()
     found = choose(evaluator, opened.state, split, size=size, metric=metric, method=method)
-    positions, ids = np.flatnonzero(found.weights), to_host(opened.state.member_id)
+    positions, ids = np.flatnonzero(found.weights), opened.ensemble.predictor_ids(opened.state)
     choice = {
         "member_ids": ids[positions].tolist(),
         "weights": found.weights[positions].tolist(),

@@ -136,19 +136,28 @@ class LoadedRun(NamedTuple):
         prediction = jax.tree.map(lambda leaf: to_host(leaf).astype(np.float64), prediction)
         return prediction.in_unit(given.target_mean[0], given.target_std[0])
 
-    def _pooled_state(self) -> State:
-        """Returns the state of the members that a prediction pools, as an evaluation does."""
-        weights = self.choice.weights_of(self.ensemble.ids)
+    def _chosen_weights(self) -> np.ndarray | None:
+        """Returns the weights of all predictors by the choice; None without one."""
+        return self.choice.weights_of(self.ensemble.predictor_ids(self.state))
+
+    def _pooled_positions(self) -> list[int]:
+        """Returns the positions of the members that a prediction pools, as an evaluation does."""
+        weights = self._chosen_weights()
         if weights is not None:
-            return select_members(self.state, np.flatnonzero(weights).tolist())
+            return np.unique(np.flatnonzero(weights) // (self.ensemble.heads or 1)).tolist()
         left_out = positions_left_out(self.ensemble, self.state)
-        pooled = np.delete(np.arange(self.ensemble.num_members), left_out)
-        return select_members(self.state, pooled.tolist()) if left_out else self.state
+        return np.delete(np.arange(self.ensemble.num_members), left_out).tolist()
+
+    def _pooled_state(self) -> State:
+        positions = self._pooled_positions()
+        is_whole = len(positions) == self.ensemble.num_members
+        return self.state if is_whole else select_members(self.state, positions)
 
     def _pooled_weights(self) -> np.ndarray | None:
-        """Returns the weights of the members of `_pooled_state`; None if they are equal."""
-        weights = self.choice.weights_of(self.ensemble.ids)
-        return None if weights is None else weights[weights > 0]
+        """Returns the weights of the predictors of `_pooled_state`; None if they are equal."""
+        weights = self._chosen_weights()
+        pooled = self.ensemble.predictors_of(self._pooled_positions())
+        return None if weights is None else weights[pooled]
 
     def evaluate(
         self,
@@ -188,13 +197,13 @@ class LoadedRun(NamedTuple):
             metrics=(*self.parts.metrics, *(metrics or ())),
             batch_size=batch_size,
             intervals=intervals,
-            weights=self.choice.weights_of(self.ensemble.ids),
+            weights=self._chosen_weights(),
         )
 
     def evaluator(self, pooling: str | None = None) -> Evaluator:
         """Returns the evaluator of a run from a config, of the members that predict."""
         evaluator = self.config_run.evaluator(self.ensemble, pooling, self.parts.metrics)
-        weights = self.choice.weights_of(self.ensemble.ids)
+        weights = self._chosen_weights()
         if weights is not None:
             evaluator = evaluator.pooling(np.flatnonzero(weights == 0).tolist(), weights)
         return without_failed(evaluator, self.state)

@@ -199,10 +199,10 @@ def _network(run: Run, ensemble: Ensemble) -> str:
     return f"{model.name}({options})"
 
 
-def diverged_members(scores: Scores) -> list[int]:
+def diverged_members(scores: Scores) -> list[int | str]:
     """Returns the ids of the ensemble's members whose scores are not finite."""
     return [
-        int(member["member_id"])
+        member["member_id"]
         for member in scores.members
         if member["member_id"] not in scores.left_out
         and not all(math.isfinite(member[metric.name]) for metric in headlines(member))

@@ -73,7 +73,7 @@ class Waves:
                 else:
                     here.append(jnp.concatenate(parts, axis))
             shape = list(waves[0].shape)
-            shape[axis] = self.layout.num_members
+            shape[axis] *= self.count
             return jax.make_array_from_single_device_arrays(tuple(shape), sharding, here)
 
         return jax.tree.map(whole, *trees)

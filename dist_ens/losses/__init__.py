@@ -31,6 +31,7 @@ from dist_ens.losses.gaussian import (
     squared_error,
     squared_error_score,
 )
+from dist_ens.losses.heads import of_heads
 from dist_ens.losses.prediction import Prediction, predict_leaves
 from dist_ens.losses.quantiles import Quantiles, pinball, quantiles
 
@@ -60,6 +61,7 @@ __all__ = [
     "squared_error_score",
     "mse",
     "normal_distribution",
+    "of_heads",
     "one_vs_rest",
     "pinball",
     "predict_leaves",

@@ -261,6 +261,10 @@ class Objective:
         num_classes: Number of classes; None for real targets.
         standardize: Whether the targets are standardised by their training mean and standard
             deviation, which `fit` sets in a state at step 0.
+        has_heads: Whether outputs are those of a member with heads, [heads, batch, ..., outputs],
+            which `of_heads` sets. The functions above are those of one head.
+        joint: Loss of all heads together, from their outputs and the labels. Default: the mean of
+            the heads' losses.
 
     >>> from dist_ens.losses import Point
     >>> absolute_error = Objective(
@@ -286,6 +290,23 @@ class Objective:
     num_outputs: int
     num_classes: int | None = None
     standardize: bool = False
+    has_heads: bool = False
+    joint: Loss | None = None
+
+    def losses(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        """Returns the loss of each label, float[batch, ...], of a member's outputs."""
+        if not self.has_heads:
+            return self.example_loss(outputs, labels)
+        if self.joint is not None:
+            return self.joint(outputs, labels)
+        return jax.vmap(self.example_loss, in_axes=(0, None))(outputs, labels).mean(axis=0)
+
+    def scores(self, outputs: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        """Returns the training scores of each label, of heads their means."""
+        if not self.has_heads:
+            return self.training_scores(outputs, labels)
+        of_heads = jax.vmap(self.training_scores, in_axes=(0, None))(outputs, labels)
+        return {name: score.mean(axis=0) for name, score in of_heads.items()}
 
     def shares_of_labels(self, labels: jax.Array) -> jax.Array:
         """Returns labels that can be averaged: shares of the classes, or the real targets.

@@ -1,5 +1,6 @@
 """`as_member`, which makes a member from a network of any JAX library."""
 
+import dataclasses
 import functools
 import inspect
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable
 import jax
 
 from dist_ens.ground.errors import UserError, call_error, first_line, name_of
+from dist_ens.ground.numbers import whole_number
 from dist_ens.ground.types import Network, PyTree
 from dist_ens.members.equinox import from_equinox
 from dist_ens.members.functions import from_init_and_apply, from_pytree
@@ -29,6 +31,7 @@ def as_member(
     *,
     init: Callable[..., PyTree] | None = None,
     apply: Callable[..., PyTree] | None = None,
+    heads: int | None = None,
 ) -> Member:
     """Returns a member made from a network of any JAX library.
 
@@ -52,6 +55,8 @@ def as_member(
             key, train) -> (outputs, model_state)`. With the short form it is `apply(params,
             inputs) -> outputs`. Default: the member can be trained with a loss function, but
             cannot predict.
+        heads: Number of heads of a network whose outputs are [heads, batch, ...]. Each head is a
+            predictor, and the loss is one of `losses.of_heads`. Default: outputs [batch, ...].
 
     Returns:
         The member. The adapter of each library, such as `from_linen`, describes it.
@@ -66,6 +71,9 @@ def as_member(
     >>> member.has_apply
     False
     """
+    if heads is not None:
+        of_heads = whole_number("heads", heads, least=1)
+        return dataclasses.replace(as_member(network, init=init, apply=apply), heads=of_heads)
     if (network is None) == (init is None):
         raise UserError(f"as_member takes either a network or init, and maybe apply. {_NETWORKS}")
     if init is not None:

@@ -83,35 +83,36 @@ def with_factors(
     return jax.tree.unflatten(jax.tree.structure(shapes), map(_merged, results))
 
 
-def uses_of(fn: Callable[..., PyTree], params: PyTree, *args: PyTree) -> dict[int, Use]:
-    """Returns the use of each leaf of `params` by its number, as far as all its uses are alike.
+def uses_of(fn: Callable[..., PyTree], params: PyTree, *args: PyTree) -> dict[int, Use | None]:
+    """Returns the use of each leaf of `params` by its number, in the order of their first uses.
 
-    A leaf is absent if another operation takes it, such as an addition or a lookup.
+    It is None if another operation takes the leaf, such as an addition or a lookup, or if its uses
+    differ.
     """
-    found: dict[int, list[Use | None]] = {}
+    found: dict[int, set[Use | None]] = {}
 
     def traced(params: PyTree, *args: PyTree) -> PyTree:
         count = len(jax.tree.leaves(params))
-        probes = {number: _Probe(found.setdefault(number, [])) for number in range(count)}
+        probes = {number: _Probe(number, found) for number in range(count)}
         return with_factors(fn, params, probes, *args)
 
     jax.eval_shape(traced, params, *args)
-    return {n: uses[0] for n, uses in found.items() if len({*uses}) == 1 and uses[0] is not None}
+    return {n: next(iter(uses)) if len(uses) == 1 else None for n, uses in found.items()}
 
 
 @jax.tree_util.register_static
 class _Probe:
     """Factors that change nothing, and record the uses of their array."""
 
-    def __init__(self, uses: list[Use | None]) -> None:
-        self._uses = uses
+    def __init__(self, number: int, found: dict[int, set[Use | None]]) -> None:
+        self._number, self._found = number, found
 
     def product(self, use: Use, product: Product, inputs: jax.Array, array: jax.Array) -> jax.Array:
-        self._uses.append(use)
+        self._found.setdefault(self._number, set()).add(use)
         return product(inputs, array)
 
     def merged(self, array: jax.Array) -> jax.Array:
-        self._uses.append(None)
+        self._found.setdefault(self._number, set()).add(None)
         return array
 
     def changed(self, change: Callable[[jax.Array], jax.Array]) -> "_Probe":

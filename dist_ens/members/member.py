@@ -45,6 +45,8 @@ class Member:
             predicts if a network cannot be called without a key. Default: `apply`.
         adapt_loss: Function that makes a loss of `params` and `model_state` from a loss that takes
             both as the network's library has them.
+        heads: Number of heads of a network whose outputs are [heads, batch, ...]. Each is a
+            predictor. None for a network whose outputs are [batch, ...].
         takes_given: Whether `init`, `apply` and `sample` also take, by name, `hyper`, the settings
             of the member, and `shared`, the arrays that all members share.
         base_of: Function that makes `shared` from what an ensemble is given, such as the pair of
@@ -67,6 +69,7 @@ class Member:
     name: str = "a network"
     has_apply: bool = True
     sample: Apply | None = None
+    heads: int | None = None
     takes_given: bool = False
     base_of: Callable[[PyTree], PyTree] = lambda shared: shared
     adapt_loss: Callable[[Callable[..., PyTree]], Callable[..., PyTree]] = lambda loss: loss

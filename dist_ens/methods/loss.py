@@ -86,16 +86,16 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
             labels = standardized(labels, model_state)
         network = member.given(info.hyper, info.shared)
         outputs, model_state = network.apply(params, model_state, inputs, info.key, info.train)
-        rows = outputs.shape[:-1]
+        rows = outputs.shape[1:-1] if objective.has_heads else outputs.shape[:-1]
         labels = one_a_row(labels, rows)
         has_rows = labels.shape[:1] == rows[:1]
-        losses = objective.example_loss(outputs, labels) if has_rows else labels
+        losses = objective.losses(outputs, labels) if has_rows else labels
         if not has_rows or losses.shape != rows:
             raise UserError(
                 f"The labels have the shape {list(labels.shape)}, and the network returned "
                 f"{list(outputs.shape)}. Give one label for each row of the outputs: {list(rows)}."
             )
-        scores = objective.training_scores(outputs, labels)
+        scores = objective.scores(outputs, labels)
         if info.counts is not None:
             losses = losses * info.counts.reshape(-1, *(1,) * (losses.ndim - 1))
         weights = batch.get(objective.WEIGHTS)

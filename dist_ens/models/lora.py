@@ -146,11 +146,13 @@ def _names(params: PyTree) -> dict[int, str]:
     return dict(enumerate(names_of(params).values()))
 
 
-def _targeted(params: PyTree, patterns: Sequence[str], uses: dict[int, Use]) -> dict[int, str]:
+def _targeted(
+    params: PyTree, patterns: Sequence[str], uses: dict[int, Use | None]
+) -> dict[int, str]:
     """Returns the names of the arrays that patterns fit, by their numbers."""
     names, leaves = _names(params), jax.tree.leaves(params)
     if [*patterns] == ["*"]:
-        return {number: names[number] for number in uses}
+        return {number: names[number] for number in sorted(uses) if uses[number] is not None}
     may_be = {number: name for number, name in names.items() if leaves[number].ndim > 1}
     found: dict[int, str] = {}
     for pattern in patterns:

@@ -19,7 +19,7 @@ from dist_ens.ground.errors import UserError, counted, first_line, kind_of
 from dist_ens.ground.shared import Shared
 from dist_ens.ground.state import State, described
 from dist_ens.ground.types import Inputs, Outputs, Shapes
-from dist_ens.layout import BATCH, MEMBER_BATCH, MEMBERS, REPLICATED, specs_of_batch
+from dist_ens.layout import BATCH, MEMBERS, REPLICATED, specs_of_batch
 from dist_ens.losses import Objective
 from dist_ens.training.arguments import FitArguments
 from dist_ens.training.data_protocol import TrainingData
@@ -168,8 +168,10 @@ def _trace_outputs(ensemble: Ensemble, objective: Objective, state: State, batch
 
     with _explained(f"The network does not take the inputs {described(inputs)}"):
         specs = (MEMBERS, BATCH, REPLICATED)
-        of_row = ensemble.layout.map_rows(outputs, specs, MEMBER_BATCH)
+        of_row = ensemble.layout.map_rows(outputs, specs, MEMBERS)
         found = jax.eval_shape(of_row, state, inputs, ensemble.shared)
+    if ensemble.heads is not None:
+        found = jax.eval_shape(lambda leaf: leaf[:, 0], found)
     shape = getattr(found, "shape", None)
     if shape is None or shape[-1] != objective.num_outputs:
         kind = f"{found.dtype}{list(shape[1:])}" if shape else kind_of(found)

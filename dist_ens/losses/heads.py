@@ -1,0 +1,130 @@
+"""Losses of members with heads: the mean of the heads' losses, or a loss of all heads together."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from dist_ens.ground.errors import UserError, did_you_mean
+from dist_ens.losses.distribution import Objective
+from dist_ens.losses.gaussian import normal_distribution
+
+# joint(outputs, labels) -> losses: outputs [heads, batch, ..., outputs], losses [batch, ...].
+Joint = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def of_heads(
+    objective: Objective, joint: str | Joint | None = None, *, strength: float = 0.5
+) -> Objective:
+    """Returns the objective of a member with heads, whose outputs are [heads, batch, ..., outputs].
+
+    All heads see the same examples. Each head is a predictor, which is scored and pooled as a
+    member is.
+
+    Args:
+        objective: Objective of one head, such as `categorical(10)`.
+        joint: Loss of all heads together. With f_h the outputs of H heads and y the label:
+
+            - None: the mean of the heads' losses, not the loss of their mean.
+            - "mixture_nll": `-log(mean_h p_h(y))`, for an objective whose loss is an NLL.
+            - "crps": for `gaussian`, the CRPS of the mixture of the heads' normal distributions.
+              For `squared_error`, the fair CRPS of the heads as a sample, `mean_h |f_h - y| -
+              sum_hk |f_h - f_k| / (2 H (H - 1))`, which needs two heads.
+            - "ncl": negative correlation, `mean_h ((f_h - y)^2 - strength (f_h - mean_k f_k)^2)`,
+              for `squared_error`.
+            - a function `joint(outputs, labels)` of outputs [heads, batch, ..., outputs] and
+              labels [batch, ...] that returns the loss of each label, float[batch, ...].
+        strength: Strength of "ncl", in [0, 1]. With 1 the loss is that of the mean of the heads.
+
+    Raises:
+        UserError: If `joint` is unknown, or does not fit the objective.
+
+    >>> from dist_ens.losses import squared_error
+    >>> crps = of_heads(squared_error(), joint="crps")
+    >>> crps.losses(jnp.array([[[1.0]], [[3.0]]]), jnp.array([2.0])).tolist()  # 1 - (2 + 2) / 4
+    [0.0]
+
+    Source: Gneiting and Raftery (2007), "Strictly proper scoring rules, prediction, and
+    estimation", for the CRPS; Ferro (2014), "Fair scores for ensemble forecasts"; Grimit et al.
+    (2006), "The continuous ranked probability score for circular variables", for mixtures; Liu and
+    Yao (1999), "Ensemble learning via negative correlation".
+    """
+    if objective.has_heads:
+        raise UserError("The objective is one of heads already. Give of_heads that of one head.")
+    found = joint if joint is None or callable(joint) else _named(joint, objective, strength)
+    name = joint if isinstance(joint, str) else getattr(joint, "__name__", "joint")
+    label = f"of_heads({objective.name}{'' if joint is None else f', {name}'})"
+    return dataclasses.replace(objective, name=label, has_heads=True, joint=found)
+
+
+def _named(joint: str, objective: Objective, strength: float) -> Joint:
+    kinds = ("mixture_nll", "crps", "ncl")
+    if joint not in kinds:
+        raise UserError(
+            f"joint is {joint!r}.{did_you_mean(joint, kinds)} Use one of {', '.join(kinds)}, a "
+            "function of outputs and labels, or None."
+        )
+    if not 0 <= strength <= 1:
+        raise UserError(f"strength is {strength}. Give a number in [0, 1].")
+    nll = partial(mixture_nll, objective)
+    known: dict[str, dict[str, Joint]] = {
+        "mixture_nll": {"categorical": nll, "gaussian": nll},
+        "crps": {"gaussian": crps_of_mixture, "squared_error": fair_crps},
+        "ncl": {"squared_error": partial(negative_correlation, strength=strength)},
+    }
+    if objective.name not in known[joint]:
+        raise UserError(
+            f"joint={joint!r} takes {' or '.join(known[joint])}: got {objective.name}. Give a "
+            "function of outputs and labels for other objectives."
+        )
+    return known[joint][objective.name]
+
+
+def mixture_nll(objective: Objective, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    """Computes the NLL of the mixture of the heads, `-log(mean_h p_h(y))`, float[batch, ...]."""
+    nll = jax.vmap(objective.example_loss, in_axes=(0, None))(outputs, labels)
+    return math.log(len(outputs)) - jax.nn.logsumexp(-nll, axis=0)
+
+
+def fair_crps(outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """Computes the fair CRPS of the heads' outputs as a sample, float[batch, ...]; see `of_heads`.
+
+    >>> fair_crps(jnp.array([[[0.0]], [[2.0]]]), jnp.array([5.0])).tolist()  # 4 - 2 * 2 / 4
+    [3.0]
+    """
+    values, count = outputs[..., 0], len(outputs)
+    if count < 2:
+        raise UserError("The CRPS of heads needs two heads or more: got 1.")
+    spread = jnp.abs(values[:, None] - values[None]).sum(axis=(0, 1)) / (2 * count * (count - 1))
+    return jnp.abs(values - targets[None]).mean(axis=0) - spread
+
+
+def crps_of_mixture(outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """Computes the CRPS of the mixture of the heads' normal distributions, float[batch, ...].
+
+    With A(m, v) = E|Z| of a normal Z of mean m and variance v, it is
+
+        mean_h A(y - m_h, v_h) - mean_hk A(m_h - m_k, v_h + v_k) / 2
+    """
+    mean, variance = normal_distribution(outputs)
+    between = _mean_absolute(mean[:, None] - mean[None], variance[:, None] + variance[None])
+    return (
+        _mean_absolute(targets[None] - mean, variance).mean(axis=0) - between.mean(axis=(0, 1)) / 2
+    )
+
+
+def _mean_absolute(mean: jax.Array, variance: jax.Array) -> jax.Array:
+    """Computes E|Z| of a normal Z."""
+    std = jnp.sqrt(variance)
+    z = mean / std
+    return 2 * std * jax.scipy.stats.norm.pdf(z) + mean * (2 * jax.scipy.stats.norm.cdf(z) - 1)
+
+
+def negative_correlation(outputs: jax.Array, targets: jax.Array, *, strength: float) -> jax.Array:
+    """Computes the loss "ncl" of `of_heads`, float[batch, ...]."""
+    values = outputs[..., 0]
+    apart = (values - values.mean(axis=0, keepdims=True)) ** 2
+    return ((values - targets[None]) ** 2 - strength * apart).mean(axis=0)
