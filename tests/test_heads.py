@@ -88,3 +88,363 @@ def test_packed_is_that_of_torch_uncertainty(gamma):
         params.append({"w": w, "b": weights[f"{name}.bias"].reshape(4, -1)})
     member = de.models.packed((5,), 3, hidden_sizes=(16, 16), heads=4, alpha=2, gamma=gamma)
     assert_outputs(member, params, inputs, expected)
+
+
+# Training
+
+
+class Dense(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(8)(x))
+        return nn.Dense(3)(nn.Dropout(0.2, deterministic=not train)(nn.relu(x)))
+
+
+class Conv(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.relu(nn.Conv(4, (3, 3))(x)).mean(axis=(1, 2)))
+
+
+TRUNK = de.models.mlp((6,), 5, hidden_sizes=(8,))
+HEAD = de.models.mlp((5,), 3, hidden_sizes=())
+MEMBERS = {
+    "batch_ensemble": lambda: de.models.batch_ensemble(MLP, heads=4),
+    "tabm": lambda: de.models.tabm(MLP, heads=4),
+    "packed": lambda: de.models.packed((6,), 3, hidden_sizes=(8, 8), heads=4),
+    "trunk_and_heads": lambda: de.models.trunk_and_heads(TRUNK, HEAD, heads=4),
+}
+
+
+def ensemble_of(member, mesh=(1, 1), objective=CATEGORICAL, num_members=2, **options):
+    layout = networks.layout_on(mesh, num_members)
+    options = {"num_members": num_members, "layout": layout} | options
+    return de.Ensemble(member, optax.sgd(0.1), objective, **options)
+
+
+def by_hand(member, params, steps=3):
+    """The parameters of a member after some steps on the mean of the heads' losses."""
+
+    def loss(params):
+        outputs = member.apply(params, model_state, X, None, True)[0]
+        losses = [
+            optax.softmax_cross_entropy_with_integer_labels(each, LABELS).mean() for each in outputs
+        ]
+        return sum(losses) / len(losses)
+
+    model_state = jax.eval_shape(member.init, jax.random.key(0), X)[1]
+    for _ in range(steps):
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.jit(jax.grad(loss))(params))
+    return params
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_members_with_heads_are_those_of_a_loop_by_hand_and_their_heads_predict(name):
+    member = MEMBERS[name]()
+    begun = ensemble_of(member).init(DATA)
+    expected = [by_hand(member, networks.member_of(begun.params, k)) for k in range(2)]
+    outputs = [member.apply(each, _state_of(member), X, None, False)[0] for each in expected]
+    probs = np.concatenate([jax.nn.softmax(each) for each in outputs])
+    cases = [((1, 1), each) for each in ("vmap", "unroll", "map", "chunk:1", "loop")]
+    for mesh, execution in [*cases, ((2, 1), "vmap"), ((2, 2), "vmap"), ((2, 2), "loop")]:
+        ensemble = ensemble_of(member, mesh, execution=execution)
+        state = ensemble.init(DATA)
+        for _ in range(3):
+            state, _ = ensemble.update(state, DATA)
+        for position in range(2):
+            found = networks.member_of(state.params, position)
+            networks.assert_close_to_scale(found, expected[position])
+        prediction = ensemble.predict(state, X)
+        np.testing.assert_allclose(prediction.members, probs, atol=1e-5)
+        np.testing.assert_allclose(prediction.mean, probs.mean(axis=0), atol=1e-5)
+
+
+def _state_of(member):
+    return jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape), jax.eval_shape(member.init, jax.random.key(0), X)[1]
+    )
+
+
+def test_heads_of_other_networks_are_networks_with_scaled_arrays():
+    for network, inputs in ((Dense(), X), (Conv(), np.ones((4, 5, 5, 2), np.float32))):
+        base, member = de.as_member(network), de.models.batch_ensemble(network, heads=3)
+        params, model_state = member.init(jax.random.key(0), inputs)
+        found = member.apply(params, model_state, inputs, None, False)[0]
+        for head in range(3):
+            alone = _filled(params, head)
+            state = jax.tree.map(lambda leaf, head=head: leaf[head], model_state)
+            expected = base.apply(alone, state, inputs, None, False)[0]
+            np.testing.assert_allclose(found[head], expected, atol=1e-5)
+
+
+def _filled(params, head):
+    """The parameters of one head: its own arrays, and shared ones times the outer product r s."""
+
+    def fill(path, leaf):
+        name = "/".join(each.key for each in path)
+        if name in params["own"]:
+            return params["own"][name][head]
+        r, s = (np.asarray(params[part][name][head]) for part in "rs")
+        return np.asarray(leaf) * np.outer(r, s)
+
+    is_out = lambda leaf: leaf is None  # noqa: E731
+    return jax.tree_util.tree_map_with_path(fill, params["network"], is_leaf=is_out)
+
+
+def test_four_heads_have_at_most_a_tenth_more_parameters_than_one_network():
+    one = de.models.mlp((784,), 10, hidden_sizes=(256, 256))
+    four = de.models.batch_ensemble(one, heads=4)
+    count_of_one, count = (
+        sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(each.init, key, inputs)[0]))
+        for each in (one, four)
+        for key, inputs in [(jax.random.key(0), jnp.zeros((1, 784)))]
+    )
+    assert count_of_one < count <= 1.1 * count_of_one
+
+
+# Heads as predictors
+
+
+def test_heads_are_predictors_in_scores_records_selection_and_calibration(tmp_path):
+    ensemble = ensemble_of(MEMBERS["batch_ensemble"]())
+    history = []
+    result = de.fit(
+        ensemble,
+        DATA,
+        steps=4,
+        batch_size=8,
+        eval_data=DATA,
+        eval_every=2,
+        checkpoints=de.Checkpoints(tmp_path),
+        callbacks=[lambda info: history.append(info)],
+        progress=False,
+    )
+    ids = [f"{member}.{head}" for member in range(2) for head in range(4)]
+    scores = de.evaluate(ensemble, result.state, DATA)
+    assert [each["member_id"] for each in scores.members] == ids
+    assert "member 1.3" in str(scores)
+    recorded = {name for record in result.history for name in record}
+    assert {"test/nll/member_01.3", "train/loss/member_01"} <= recorded
+    probs = np.asarray(ensemble.predict(result.state, X).members)
+    losses = -np.log(probs[:, np.arange(16), LABELS])
+    found = [each["nll"] for each in scores.members]
+    np.testing.assert_allclose(found, losses.mean(axis=1), rtol=1e-5)
+    pooled = -np.log(probs.mean(axis=0)[np.arange(16), LABELS]).mean()
+    assert scores.ensemble["nll"] == pytest.approx(pooled, rel=1e-5)
+
+    chosen = de.select(ensemble, result.state, DATA, size=3)
+    best = min(found)
+    assert chosen.path[0] == pytest.approx(best, rel=1e-5)
+    assert len(chosen.member_ids) == len(chosen.weights)
+    pool = dict(zip(chosen.member_ids, chosen.weights, strict=True))
+    weights = [pool.get(each, 0) for each in ids]
+    weighted = ensemble.predict(result.state, X, weights=weights).mean
+    small = ensemble.predict(chosen.state, X, weights=chosen.weights).mean
+    np.testing.assert_allclose(small, weighted, atol=1e-6)
+
+    calibration = de.calibrate(ensemble, result.state, DATA, method="temperature")
+    assert calibration.predictor.member_ids == tuple(ids)
+    run = de.load(tmp_path, ensemble=ensemble)
+    np.testing.assert_array_equal(run.predict(X).members, probs)
+
+
+def test_members_with_heads_stop_by_the_mean_of_their_heads_scores():
+    ensemble = ensemble_of(MEMBERS["packed"](), num_members=4)
+    halving = de.callbacks.SuccessiveHalving("nll", every=2, keep=0.5)
+    result = de.fit(
+        ensemble,
+        DATA,
+        steps=4,
+        batch_size=8,
+        eval_data=DATA,
+        eval_every=2,
+        callbacks=[halving],
+        progress=False,
+    )
+    assert len(result.stopped) == 3
+
+
+# Losses of all heads
+
+
+OUTPUTS = RANDOM.normal(size=(5, 7, 2)).astype(np.float32)
+TARGETS = RANDOM.normal(size=7).astype(np.float32)
+
+
+def test_losses_of_all_heads_have_the_values_of_their_formulas():
+    of_heads, losses = de.losses.of_heads, de.losses
+    point, normal = losses.squared_error(), losses.gaussian()
+    values, y = OUTPUTS[..., 0].astype(float), TARGETS.astype(float)
+    pairs = np.abs(values[:, None] - values[None]).sum(axis=(0, 1))
+    expected = np.abs(values - y).mean(axis=0) - pairs / (2 * 5 * 5)
+    found = of_heads(point, joint="crps").losses(OUTPUTS[..., :1], TARGETS)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+    nll = np.stack([normal.example_loss(each, TARGETS) for each in OUTPUTS]).astype(float)
+    found = of_heads(normal, joint="mixture_nll").losses(OUTPUTS, TARGETS)
+    np.testing.assert_allclose(found, -np.log(np.exp(-nll).mean(axis=0)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        of_heads(normal).losses(OUTPUTS, TARGETS), nll.mean(axis=0), rtol=1e-5
+    )
+
+    ncl = of_heads(point, joint="ncl", strength=0.3).losses(OUTPUTS[..., :1], TARGETS)
+    apart = (values - values.mean(axis=0)) ** 2
+    np.testing.assert_allclose(ncl, ((values - y) ** 2 - 0.3 * apart).mean(axis=0), rtol=1e-5)
+    # With all of it, the loss is that of the mean of the heads.
+    whole = of_heads(point, joint="ncl", strength=1.0).losses(OUTPUTS[..., :1], TARGETS)
+    np.testing.assert_allclose(whole, (values.mean(axis=0) - y) ** 2, rtol=1e-4, atol=1e-5)
+    own = of_heads(point, joint=lambda outputs, labels: outputs.mean(axis=0)[..., 0])
+    np.testing.assert_allclose(own.losses(OUTPUTS, TARGETS), values.mean(axis=0), rtol=1e-5)
+
+
+def test_the_crps_of_a_mixture_is_its_integral():
+    # The integral of (F(z) - [z >= y])^2 over z, with F the mean of the heads' distributions.
+    from scipy.stats import norm
+
+    found = de.losses.of_heads(de.losses.gaussian(), joint="crps").losses(OUTPUTS, TARGETS)
+    mean, variance = (np.asarray(each, float) for each in de.losses.normal_distribution(OUTPUTS))
+    z = np.linspace(-12, 12, 400_001)
+    for column, y in enumerate(TARGETS):
+        cdf = norm.cdf(z[:, None], mean[:, column], np.sqrt(variance[:, column])).mean(axis=1)
+        expected = np.trapezoid((cdf - (z >= y)) ** 2, z)
+        assert found[column] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("joint", "is_calibrated"), [("crps", True), (None, False)])
+def test_heads_trained_by_their_crps_spread_as_much_as_their_mean_errs(joint, is_calibrated):
+    # Two values for each input. The mean of the heads' losses is lowest for heads that all predict
+    # their mean.
+    random = np.random.default_rng(1)
+    x = random.uniform(-1, 1, (512, 1)).astype(np.float32)
+    modes = random.choice([-1, 1], 512) * (1 + x[:, 0] ** 2)
+    y = (modes + 0.1 * random.normal(size=512)).astype(np.float32)
+    trunk = de.models.mlp((1,), 16, hidden_sizes=(32,))
+    member = de.models.trunk_and_heads(trunk, de.models.mlp((16,), 1, hidden_sizes=()), heads=16)
+    ensemble = de.Ensemble(
+        member,
+        optax.adam(3e-3),
+        de.losses.of_heads(de.losses.squared_error(), joint=joint),
+        num_members=1,
+        layout=networks.layout_on((1, 1), 1),
+    )
+    data = {"inputs": x, "labels": y}
+    result = de.fit(ensemble, data, steps=1500, batch_size=128, progress=False)
+    heads = np.asarray(ensemble.apply(result.state, x))[..., 0]
+    errors = (heads.mean(axis=0) - y) ** 2
+    ratio = np.sqrt(heads.var(axis=0).mean() / errors.mean())
+    assert (0.9 <= ratio <= 1.1) == is_calibrated, ratio
+
+
+# Stein variational gradient descent
+
+
+def train_particles(log_density, *, steps, rate, heads=64):
+    """Particles in two dimensions, after training with `svgd`."""
+
+    def loss_fn(params, model_state, batch, key):
+        return -jax.vmap(log_density)(params).mean(), (model_state, {})
+
+    member = de.as_member(
+        init=lambda key, inputs: (jax.random.normal(key, (heads, 2)), ()), heads=heads
+    )
+    layout = networks.layout_on((1, 1), 1)
+    ensemble = de.Ensemble(
+        member,
+        optax.adam(rate),
+        loss_fn,
+        num_members=1,
+        layout=layout,
+        methods=[de.methods.svgd()],
+    )
+    batches = iter(lambda: {"inputs": np.zeros((1, 1), np.float32)}, None)
+    result = de.fit(ensemble, batches, steps=steps, progress=False)
+    return np.asarray(result.state.params[0])
+
+
+MEAN = jnp.array([1.0, -2.0])
+COVARIANCE = jnp.array([[2.0, 0.8], [0.8, 1.0]])
+
+
+def gaussian_density(x):
+    return jax.scipy.stats.multivariate_normal.logpdf(x, MEAN, COVARIANCE)
+
+
+def banana_density(x):
+    """x_0 is N(0, 1), and x_1 is N(x_0^2 / 4, 1 / 4): mean (0, 1/4), variances 1 and 1/4 + 1/8."""
+    return -(x[0] ** 2) / 2 - 2 * (x[1] - x[0] ** 2 / 4) ** 2
+
+
+def test_particles_have_the_mean_and_the_covariance_of_their_target():
+    # So few particles have less variance than their target, by a tenth, and by a sixth in the tail
+    # of the banana.
+    particles = train_particles(gaussian_density, steps=2000, rate=0.05)
+    np.testing.assert_allclose(particles.mean(axis=0), MEAN, atol=0.05)
+    np.testing.assert_allclose(np.cov(particles.T), COVARIANCE, rtol=0.12)
+    particles = train_particles(banana_density, steps=2000, rate=0.05)
+    np.testing.assert_allclose(particles.mean(axis=0), [0, 0.25], atol=0.05)
+    np.testing.assert_allclose(np.cov(particles.T), [[1, 0], [0, 0.375]], rtol=0.2, atol=0.02)
+
+
+@pytest.mark.parametrize("part", ["all", "heads"])
+def test_the_gradient_of_particles_is_the_update_written_out(part):
+    particles, trunk = RANDOM.normal(size=(5, 3)).astype(np.float32), np.float32(0.7)
+    inputs = RANDOM.normal(size=3).astype(np.float32)
+
+    def loss(params, model_state, batch, info):
+        theta = params["heads"] if part == "heads" else params
+        slope = params["trunk"] if part == "heads" else trunk
+        return ((slope * theta @ inputs - 1) ** 2).mean(), (model_state, {})
+
+    params = {"trunk": trunk, "heads": particles} if part == "heads" else particles
+    method = de.methods.svgd(num_examples=20, prior_std=2.0)
+    info = de.methods.LossInfo(jax.random.key(0), jax.random.key(1), 0, None, None)
+    value, found = jax.value_and_grad(lambda p: method(loss)(p, (), {}, info)[0])(params)
+    errors = trunk * particles @ inputs - 1
+    assert value == pytest.approx((errors**2).mean(), rel=1e-5)
+    if part == "heads":
+        # d/dt mean (t a - 1)^2 = mean 2 (t a - 1) a
+        assert found["trunk"] == pytest.approx((2 * errors * (particles @ inputs)).mean(), rel=1e-4)
+        found = found["heads"]
+    theta = particles.astype(float)
+    score = -20 * 2 * errors[:, None] * trunk * inputs[None] - theta / 2.0**2
+    squared = ((theta[:, None] - theta[None]) ** 2).sum(axis=-1)
+    h = np.median(squared) / np.log(6)
+    for i in range(5):
+        direction = np.zeros(3)
+        for j in range(5):
+            k = np.exp(-squared[j, i] / h)
+            direction += k * score[j] - 2 / h * (theta[j] - theta[i]) * k
+        np.testing.assert_allclose(found[i], -direction / 5, rtol=1e-4, atol=1e-4)
+
+
+def test_heads_whose_outputs_repel_each_other_differ_more():
+    def spread(methods):
+        member = de.models.trunk_and_heads(TRUNK, HEAD, heads=4)
+        ensemble = ensemble_of(member, num_members=1, methods=methods)
+        result = de.fit(ensemble, DATA, steps=200, batch_size=16, progress=False)
+        return float(np.var(ensemble.predict(result.state, X).members, axis=0).mean())
+
+    assert spread([de.methods.svgd(space="outputs")]) > 1.5 * spread([])
+
+
+# Mistakes
+
+
+def test_mistakes_with_heads_are_told_where_they_are_made():
+    with pytest.raises(UserError, match="has 4 heads, and categorical is the loss of one. Give"):
+        ensemble_of(MEMBERS["tabm"](), objective=de.losses.categorical(3))
+    with pytest.raises(UserError, match="takes a member with heads, and .* has none"):
+        ensemble_of(MLP)
+    with pytest.raises(UserError, match="joint='crps' takes gaussian or squared_error: got categ"):
+        de.losses.of_heads(de.losses.categorical(3), joint="crps")
+    with pytest.raises(UserError, match="joint is 'crsp'. Did you mean 'crps'"):
+        de.losses.of_heads(de.losses.gaussian(), joint="crsp")
+    with pytest.raises(UserError, match="have 10 of them|do not divide into 4 heads"):
+        de.models.packed((6,), 3, hidden_sizes=(5,), heads=4)
+    wrong = de.as_member(
+        init=lambda key, inputs: ({"w": jnp.ones((6, 3))}, ()),
+        apply=lambda params, state, x, key, train: (x @ params["w"], state),
+        heads=4,
+    )
+    with pytest.raises(UserError, match="Give one (label|number) for each row of the outputs"):
+        de.fit(ensemble_of(wrong), DATA, steps=1, batch_size=16, progress=False)

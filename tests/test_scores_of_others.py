@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dist_ens.losses import pinball
+from dist_ens.losses import gaussian, normal_distribution, of_heads, pinball, squared_error
 from dist_ens.metrics import (
     CLASSIFICATION,
     REGRESSION,
@@ -129,3 +129,18 @@ def test_the_pinball_score_is_that_of_scoringrules():
         for i, level in enumerate(levels)
     ]
     np.testing.assert_allclose(got, np.mean(each, axis=0), atol=1e-6)
+
+
+def test_losses_of_all_heads_are_those_of_scoringrules():
+    import scoringrules
+
+    random = np.random.default_rng(5)
+    outputs = random.normal(size=(6, ROWS, 2)).astype(np.float32)
+    targets = random.normal(size=ROWS).astype(np.float32)
+    points = of_heads(squared_error(), joint="crps").losses(outputs[..., :1], targets)
+    expected = scoringrules.crps_ensemble(targets, outputs[..., 0].T, estimator="nrg")
+    np.testing.assert_allclose(points, expected, rtol=1e-5, atol=1e-6)
+    mean, variance = map(np.asarray, normal_distribution(outputs))
+    mixture = of_heads(gaussian(), joint="crps").losses(outputs, targets)
+    expected = scoringrules.crps_mixnorm(targets, mean.T, np.sqrt(variance).T)
+    np.testing.assert_allclose(mixture, expected, rtol=1e-5, atol=1e-6)

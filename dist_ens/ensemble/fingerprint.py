@@ -21,7 +21,7 @@ from dist_ens.ensemble.programs import step_of_one
 from dist_ens.ground.types import Shapes
 
 # Version of the operations that dist_ens itself adds to a step. Raise it when they change.
-_STEP = "3"
+_STEP = "4"
 # Another version of one of these packages may trace the same step to other operations.
 _TRACING = ("jax", "flax", "optax", "equinox", "haiku")
 

@@ -31,8 +31,10 @@ def of_heads(
             - None: the mean of the heads' losses, not the loss of their mean.
             - "mixture_nll": `-log(mean_h p_h(y))`, for an objective whose loss is an NLL.
             - "crps": for `gaussian`, the CRPS of the mixture of the heads' normal distributions.
-              For `squared_error`, the fair CRPS of the heads as a sample, `mean_h |f_h - y| -
-              sum_hk |f_h - f_k| / (2 H (H - 1))`, which needs two heads.
+              For `squared_error`, the CRPS of the distribution that gives each head the weight
+              1 / H, `mean_h |f_h - y| - mean_hk |f_h - f_k| / 2`. The heads then come to lie at
+              the quantile levels (2 h - 1) / (2 H). The fair CRPS, for members that are random
+              draws, would drive the outermost heads apart without end.
             - "ncl": negative correlation, `mean_h ((f_h - y)^2 - strength (f_h - mean_k f_k)^2)`,
               for `squared_error`.
             - a function `joint(outputs, labels)` of outputs [heads, batch, ..., outputs] and
@@ -44,13 +46,13 @@ def of_heads(
 
     >>> from dist_ens.losses import squared_error
     >>> crps = of_heads(squared_error(), joint="crps")
-    >>> crps.losses(jnp.array([[[1.0]], [[3.0]]]), jnp.array([2.0])).tolist()  # 1 - (2 + 2) / 4
-    [0.0]
+    >>> crps.losses(jnp.array([[[1.0]], [[3.0]]]), jnp.array([2.0])).tolist()  # 1 - (2 + 2) / 4 / 2
+    [0.5]
 
     Source: Gneiting and Raftery (2007), "Strictly proper scoring rules, prediction, and
-    estimation", for the CRPS; Ferro (2014), "Fair scores for ensemble forecasts"; Grimit et al.
-    (2006), "The continuous ranked probability score for circular variables", for mixtures; Liu and
-    Yao (1999), "Ensemble learning via negative correlation".
+    estimation", for the CRPS; Grimit et al. (2006), "The continuous ranked probability score for
+    circular variables and its application to mesoscale forecast ensemble verification", for
+    mixtures; Liu and Yao (1999), "Ensemble learning via negative correlation".
     """
     if objective.has_heads:
         raise UserError("The objective is one of heads already. Give of_heads that of one head.")
@@ -72,7 +74,7 @@ def _named(joint: str, objective: Objective, strength: float) -> Joint:
     nll = partial(mixture_nll, objective)
     known: dict[str, dict[str, Joint]] = {
         "mixture_nll": {"categorical": nll, "gaussian": nll},
-        "crps": {"gaussian": crps_of_mixture, "squared_error": fair_crps},
+        "crps": {"gaussian": crps_of_mixture, "squared_error": crps_of_points},
         "ncl": {"squared_error": partial(negative_correlation, strength=strength)},
     }
     if objective.name not in known[joint]:
@@ -89,17 +91,16 @@ def mixture_nll(objective: Objective, outputs: jax.Array, labels: jax.Array) -> 
     return math.log(len(outputs)) - jax.nn.logsumexp(-nll, axis=0)
 
 
-def fair_crps(outputs: jax.Array, targets: jax.Array) -> jax.Array:
-    """Computes the fair CRPS of the heads' outputs as a sample, float[batch, ...]; see `of_heads`.
+def crps_of_points(outputs: jax.Array, targets: jax.Array) -> jax.Array:
+    """Computes the CRPS of heads that predict one number each, float[batch, ...]; see `of_heads`.
 
-    >>> fair_crps(jnp.array([[[0.0]], [[2.0]]]), jnp.array([5.0])).tolist()  # 4 - 2 * 2 / 4
-    [3.0]
+    >>> heads = jnp.array([[[0.0]], [[2.0]]])
+    >>> crps_of_points(heads, jnp.array([5.0])).tolist()  # 4 - 2 * 2 / 4 / 2
+    [3.5]
     """
-    values, count = outputs[..., 0], len(outputs)
-    if count < 2:
-        raise UserError("The CRPS of heads needs two heads or more: got 1.")
-    spread = jnp.abs(values[:, None] - values[None]).sum(axis=(0, 1)) / (2 * count * (count - 1))
-    return jnp.abs(values - targets[None]).mean(axis=0) - spread
+    values = outputs[..., 0]
+    between = jnp.abs(values[:, None] - values[None]).mean(axis=(0, 1))
+    return jnp.abs(values - targets[None]).mean(axis=0) - between / 2
 
 
 def crps_of_mixture(outputs: jax.Array, targets: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ from dist_ens.methods.loss import (
     loss_of_objective,
 )
 from dist_ens.methods.mixup import mixup
+from dist_ens.methods.svgd import svgd
 
 __all__ = [
     "MemberLoss",
@@ -33,4 +34,5 @@ __all__ = [
     "adversarial",
     "mixup",
     "bootstrap",
+    "svgd",
 ]

@@ -6,13 +6,14 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.shared import NOTHING_SHARED, Shared
 from dist_ens.ground.types import Batch, Key, ModelState, Params, PyTree
 from dist_ens.losses import Objective
-from dist_ens.losses.averaging import Ratio, batch_mean
+from dist_ens.losses.averaging import Ratio, averaged, batch_mean
 from dist_ens.members import Member
 from dist_ens.members.member import floats_as, standardized
 from dist_ens.members.modes import given_arguments, switch_arguments
@@ -35,6 +36,8 @@ class LossInfo(NamedTuple):
             counts once.
         hyper: Settings of this member, {name: float32[]}; see `Ensemble`.
         shared: Arrays that all members share; see `Ensemble`.
+        of_outputs: Function of the loss as a function of the outputs, and of the outputs, that
+            returns the loss in its place. Default: the loss of the outputs.
 
     >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(3), None, None)
     >>> int(info.member_id)
@@ -50,6 +53,7 @@ class LossInfo(NamedTuple):
     counts: jax.Array | None = None
     hyper: Given = Given()
     shared: Shared = NOTHING_SHARED
+    of_outputs: Callable[[Callable[[jax.Array], jax.Array], jax.Array], jax.Array] | None = None
 
 
 # The loss, float[] or a `Ratio`, and the new model state with a dict of auxiliary scalars.
@@ -89,20 +93,28 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
         rows = outputs.shape[1:-1] if objective.has_heads else outputs.shape[:-1]
         labels = one_a_row(labels, rows)
         has_rows = labels.shape[:1] == rows[:1]
-        losses = objective.losses(outputs, labels) if has_rows else labels
+        losses = jax.eval_shape(objective.losses, outputs, labels) if has_rows else labels
         if not has_rows or losses.shape != rows:
             raise UserError(
                 f"The labels have the shape {list(labels.shape)}, and the network returned "
                 f"{list(outputs.shape)}. Give one label for each row of the outputs: {list(rows)}."
             )
+        weights, mean = batch.get(objective.WEIGHTS), jnp.mean
+        if weights is not None:
+            mean = partial(batch_mean, weights=one_a_row(weights, rows), ratio=True)
+
+        def of_outputs(outputs: jax.Array) -> jax.Array | Ratio:
+            losses = objective.losses(outputs, labels)
+            if info.counts is not None:
+                losses = losses * info.counts.reshape(-1, *(1,) * (losses.ndim - 1))
+            return mean(losses)
+
+        if info.of_outputs is None:
+            value = of_outputs(outputs)
+        else:
+            value = info.of_outputs(lambda outputs: averaged(of_outputs(outputs)), outputs)
         scores = objective.scores(outputs, labels)
-        if info.counts is not None:
-            losses = losses * info.counts.reshape(-1, *(1,) * (losses.ndim - 1))
-        weights = batch.get(objective.WEIGHTS)
-        if weights is None:
-            return losses.mean(), (model_state, {n: score.mean() for n, score in scores.items()})
-        mean = partial(batch_mean, weights=one_a_row(weights, losses.shape), ratio=True)
-        return mean(losses), (model_state, {name: mean(score) for name, score in scores.items()})
+        return value, (model_state, {name: mean(score) for name, score in scores.items()})
 
     return loss
 
