@@ -8,18 +8,19 @@ the attention, or on all arrays that a matrix product takes. `bytes` are those o
 the update, without the batch, and FLOPs those of a step, both by `dist-ens plan`. Nothing is run.
 """
 
+import dataclasses
+
 import jax
 
 import dist_ens as de
-from configs.charlm import get_config
 from dist_ens.experiment import Experiment, describe_source
-from dist_ens.experiment.config_file import OwnParts
+from dist_ens.experiment.config_file import ConfigFile, OwnParts
 from dist_ens.experiment.record import Run
 from dist_ens.plan.fitting import planner_of
 from launch import cli
 
 _SIZES = {"num_blocks": 14, "width": 768, "num_heads": 12, "mlp_size": 3072}
-_LENGTH, _MEMBERS = 128, (16, 1000)
+_CONFIG, _MEMBERS = "configs/charlm.py", (16, 1000)
 _TARGETS = {"attention": "*Attention*/kernel", "all products": "*"}
 
 
@@ -37,22 +38,21 @@ def main() -> None:
 
 
 def _adapters(targets: str) -> OwnParts:
-    config = get_config()
-    spec, _ = describe_source(Experiment.from_dict(config.to_dict()).data)
-    transformer = de.models.transformer(spec.input_shape, spec.num_classes, **_SIZES)
-    tokens = jax.ShapeDtypeStruct((1, _LENGTH), "int32")
+    spec, _ = describe_source(_experiment().data)
+    transformer = de.models.transformer(spec.input_shape, spec.num_classes or 0, **_SIZES)
+    tokens = jax.ShapeDtypeStruct((1, *spec.input_shape), spec.input_dtype)
     base = jax.eval_shape(transformer.init, jax.eval_shape(lambda: jax.random.key(0)), tokens)
     return OwnParts(member=de.models.lora(transformer, rank=1, targets=targets), shared=base)
 
 
 def _planned(num_members: int, parts: OwnParts) -> tuple[int, float]:
-    config = get_config()
-    with config.unlocked():
-        config.update(num_members=num_members, execution="vmap")
-        config.model.update(_SIZES if parts.member is None else {})
-    experiment = Experiment.from_dict(config.to_dict())
+    experiment = _experiment().with_members(range(num_members))
+    model = dataclasses.replace(experiment.model, options=_SIZES)
+    if parts.member is None:
+        experiment = dataclasses.replace(experiment, model=model)
+    experiment = dataclasses.replace(experiment, execution="vmap")
     spec, count = describe_source(experiment.data)
-    run = Run(experiment, spec, count or 0, __file__)
+    run = Run(experiment, spec, count or 0, _CONFIG)
     planner = planner_of(
         run, parts, jax.devices()[:1], in_memory=True, are_cores=False, say=lambda line: None
     )
@@ -60,6 +60,10 @@ def _planned(num_members: int, parts: OwnParts) -> tuple[int, float]:
     of_state = ("parameters", "model_state", "optimizer", "shared")
     held = sum(planned.bytes_per_device.get(name, 0) for name in of_state)
     return held, planned.flops_per_device or 0.0
+
+
+def _experiment() -> Experiment:
+    return ConfigFile(_CONFIG).experiment()
 
 
 if __name__ == "__main__":

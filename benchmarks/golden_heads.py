@@ -19,6 +19,7 @@ import importlib.util
 import pathlib
 import sys
 import types
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -30,14 +31,15 @@ HIDDEN = [WIDTH, WIDTH]
 SCALES = ("r_group", "s_group", "r", "s")
 
 
-def skip_package_init(name):
-    """Make the modules of a package importable without running its __init__.
+def skip_package_init(name: str) -> None:
+    """Makes the modules of a package importable without running its `__init__`.
 
     The __init__ files of torch_uncertainty import Lightning and torchvision, which
     the layers used here do not need.
     """
     package = types.ModuleType(name)
-    package.__path__ = importlib.util.find_spec(name).submodule_search_locations
+    found = importlib.util.find_spec(name)
+    package.__path__ = [*found.submodule_search_locations] if found else []
     sys.modules[name] = package
 
 
@@ -48,19 +50,19 @@ PackedLinear = importlib.import_module("torch_uncertainty.layers").PackedLinear
 mlp = importlib.import_module("torch_uncertainty.models.mlp")
 
 
-def tabm(arch_type):
-    """TabM on numeric features only, without embeddings."""
+def tabm(arch_type: str) -> torch.nn.Module:
+    """Returns TabM on numeric features only, without embeddings."""
     sizes = {"n_num_features": FEATURES, "d_out": OUTPUTS, "d_block": WIDTH}
     return TabM.make(**sizes, n_blocks=2, k=HEADS, dropout=0.0, arch_type=arch_type)
 
 
-def packed(gamma=1, outputs=OUTPUTS):
-    """Packed ensemble: the first layer is dense, the last one splits into heads."""
+def packed(gamma: int = 1, outputs: int = OUTPUTS) -> torch.nn.Module:
+    """Returns a packed ensemble: the first layer is dense, the last one splits into heads."""
     return mlp.packed_mlp(FEATURES, outputs, HIDDEN, HEADS, alpha=2, gamma=gamma)
 
 
-def packed_gamma2():
-    """Packed ensemble with gamma=2 in the hidden layer and gamma=1 in the last layer.
+def packed_gamma2() -> torch.nn.Module:
+    """Returns a packed ensemble with gamma=2 in the hidden layer and gamma=1 in the last layer.
 
     packed_mlp passes gamma to the last layer too, which raises an error here: the
     4 * 3 outputs do not split into 4 * 2 groups. packed_resnet of the same package
@@ -86,8 +88,8 @@ MODELS = {
 }
 
 
-def random_weights(name, shape, rng):
-    """Random values far from 0 and 1 for scale vectors, normal values for the rest."""
+def random_weights(name: str, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Returns random values far from 0 and 1 for scale vectors, normal values for the rest."""
     if name.rsplit(".", 1)[-1] in SCALES or name == "backbone.affine.weight":
         sizes = 1 + rng.choice([-1, 1], shape) * rng.uniform(0.1, 0.5, shape)
         return rng.choice([-1, 1], shape) * sizes
