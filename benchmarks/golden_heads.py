@@ -39,7 +39,8 @@ def skip_package_init(name: str) -> None:
     """
     package = types.ModuleType(name)
     found = importlib.util.find_spec(name)
-    package.__path__ = [*found.submodule_search_locations] if found else []
+    if found is not None and found.submodule_search_locations is not None:
+        package.__path__ = [*found.submodule_search_locations]
     sys.modules[name] = package
 
 
