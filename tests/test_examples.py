@@ -162,3 +162,12 @@ def test_without_torch_its_example_says_what_to_install(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SystemExit, match=r"pip install 'dist-ens\[torch\]'"):
         load("torch_dataloader")
+
+
+@pytest.mark.long
+def test_adapters_on_one_transformer_learn_another_text():
+    before, after = load("adapters")["main"]()
+    # Adapters begin as no change, so that all members are the base.
+    nlls = [member["nll"] for member in before.members]
+    np.testing.assert_allclose(nlls, nlls[0], rtol=1e-5)
+    assert after.ensemble["nll"] < after.mean_member["nll"] < before.ensemble["nll"] - 1

@@ -179,7 +179,7 @@ def test_other_weights_are_not_compiled_again():
     for weights in (WEIGHTS, WEIGHTS[::-1], [1, 0, 0, 0]):
         ensemble.predict(state, data["inputs"], weights=weights)
         de.evaluate(ensemble, state, data, weights=weights)
-    assert ensemble.programs.predict._cache_size() == 1
+    assert ensemble.programs.predict.program._cache_size() == 1
     assert ensemble.programs.evaluation["scores"][1].score_of_device._cache_size() == 1
 
 

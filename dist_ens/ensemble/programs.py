@@ -171,7 +171,7 @@ class Programs:
             donate_argnums=(0,),
             names=("The state", "The batch", "The shared arrays"),
         )
-        return lambda state, batch: step(state, batch, ensemble.shared)
+        return Completed(step, ensemble.shared)
 
     @cached_property
     def update_steps(self) -> Update:
@@ -222,8 +222,7 @@ class Programs:
             )
             flat = jax.jit(self._of_predictors)
             return lambda state, inputs: flat(of_members(state, inputs, ensemble.shared))
-        outputs = jax.jit(self._outputs)
-        return lambda state, inputs: outputs(state, inputs, ensemble.shared)
+        return Completed(jax.jit(self._outputs), ensemble.shared)
 
     def output_shapes(self, state: Shapes, inputs: Shapes) -> Shapes:
         """Returns the shapes and types of the outputs of all members."""
@@ -310,9 +309,9 @@ class Programs:
             pool = jax.jit(pooled)
             return lambda state, inputs, w: pool(self.outputs(state, inputs), state, w)
         at_once = jax.jit(
-            lambda state, inputs, shared, w: pooled(self._outputs(state, inputs, shared), state, w)
+            lambda state, inputs, w, shared: pooled(self._outputs(state, inputs, shared), state, w)
         )
-        return lambda state, inputs, w: at_once(state, inputs, ensemble.shared, w)
+        return Completed(at_once, ensemble.shared)
 
     def checked_weights(self, weights: ArrayLike | None) -> np.ndarray | None:
         """Returns weights of the members in a pool, float64[members] with sum 1; None for none."""
@@ -327,6 +326,22 @@ class Programs:
         if self._evaluates_others or self._ensemble.waves > 1:
             return state._replace(class_names=(), stopping=())
         return state._replace(opt_state=(), failures=(), class_names=(), stopping=())
+
+
+class Completed:
+    """A program whose last argument is given: the arrays that all members share."""
+
+    def __init__(self, program: Callable[..., PyTree], shared: Shared) -> None:
+        self.program, self._shared = program, shared
+
+    def __call__(self, *args: PyTree) -> PyTree:
+        """Returns the result of the program."""
+        return self.program(*args, self._shared)
+
+    def lower(self, *args: PyTree) -> jax.stages.Lowered:
+        """Returns the lowered program, as `jax.jit(f).lower` does."""
+        program: PyTree = self.program  # One that was compiled ahead of time has no such method.
+        return program.lower(*args, self._shared)
 
 
 def step_of_one(ensemble: "Ensemble") -> Callable[..., tuple[State, Metrics]]:

@@ -16,6 +16,7 @@ from dist_ens.ensemble.checks import explained_errors, loss_outputs
 from dist_ens.ensemble.initial_state import shapes_of
 from dist_ens.ensemble.memory import compiled_if_small
 from dist_ens.ensemble.optimizer import evaluation_params
+from dist_ens.ensemble.programs import Completed
 from dist_ens.ensemble.update_steps import results_in_waves
 from dist_ens.evaluation.examples import WholeBatches
 from dist_ens.evaluation.scores import Scores, scores_of_means
@@ -116,9 +117,9 @@ class _Programs:
         """
         length = len(split) // self._num_groups
         if self._of_rows is not None:  # Members that share devices leave no room for a whole set.
-            return self._completed(self._of_rows), batch_size
+            return Completed(self._of_rows, self._shared), batch_size
         if length <= batch_size or isinstance(split, WholeBatches):
-            return self._completed(self._of_batch), batch_size
+            return Completed(self._of_batch, self._shared), batch_size
         shapes = self.shapes_of_set(split)
         leaves, structure = jax.tree.flatten((shapes_of(state), shapes))
         key = structure, tuple(leaves)
@@ -135,7 +136,7 @@ class _Programs:
             )
         whole = self._whole[key]
         if whole is not None:
-            return self._completed(whole), length
+            return Completed(whole, self._shared), length
         others = _without_ratio(self.values(state, shapes))
         if others:
             raise UserError(
@@ -144,14 +145,11 @@ class _Programs:
                 f"parts: {', '.join(others)}. Return batch_mean(values, weights, ratio=True) as "
                 "the loss and in aux, or score fewer examples."
             )
-        return self._completed(self._of_batch), batch_size
+        return Completed(self._of_batch, self._shared), batch_size
 
     def values(self, state: State, batch: Batch | Shapes) -> Shapes:
         """Returns the shapes and types of the values of a batch."""
         return jax.eval_shape(self._of_batch, state, batch, self._shared)
-
-    def _completed(self, program: Callable[..., _Values]) -> Callable[[State, Batch], _Values]:
-        return lambda state, batch: program(state, batch, self._shared)
 
     def shapes_of_set(self, split: Split) -> Shapes:
         """Returns the shapes and types of a set as one batch, or of the first of its batches."""

@@ -1,10 +1,11 @@
 """Ids of the predictors of an ensemble: its members, or the heads of members that have several."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+
+from dist_ens.ground.json_text import JsonDict
 
 
 def predictor_ids(member_ids: np.ndarray, heads: int | None) -> np.ndarray:
@@ -31,7 +32,7 @@ def member_of(predictor_id: int | str) -> int:
     return int(str(predictor_id).partition(".")[0])
 
 
-def scores_by_member(members: Sequence[Mapping[str, Any]], name: str) -> dict[int, float]:
+def scores_by_member(members: Sequence[JsonDict], name: str) -> dict[int, float]:
     """Returns a score of each member by its id, of heads their mean; NaN where it is absent.
 
     >>> heads = [{"member_id": "3.0", "nll": 1.0}, {"member_id": "3.1", "nll": 2.0}]

@@ -31,10 +31,11 @@ from dist_ens.losses.gaussian import (
     squared_error,
     squared_error_score,
 )
-from dist_ens.losses.heads import of_heads
+from dist_ens.losses.heads import of_heads as of_heads
 from dist_ens.losses.prediction import Prediction, predict_leaves
 from dist_ens.losses.quantiles import Quantiles, pinball, quantiles
 
+# A config names a loss of these. `of_heads` is for members with heads, which it does not name.
 __all__ = [
     "SMALLEST_VARIANCE",
     "Categorical",
@@ -61,7 +62,6 @@ __all__ = [
     "squared_error_score",
     "mse",
     "normal_distribution",
-    "of_heads",
     "one_vs_rest",
     "pinball",
     "predict_leaves",
