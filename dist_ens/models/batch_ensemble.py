@@ -234,10 +234,11 @@ def _with_heads(
                 key: Key | None,
             ) -> tuple[Outputs, ModelState]:
                 leaves = [own.get(name, leaf) for name, leaf in zip(names, network, strict=True)]
+                whole = jax.tree.unflatten(structure, leaves)
                 scaled = {*scales[_IN], *scales[_OUT]}
                 factors = {
                     number: _RankOne(scales[_IN].get(name), scales[_OUT].get(name))
-                    for number, name in enumerate(names)
+                    for number, name in enumerate(_named(whole))
                     if name in scaled
                 }
 
@@ -246,7 +247,6 @@ def _with_heads(
                 ) -> tuple[Outputs, ModelState]:
                     return apply(params, model_state, inputs, key, train, **given)
 
-                whole = jax.tree.unflatten(structure, leaves)
                 return with_factors(of_base, whole, factors, model_state, inputs, key)
 
             keys = None if key is None else _of_heads(key, heads)
