@@ -202,7 +202,7 @@ def _choose(workdir: Place) -> int:
         opened, size=int(asked), metric=metric, method=method, is_newest=is_newest
     )
     count = int((found.weights > 0).sum())
-    ids = [int(i) for i in opened.ensemble.ids[found.weights > 0]]
+    ids = opened.ensemble.predictor_ids(opened.state)[found.weights > 0].tolist()
     listed = listed_weights(ids, found.weights[found.weights > 0].tolist())
     _print(
         f"Chose {count:,} of {counted(len(found.weights), 'member')} of step {opened.step:,}, with "

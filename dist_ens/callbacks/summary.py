@@ -17,6 +17,7 @@ def summary_of(
         "network": ensemble.member.name,
         "steps": step,
         "num_members": layout.num_members,
+        **({} if ensemble.heads is None else {"heads": ensemble.heads}),
         "mesh": dict(layout.mesh.shape),
         "execution": ensemble.execution,
         "waves": ensemble.waves,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from dist_ens.checkpoint.arrays import SavedArray, open_arrays
@@ -25,6 +26,7 @@ from dist_ens.processes import cluster
 from dist_ens.storage import Disk, Place
 
 SUFFIXES = (".safetensors", ".npz")
+BASE = "shared"  # Key of the metadata of a member's file: the digest of what it shares.
 SHARED = "shared.safetensors"  # File of a run with the arrays that its members share.
 ROOTS = ("params", "model_state")  # Fields of a state that belong to the network.
 # Files by which a folder is known as a checkpoint of Orbax.
@@ -86,6 +88,8 @@ def from_file(
                 f"{', '.join([*new][:_MOST_NAMED])}. Give a dict from these to new names."
             )
     if like is not None:
+        # A module of equinox has leaves that are no arrays.
+        like = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else None, like)
         is_pair = isinstance(like, tuple) and len(like) == 2
         made = parts_from(arrays, like if is_pair else (like, ()), file)
         return FromFile(made if is_pair else made[0], str(file))
@@ -94,12 +98,21 @@ def from_file(
     return FromFile(_nested(read), str(file))
 
 
-def keep_shared(run: Place, shared: Shared) -> None:
+def base_digest_in(path: pathlib.Path) -> str | None:
+    """Returns the digest of the arrays that the member in a file shares; None if not known."""
+    if path.suffix != ".safetensors":
+        return None
+    with _errors_are_reported(path), safetensors.safe_open(path, "numpy") as file:
+        return (file.metadata() or {}).get(BASE)
+
+
+def keep_shared(run: Place, shared: Shared, *, is_saved: bool) -> None:
     """Writes the shared arrays of a run into its folder, once, unless they are from a file.
 
-    Every host must call this.
+    `is_saved` says that the run has saved members on the same arrays. Every host must call this.
     """
-    if shared.is_empty or shared.path or cluster.as_main_sees(SHARED in run.names()):
+    is_there = is_saved and cluster.as_main_sees(SHARED in run.names())
+    if shared.is_empty or shared.path or is_there:
         return
     arrays = {name: np.ascontiguousarray(leaf) for name, leaf in _on_host(shared).items()}
     if cluster.is_main():
@@ -222,6 +235,10 @@ def _with_names(
 ) -> Mapping[str, NetworkArray]:
     """Returns arrays by the names of a network, as far as their own names can be read so."""
     dotted = {name.replace("/", "."): array for name, array in arrays.items()}
+    # Names of Haiku have slashes of their own.
+    own = {name.replace("/", "."): name for name in expected}
+    if dotted.keys() == own.keys() and len(own) == len(expected) == len(arrays):
+        return {own[name]: array for name, array in dotted.items()}
     readings = [
         {name.removeprefix(prefix): array for name, array in each.items()}
         for each in (arrays, dotted)

@@ -231,6 +231,10 @@ def _way_out(here: StepRecord, there: StepRecord) -> str:
             "The saved state has other arrays than a state of these parts, so they cannot resume "
             "it. Choose another folder for this run, or give the parts of the saved run."
         )
+    if here.config:  # The command line has no such option.
+        return (
+            "Choose another folder for this run, or give the parts of the saved run to resume it."
+        )
     return (
         "Choose another folder for this run, give the parts of the saved run to resume it, or set "
         "resume='anyway' to resume it with these parts."

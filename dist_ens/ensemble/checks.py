@@ -117,7 +117,8 @@ def check_loss(loss: Any) -> None:
     if error is not None:
         raise UserError(
             f"The loss {name_of(loss)}{signature} cannot be called with four arguments: {error}. "
-            f"Give an objective, such as losses.categorical(10), or a function {_SIGNATURE}."
+            f"Give an objective, such as losses.categorical(10), or a function {_SIGNATURE}. It may "
+            "also have arguments named train, counts, hyper and shared."
         )
 
 

@@ -1,10 +1,12 @@
 """The arrays that all members share, on the devices."""
 
+import os
 from collections.abc import Callable
 
 import jax
 
 from dist_ens.checkpoint.network_files import FromFile
+from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.shared import Shared
 from dist_ens.ground.state import refuse_lists, require_arrays
 from dist_ens.ground.types import PyTree
@@ -19,6 +21,10 @@ def placed_shared(layout: Layout, base_of: Callable[[PyTree], PyTree], given: Py
     if isinstance(given, Shared):
         shared = given
     else:
+        if isinstance(given, str | os.PathLike) or hasattr(given, "files"):
+            raise UserError(
+                f"shared is {kind_of(given)}. Give a pytree of arrays, or dist_ens.from_file(path)."
+            )
         arrays, path = (given.arrays, given.path) if isinstance(given, FromFile) else (given, "")
         if not jax.tree.leaves(arrays):
             return Shared()

@@ -305,6 +305,7 @@ def out_of_bag_of(run: Run, evaluator: Evaluator, state: State) -> np.ndarray:
         seed=run.experiment.seed,
         num_folds=data.num_folds,
     )
+    out_of_bag = np.repeat(out_of_bag, evaluator.ensemble.heads or 1, axis=0)
     out_of_bag[list(evaluator.left_out)] = False
     return out_of_bag
 

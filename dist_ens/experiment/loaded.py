@@ -105,7 +105,7 @@ def open_finished(
             run = Run.from_dict(checkpoint.run)
             run = run if ids is None else run.with_members(ids)
             parts = parts_of(run, folder, file)
-            run, own = _described_ensemble(run, parts, folder, dropout_samples)
+            run, own = described_ensemble(run, parts, folder, dropout_samples)
         structures = saved_structures(own.abstract_state(batch_shapes_in(record)))
         state = finished(own.with_record(checkpoint.state(*structures, member_ids=ids)))
         if record.class_names:
@@ -118,7 +118,7 @@ def open_finished(
     return moving_on(step, loaded)
 
 
-def _described_ensemble(
+def described_ensemble(
     run: Run, parts: OwnParts, folder: str, dropout_samples: int | None
 ) -> tuple[Run, Ensemble]:
     """Returns a run with its samples with dropout, and its ensemble on these devices."""

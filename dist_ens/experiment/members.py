@@ -18,7 +18,7 @@ from dist_ens.checkpoint.network_files import SHARED, copy_shared
 from dist_ens.checkpoint.run_digests import DIGESTS
 from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.experiment.config_file import EXPERIMENT, NO_FILE, ConfigFile, store_experiment
-from dist_ens.experiment.loaded import parts_of
+from dist_ens.experiment.loaded import described_ensemble, parts_of
 from dist_ens.experiment.record import Run, differences_on_resume
 from dist_ens.experiment.schema import HyperConfig
 from dist_ens.experiment.train import train
@@ -84,6 +84,7 @@ def extend(
     file = config or NO_FILE
     parts, source = parts_of(run, workdir, file), file.open_source(run.experiment.data)
     run.require_trained_on(source)
+    described_ensemble(run, parts, str(workdir), None)  # It raises for another base, for example.
     experiment = dataclasses.replace(
         run.experiment.with_members(member_ids),
         steps=members.step,

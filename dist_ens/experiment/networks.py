@@ -28,7 +28,15 @@ from dist_ens.checkpoint import (
 )
 from dist_ens.checkpoint.leaves import named_leaves
 from dist_ens.checkpoint.lineage import Event
-from dist_ens.checkpoint.network_files import ROOTS, SUFFIXES, is_orbax, parts_from, read_network
+from dist_ens.checkpoint.network_files import (
+    BASE,
+    ROOTS,
+    SUFFIXES,
+    base_digest_in,
+    is_orbax,
+    parts_from,
+    read_network,
+)
 from dist_ens.data import Source
 from dist_ens.experiment.build import build, layout_elsewhere
 from dist_ens.experiment.config_file import NOTHING, OwnParts
@@ -63,7 +71,8 @@ def export_members(
             member = saved.members[position]
             name = f"member_{member.member_id:0{digits}}.safetensors"
             leaves = {name: leaf[0] for name, leaf in saved.leaves([member.member_id]).items()}
-            write_network(to, name, _for_evaluation(leaves), member, saved.step)
+            base = saved.run.get("shared")
+            write_network(to, name, _for_evaluation(leaves), member, saved.step, base)
             paths.append(f"{to}/{name}")
         return paths
 
@@ -131,6 +140,14 @@ def import_members(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
         (like.params, like.model_state),
     )
+    base = built.run.to_dict()["shared"]
+    for path in paths:
+        if (own := base_digest_in(path)) is not None and own != base:
+            raise UserError(
+                f"{quoted(path)} is a member on shared arrays with the digest {own[:12]}, and the "
+                f"config shares {'none' if base is None else f'some with {base[:12]}'}. Give a "
+                "config with make_shared(spec) that returns those."
+            )
     members = [parts_from(read_network(path), of_one, path) for path in paths]
     state = ensemble.state_of(
         [params for params, _ in members], [model_state for _, model_state in members]
@@ -151,9 +168,17 @@ def import_members(
 
 
 def write_network(
-    to: Place, name: str, leaves: Mapping[str, np.ndarray], lineage: Lineage, step: int
+    to: Place,
+    name: str,
+    leaves: Mapping[str, np.ndarray],
+    lineage: Lineage,
+    step: int,
+    base: str | None = None,
 ) -> None:
-    """Writes the network of one member as a safetensors file, whose metadata have its lineage."""
+    """Writes the network of one member as a safetensors file, whose metadata have its lineage.
+
+    `base` is the digest of the arrays that the member shares with others.
+    """
     of_network = [name for name in leaves if name.partition(".")[0] in ROOTS]
     if not of_network:
         raise UserError("The checkpoint has no parameters of networks. Read it by Checkpoints.")
@@ -167,6 +192,8 @@ def write_network(
         "member_id": str(lineage.member_id),
         "lineage": json.dumps(lineage.to_dict()),
     }
+    if base is not None:
+        metadata[BASE] = base
     try:
         to.make()
         to.write(name, safetensors.numpy.save(arrays, metadata))

@@ -182,11 +182,18 @@ def _summary(run: Run, result: FitResult, scores: Scores, workdir: Place) -> Jso
     return {
         **summary_of(ensemble, result.step, scores, result.failed_members),
         "network": _network(run, ensemble),
+        **({"own_loss": own} if (own := _own_loss(run)) else {}),
         **pace,
         **({"class_names": list(run.spec.class_names)} if run.spec.class_names else {}),
         **({"stopped_members": dict(result.stopped)} if result.stopped else {}),
         "experiment": experiment.to_dict(),
     }
+
+
+def _own_loss(run: Run) -> str | None:
+    """Returns the name of a loss that the config file makes itself; None without one."""
+    name = run.parts.get("objective") or run.parts.get("loss")
+    return f"{name} of {run.member_file}" if name and run.member_file else name
 
 
 def _network(run: Run, ensemble: Ensemble) -> str:

@@ -340,6 +340,11 @@ def _is_plain(value: object) -> bool:
 def _count(ensemble: PyTree) -> int:
     """Returns the length of the members axis, which all leaves share."""
     named = jax.tree_util.tree_leaves_with_path(ensemble)
+    if not named:
+        raise UserError(
+            "The ensemble has no arrays, such as a model state (), so its members cannot be told "
+            "apart. Use it as it is."
+        )
     lengths = {leaf_name(path): (*np.shape(leaf)[:1],) for path, leaf in named}
     if len({*lengths.values()}) != 1 or () in lengths.values():
         listed = ", ".join(f"{[*shape]} in leaf {name}" for name, shape in lengths.items())

@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from dist_ens.ground.errors import UserError, did_you_mean
+from dist_ens.ground.errors import UserError, did_you_mean, kind_of
 from dist_ens.losses.distribution import Objective
 from dist_ens.losses.gaussian import normal_distribution
 
@@ -54,6 +54,11 @@ def of_heads(
     circular variables and its application to mesoscale forecast ensemble verification", for
     mixtures; Liu and Yao (1999), "Ensemble learning via negative correlation".
     """
+    if not isinstance(objective, Objective):
+        raise UserError(
+            f"of_heads takes the objective of one head, such as categorical(10): got "
+            f"{kind_of(objective)}."
+        )
     if objective.has_heads:
         raise UserError("The objective is one of heads already. Give of_heads that of one head.")
     found = joint if joint is None or callable(joint) else _named(joint, objective, strength)

@@ -6,10 +6,26 @@ import jax
 
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.state import differing, leaf_name
-from dist_ens.ground.types import Inputs, Key, ModelState, Params, PyTree
+from dist_ens.ground.types import Inputs, Key, ModelState, Network, Params, PyTree
+from dist_ens.members.adapt import as_member
 from dist_ens.members.member import Member
 
 _MOST_NAMED = 5
+
+
+def whole_network(network: Network, what: str) -> Member:
+    """Returns a network as a member; raises a `UserError` if it has heads, or a shared base.
+
+    `what` is the function that makes a member of it, for the message.
+    """
+    member = as_member(network)
+    if member.has_base or member.heads is not None:
+        has = "is one on shared arrays" if member.has_base else "has heads"
+        raise UserError(
+            f"{what} takes a whole network of one predictor, and {member.name} {has}. Give it the "
+            "network itself."
+        )
+    return member
 
 
 def base_of(member: Member) -> Callable[[PyTree], tuple[Params, ModelState]]:
@@ -20,7 +36,8 @@ def base_of(member: Member) -> Callable[[PyTree], tuple[Params, ModelState]]:
 
     def parts(given: PyTree) -> tuple[Params, ModelState]:
         is_pair = type(given) is tuple and len(given) == 2
-        return given if is_pair else member.parts_of(given, None)
+        params, model_state = given if is_pair else (given, None)
+        return member.parts_of(params, None if is_pair and model_state == () else model_state)
 
     return parts
 

@@ -43,7 +43,7 @@ def from_functions(init: Callable[[Key], Params], apply: Callable[..., Outputs])
     """
 
     def member_init(key: Key, inputs: Inputs, **given: PyTree) -> tuple[Params, ModelState]:
-        params = init(key)
+        params = init(key, **given_arguments(init, given))
         require_parameters(params)
         return jax.tree.map(jnp.asarray, params), ()
 
@@ -108,7 +108,8 @@ def from_init_and_apply(
             taken = ", ".join(inspect.signature(fn).parameters)
             raise UserError(
                 f"The function {name} has the parameters ({taken}). The two functions must be "
-                f"{_FULL_INIT} and {_FULL_APPLY}, or {_SHORT_INIT} and {_SHORT_APPLY}."
+                f"{_FULL_INIT} and {_FULL_APPLY}, or {_SHORT_INIT} and {_SHORT_APPLY}. Each may "
+                "also have arguments named hyper and shared."
             )
     if apply is None:
         return dataclasses.replace(make(init, _missing_apply), name=name_of(init), has_apply=False)

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import jax
@@ -28,6 +28,10 @@ from dist_ens.sampling.hyper import Given
 # What `init` and `apply` of a network are given, for messages.
 INPUTS_RULE = 'batch["inputs"], or the whole batch if it is no dict with this key'
 NETWORK, MEAN, STD = "network", "label_mean", "label_std"
+
+
+def _unchanged(shared: PyTree) -> PyTree:
+    return shared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,17 +75,26 @@ class Member:
     sample: Apply | None = None
     heads: int | None = None
     takes_given: bool = False
-    base_of: Callable[[PyTree], PyTree] = lambda shared: shared
+    base_of: Callable[[PyTree], PyTree] = _unchanged
     adapt_loss: Callable[[Callable[..., PyTree]], Callable[..., PyTree]] = lambda loss: loss
     parts_of: Callable[[Params, ModelState | None], tuple[Params, ModelState]] = (
         lambda params, model_state: (params, () if model_state is None else model_state)
     )
+
+    @property
+    def has_base(self) -> bool:
+        """Whether the member is one on a network that is shared, such as that of `lora`."""
+        return self.base_of is not _unchanged
 
     def given(self, hyper: PyTree, shared: Shared) -> "Member":
         """Returns the network that is given the settings of a member, and what all share."""
         named = {"hyper": Given(hyper)} if hyper else {}
         if not shared.is_empty:
             named["shared"] = shared.arrays
+        return self.with_named(named)
+
+    def with_named(self, named: Mapping[str, PyTree]) -> "Member":
+        """Returns the network with the arguments `hyper` and `shared`, those that it takes."""
         if not self.takes_given or not named:
             return self
         given = partial(partial, **named)

@@ -90,6 +90,11 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
             labels = standardized(labels, model_state)
         network = member.given(info.hyper, info.shared)
         outputs, model_state = network.apply(params, model_state, inputs, info.key, info.train)
+        if objective.has_heads and outputs.shape[:1] != (member.heads,):
+            raise UserError(
+                f"The network has {member.heads} heads, and returned {list(outputs.shape)}. Return "
+                f"[{member.heads}, batch, ..., outputs]."
+            )
         rows = outputs.shape[1:-1] if objective.has_heads else outputs.shape[:-1]
         labels = one_a_row(labels, rows)
         has_rows = labels.shape[:1] == rows[:1]

@@ -69,6 +69,13 @@ def svgd(
         raise UserError("prior_std is that of parameters, and space is 'outputs'. Leave one out.")
     transformed = partial(_transformed, float(num_examples), prior_std, bandwidth)
 
+    def require_mean(info: LossInfo) -> None:
+        if info.objective is not None and info.objective.joint is not None:
+            raise UserError(
+                f"svgd needs the mean of the heads' losses, and the objective is "
+                f"{info.objective.name}. Leave joint out."
+            )
+
     def method(loss: MemberLoss) -> MemberLoss:
         def of_outputs(
             params: Params, model_state: ModelState, batch: Batch, info: LossInfo
@@ -79,6 +86,7 @@ def svgd(
                 value, grads = jax.value_and_grad(loss_of)(outputs)
                 return _with_gradient(value, outputs, transformed(outputs, grads))
 
+            require_mean(info)
             if info.objective is None:
                 raise UserError("svgd of outputs needs an objective, such as losses.of_heads(...).")
             return loss(params, model_state, batch, info._replace(of_outputs=repelled))
@@ -86,6 +94,8 @@ def svgd(
         def of_parameters(
             params: Params, model_state: ModelState, batch: Batch, info: LossInfo
         ) -> LossResults:
+            require_mean(info)
+
             def value_of(params: Params) -> tuple[jax.Array, tuple[jax.Array | Ratio, PyTree]]:
                 value, rest = loss(params, model_state, batch, info)
                 return averaged(value), (value, rest)

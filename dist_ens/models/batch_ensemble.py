@@ -12,7 +12,8 @@ from dist_ens.ground.errors import UserError
 from dist_ens.ground.numbers import require_one_of, whole_number
 from dist_ens.ground.types import Inputs, Key, ModelState, Network, Outputs, Params, PyTree
 from dist_ens.layout.model_axis import names_of
-from dist_ens.members import Member, as_member
+from dist_ens.members import Member
+from dist_ens.members.base import whole_network
 from dist_ens.members.factors import Product, Use, along, uses_of, with_factors
 from dist_ens.members.member import with_forward
 from dist_ens.members.modes import Apply
@@ -54,8 +55,9 @@ def batch_ensemble(network: Network, heads: int, *, scales: str = "signs") -> Me
     Source: Wen et al. (2020), https://arxiv.org/abs/2002.06715.
     """
     require_one_of("scales", scales, [*_DRAWN])
-    name = f"batch_ensemble({as_member(network).name})"
-    return _with_heads(as_member(network), heads, name, _of_batch_ensemble, _DRAWN[scales])
+    base = whole_network(network, "batch_ensemble")
+    name = f"batch_ensemble({base.name})"
+    return _with_heads(base, heads, name, _of_batch_ensemble, _DRAWN[scales])
 
 
 def tabm(network: Network, heads: int = 32, *, mini: bool = False) -> Member:
@@ -83,8 +85,8 @@ def tabm(network: Network, heads: int = 32, *, mini: bool = False) -> Member:
     Source: Gorishniy et al. (2025), https://arxiv.org/abs/2410.24210.
     """
     kind = _of_tabm_mini if mini else _of_tabm
-    name = f"tabm({as_member(network).name})"
-    return _with_heads(as_member(network), heads, name, kind, _ones)
+    base = whole_network(network, "tabm")
+    return _with_heads(base, heads, f"tabm({base.name})", kind, _ones)
 
 
 class _Parts(NamedTuple):
@@ -182,9 +184,10 @@ def _with_heads(
         keys = _of_heads(jax.random.fold_in(key, _HEADS), heads)
         own, of_heads = jax.vmap(lambda key: base.init(key, inputs, **given))(keys)
         leaves, owned = _named(params), _named(own)
+        evaluate = base.with_named(given).evaluate
         used = {
             [*leaves][number]: use
-            for number, use in uses_of(base.evaluate, params, model_state, inputs, key).items()
+            for number, use in uses_of(evaluate, params, model_state, inputs, key).items()
         }
         kernels = [each for each, use in used.items() if use and leaves[each].ndim > 1]
         if not kernels:

@@ -13,8 +13,8 @@ from dist_ens.ground.errors import UserError
 from dist_ens.ground.numbers import whole_number
 from dist_ens.ground.types import Inputs, Key, ModelState, Network, Outputs, Params, PyTree
 from dist_ens.layout.model_axis import names_of
-from dist_ens.members import Member, as_member
-from dist_ens.members.base import base_of, checked_base
+from dist_ens.members import Member
+from dist_ens.members.base import base_of, checked_base, whole_network
 from dist_ens.members.factors import Product, Use, uses_of, with_factors
 from dist_ens.members.member import floats_as
 
@@ -72,8 +72,10 @@ def lora(
     Source: Hu et al. (2021), https://arxiv.org/abs/2106.09685; for ensembles, Wang et al. (2023),
     https://arxiv.org/abs/2310.00035.
     """
-    base, rank = as_member(network), whole_number("rank", rank, least=1)
+    base, rank = whole_network(network, "lora"), whole_number("rank", rank, least=1)
     patterns = [targets] if isinstance(targets, str) else [*targets]
+    if not patterns:
+        raise UserError("targets is empty. Give patterns of names, or leave it out.")
     scale = 1.0 if alpha is None else alpha / rank
 
     def init(

@@ -23,7 +23,7 @@ def with_prior(network: Network, scale: float = 1.0) -> Member:
 
     Args:
         network: Network, in any form that `as_member` takes. Its outputs are floating-point arrays.
-        scale: Scale of the prior, 0 or more.
+        scale: Scale of the prior.
 
     Returns:
         The member. Its parameters are those of the network. Its model state is

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from dist_ens.ground.numbers import whole_number
 from dist_ens.ground.types import Inputs, Key, ModelState, Network, Outputs, Params, PyTree
 from dist_ens.members import Member, as_member
-from dist_ens.members.base import base_of, checked_base
+from dist_ens.members.base import base_of, checked_base, whole_network
 from dist_ens.members.member import with_forward
 from dist_ens.members.modes import Apply
 
@@ -44,7 +44,9 @@ def heads(trunk: Network, head: Network) -> Member:
     >>> state.params[0]["w"].shape
     (16, 8, 3)
     """
-    base, top = as_member(trunk), as_member(head)
+    base, top = whole_network(trunk, "heads"), as_member(head)
+    if top.has_base:
+        whole_network(head, "heads")  # It raises, as there is one shared base.
 
     def features_of(inputs: Inputs, shared: PyTree) -> PyTree:
         return base.apply(*shared, inputs, None, False)[0]
@@ -104,7 +106,7 @@ def trunk_and_heads(trunk: Network, head: Network, heads: int) -> Member:
     >>> member.apply(params, model_state, jnp.zeros((2, 4)), None, False)[0].shape
     (5, 2, 3)
     """
-    base, top = as_member(trunk), as_member(head)
+    base, top = (whole_network(each, "trunk_and_heads") for each in (trunk, head))
     heads = whole_number("heads", heads, least=1)
 
     def init(key: Key, inputs: Inputs, **given: PyTree) -> tuple[Params, ModelState]:

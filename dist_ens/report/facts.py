@@ -22,7 +22,9 @@ def facts(summary: Mapping[str, Json]) -> list[tuple[str, str]]:
         ("chosen", _chosen(summary)),
         ("NaN predicted", _broken(summary)),
         (f"failed, policy {failures.get('policy')}", _failed(failures.get("members", []))),
-        *_trained_on(summary.get("experiment", {}), summary.get("network")),
+        *_trained_on(
+            summary.get("experiment", {}), summary.get("network"), summary.get("own_loss")
+        ),
         ("steps", f"{summary['steps']:,}" if "steps" in summary else ""),
         (f"mesh, {ENSEMBLE} x {DATA}", mesh and f"{mesh[ENSEMBLE]} x {mesh[DATA]}"),
         ("execution", summary.get("execution")),
@@ -37,7 +39,9 @@ def _members(summary: Mapping[str, Json]) -> str:
         return ""
     members, groups = summary["num_members"], summary.get("groups") or 1
     in_groups = f" in {groups:,} groups of {members // groups:,}" if groups > 1 else ""
-    return f"{members:,}{in_groups}"
+    heads = summary.get("heads")
+    of_heads = f" with {counted(heads, 'head')} each" if heads else ""
+    return f"{members:,}{in_groups}{of_heads}"
 
 
 def listed_weights(member_ids: Sequence[int], weights: Sequence[float]) -> str:
@@ -123,8 +127,13 @@ def _failed(members: list[Mapping[str, Json]]) -> str:
     return "; ".join(clauses)
 
 
-def _trained_on(experiment: Mapping[str, Json], network: str | None) -> list[tuple[str, str]]:
-    """Returns the settings by which runs differ, as pairs of a term and its value."""
+def _trained_on(
+    experiment: Mapping[str, Json], network: str | None, own_loss: str | None
+) -> list[tuple[str, str]]:
+    """Returns the settings by which runs differ, as pairs of a term and its value.
+
+    `own_loss` is the name of a loss that a config file makes itself.
+    """
     if not experiment:
         return []
     data, loss, optimizer = (experiment[name] for name in ("data", "loss", "optimizer"))
@@ -138,7 +147,7 @@ def _trained_on(experiment: Mapping[str, Json], network: str | None) -> list[tup
     return [
         ("network", network or DASH),
         ("data", data["source"] + examples),
-        ("loss", loss["name"] + beside),
+        ("loss", own_loss or loss["name"] + beside),
         ("optimizer", f"{optimizer['name']}, {rate}{schedule}"),
         ("batch", f"{data['global_batch_size']:,}"),
         ("seed", str(experiment["seed"])),

@@ -79,7 +79,8 @@ def _result(summary: Mapping[str, Json]) -> str:
     if not compared:
         return "There is no finite score to compare the ensemble with its mean member."
     groups = summary.get("groups") or 1
-    pooled = summary.get("num_members", 0) - len(summary.get("left_out_members", ()))
+    count = summary.get("num_members", 0) * (summary.get("heads") or 1)
+    pooled = count - len(summary.get("left_out_members", ()))
     size = f" of {pooled // groups:,}" if pooled > 0 else ""
     over = f", averaged over {groups:,} groups" if groups > 1 else ""
     return f"The ensemble{size} is {_verdict(signs)}{over}: {', '.join(compared)}."

@@ -109,8 +109,25 @@ def _trace_step(ensemble: Ensemble, train: TrainingData) -> None:
     )
     with _explained("A training step could not be traced"):
         jax.make_jaxpr(step)(state, batch, train.index, ensemble.shared)
+        if not ensemble.shared.is_empty:
+            _require_shared_read(ensemble, batch, train.index)
         if ensemble.hyper:
             _require_read(ensemble.replace(failure_policy=None), batch, train.index)
+
+
+def _require_shared_read(ensemble: Ensemble, batch: Shapes, index: Shapes | None) -> None:
+    """Raises a `UserError` if no step reads the arrays that the members share."""
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
+        ensemble.abstract_state(batch),
+    )
+    taken = jax.make_jaxpr(step_of_one(ensemble))(shapes, batch, index, ensemble.shared).jaxpr
+    read = dce_jaxpr(taken, [True] * len(taken.outvars))[1]
+    if not any(read[-len(jax.tree.leaves(ensemble.shared)) :]):
+        raise UserError(
+            "Nothing reads the shared arrays. Give the ensemble a member on them, such as "
+            "models.lora(network, rank), or a network or a loss function with an argument shared."
+        )
 
 
 def _require_read(ensemble: Ensemble, batch: Shapes, index: Shapes | None) -> None:

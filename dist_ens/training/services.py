@@ -168,7 +168,10 @@ def running(job: Job) -> Iterator[Run]:
         compiling = stack.enter_context(LongestCompilation())
         run = Run(job, begin_run(job, opened), opened, stop, compiling)
         if checkpoints is not None and opened is not None:
-            keep_shared(place_of(checkpoints.folder, "folder"), job.info.ensemble.shared)
+            saved = (opened.saved_record or {}).get("shared")
+            folder = place_of(checkpoints.folder, "folder")
+            is_saved = record is not None and saved == record.shared
+            keep_shared(folder, job.info.ensemble.shared, is_saved=is_saved)
         for note in opened.notes if opened else ():
             job.say(f"Note: {note}")
         if checkpoints is not None and opened is not None and opened.saved_step:
