@@ -1,5 +1,8 @@
 """Members with heads: networks, losses, and heads as predictors of scores and predictions."""
 
+import json
+
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,6 +12,7 @@ import pytest
 
 import dist_ens as de
 import networks
+from commands import dist_ens
 from dist_ens.ground.errors import UserError
 
 RANDOM = np.random.default_rng(0)
@@ -191,6 +195,38 @@ def _filled(params, head):
     return jax.tree_util.tree_map_with_path(fill, params["network"], is_leaf=is_out)
 
 
+def test_arrays_that_a_network_leaves_out_do_not_move_the_scales():
+    class Bare(eqx.Module):
+        first: eqx.nn.Linear
+        last: eqx.nn.Linear
+
+        def __init__(self, key):
+            one, two = jax.random.split(key)
+            self.first = eqx.nn.Linear(6, 8, use_bias=False, key=one)
+            self.last = eqx.nn.Linear(8, 3, key=two)
+
+        def __call__(self, x):
+            return self.last(jnp.tanh(self.first(x)))
+
+    member = de.models.batch_ensemble(Bare, heads=2)
+    params, model_state = member.init(jax.random.key(0), X)
+    found = member.apply(params, model_state, X, None, False)[0]
+    for head in range(2):
+        first, last = (
+            np.asarray(part.weight).T
+            for part in jax.tree.leaves(
+                params["network"], is_leaf=lambda node: isinstance(node, eqx.nn.Linear)
+            )
+        )
+        (r0, r1), (s0, s1) = (
+            [np.asarray(params[part][name][head]) for name in ("first/weight", "last/weight")]
+            for part in "rs"
+        )
+        hidden = np.tanh(((X * r0) @ first) * s0)
+        expected = ((hidden * r1) @ last) * s1 + np.asarray(params["own"]["last/bias"][head])
+        np.testing.assert_allclose(found[head], expected, atol=1e-5)
+
+
 def test_four_heads_have_at_most_a_tenth_more_parameters_than_one_network():
     one = de.models.mlp((784,), 10, hidden_sizes=(256, 256))
     four = de.models.batch_ensemble(one, heads=4)
@@ -246,6 +282,41 @@ def test_heads_are_predictors_in_scores_records_selection_and_calibration(tmp_pa
     assert calibration.predictor.member_ids == tuple(ids)
     run = de.load(tmp_path, ensemble=ensemble)
     np.testing.assert_array_equal(run.predict(X).members, probs)
+
+
+CONFIG = """
+import dist_ens as de
+
+def get_config():
+    data = dict(source="digits", std=(16.0,), validation=0.1, examples="bootstrap")
+    return dict(num_members=2, steps=4, execution="vmap", data=data)
+
+def make_member(spec):
+    return de.models.tabm(de.models.mlp((8, 8), 10, hidden_sizes=(8,)), heads=3)
+
+def make_objective(spec):
+    return de.losses.of_heads(de.losses.categorical(10))
+"""
+
+
+@pytest.mark.long
+def test_commands_choose_and_score_heads(tmp_path):
+    (tmp_path / "config.py").write_text(CONFIG)
+    config, run = f"--config={tmp_path / 'config.py'}", str(tmp_path / "run")
+    for words in (
+        ["train", config, f"--workdir={run}"],
+        ["evaluate", config, f"--workdir={run}", "--out_of_bag"],
+        ["members", run, "choose", "--size=3", "--metric=nll", config],
+        ["evaluate", config, f"--workdir={run}"],
+    ):
+        ended = dist_ens(*words)
+        assert ended.returncode == 0, (words, ended.stdout, ended.stderr)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["num_members"], summary["heads"]) == (2, 3)
+    assert [each["member_id"] for each in summary["members"]][3] == "1.0"
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "2 with 3 heads each" in page
+    assert "of_heads(categorical) of" in page
 
 
 def test_members_with_heads_stop_by_the_mean_of_their_heads_scores():
@@ -439,6 +510,20 @@ def test_mistakes_with_heads_are_told_where_they_are_made():
         de.losses.of_heads(de.losses.categorical(3), joint="crps")
     with pytest.raises(UserError, match="joint is 'crsp'. Did you mean 'crps'"):
         de.losses.of_heads(de.losses.gaussian(), joint="crsp")
+    with pytest.raises(UserError, match="of_heads takes the objective of one head"):
+        de.losses.of_heads(de.losses.categorical)
+    crps = de.losses.of_heads(de.losses.squared_error(), joint="crps")
+    apart = ensemble_of(
+        de.models.packed((6,), 1, heads=4), objective=crps, methods=[de.methods.svgd()]
+    )
+    with pytest.raises(UserError, match="svgd needs the mean of the heads' losses"):
+        de.fit(apart, DATA, steps=1, batch_size=16, progress=False)
+    with pytest.raises(UserError, match="svgd takes the heads of a member as its particles"):
+        ensemble_of(MLP, objective=de.losses.categorical(3), methods=[de.methods.svgd()])
+    number = de.losses.of_heads(de.losses.categorical(3), joint=lambda outputs, _: outputs.sum())
+    summed = ensemble_of(MEMBERS["tabm"](), objective=number)
+    with pytest.raises(UserError, match="joint returned .* for labels of the shape"):
+        de.fit(summed, DATA, steps=1, progress=False)
     with pytest.raises(UserError, match="have 10 of them|do not divide into 4 heads"):
         de.models.packed((6,), 3, hidden_sizes=(5,), heads=4)
     wrong = de.as_member(
@@ -446,5 +531,5 @@ def test_mistakes_with_heads_are_told_where_they_are_made():
         apply=lambda params, state, x, key, train: (x @ params["w"], state),
         heads=4,
     )
-    with pytest.raises(UserError, match="Give one (label|number) for each row of the outputs"):
+    with pytest.raises(UserError, match=r"has 4 heads, and returned \[16, 3\]"):
         de.fit(ensemble_of(wrong), DATA, steps=1, batch_size=16, progress=False)

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import dist_ens as de
 import networks
-from commands import wait_for
+from commands import dist_ens, wait_for
 from dist_ens.ensemble.batches import Batches
 from dist_ens.ensemble.update_steps import steps_of_all
 from dist_ens.execution.spec import Execution
@@ -367,6 +367,129 @@ def test_a_network_of_a_file_has_the_names_and_the_structure_asked_for(tmp_path)
     assert de.from_file(orbax).arrays["dense"]["kernel"].shape == (2, 3)
 
 
+def test_two_networks_with_the_same_names_are_both_in_the_digest_and_in_the_file(tmp_path):
+    def loss_fn(params, model_state, batch, key, shared):
+        outputs = sum(batch["inputs"] @ each["w"] for each in shared)
+        return ((outputs + params["b"] - 1) ** 2).mean(), (model_state, {})
+
+    def ensemble(second):
+        member = de.as_member(init=lambda key, inputs: ({"b": jnp.zeros(())}, ()))
+        shared = ({"w": np.ones(6, np.float32)}, {"w": np.full(6, second, np.float32)})
+        return de.Ensemble(member, optax.sgd(0.1), loss_fn, num_members=2, shared=shared)
+
+    options = {"steps": 2, "batch_size": 8, "progress": False}
+    checkpoints = de.Checkpoints(tmp_path)
+    de.fit(ensemble(1), DATA, **options, checkpoints=checkpoints)
+    kept = load_file(tmp_path / "shared.safetensors")
+    assert {name: leaf.tolist() for name, leaf in kept.items()} == {
+        "0.w": [1.0] * 6,
+        "1.w": [1.0] * 6,
+    }
+    with pytest.raises(UserError, match="the digest of the shared arrays"):
+        de.fit(ensemble(2), DATA, **options, checkpoints=checkpoints)
+    # With the consent of the user, the folder has the arrays that the newest members are on.
+    anyway = de.Checkpoints(tmp_path, resume="anyway")
+    de.fit(ensemble(2), DATA, **options | {"steps": 4}, checkpoints=anyway)
+    assert load_file(tmp_path / "shared.safetensors")["1.w"].tolist() == [2.0] * 6
+
+
+def test_a_step_of_ones_own_is_given_the_shared_arrays_wherever_it_is_called():
+    base = {"w": np.full((6, 3), 0.5, np.float32)}
+
+    def init(key, batch, shared):
+        return {"b": jnp.zeros(shared["w"].shape[1])}
+
+    def apply(state, inputs, shared):
+        return inputs @ shared["w"] + state["b"][None]
+
+    def step(state, batch, key, shared):
+        error = apply(state, batch["inputs"], shared).mean(axis=0) - 1
+        return {"b": state["b"] - 0.5 * error}, {"loss": (error**2).mean()}
+
+    def eval_loss(state, batch, key, shared):
+        error = apply(state, batch["inputs"], shared) - 1
+        return (error**2).mean(), {}
+
+    functions = {"init": init, "step": step, "apply": apply, "eval_loss": eval_loss}
+    ensemble = de.Ensemble.from_step(**functions, num_members=2, shared=base)
+    result = de.fit(ensemble, DATA, steps=1, batch_size=16, progress=False)
+    by_hand = -0.5 * (X @ base["w"]).mean(axis=0) + 0.5
+    np.testing.assert_allclose(result.state.params["b"][1], by_hand, atol=1e-6)
+    expected = X @ base["w"] + by_hand
+    np.testing.assert_allclose(ensemble.predict(result.state, X).members[0], expected, atol=1e-5)
+    scores = de.evaluate(ensemble, result.state, DATA)
+    assert scores.mean_member["loss"] == pytest.approx(((expected - 1) ** 2).mean(), rel=1e-5)
+
+
+def test_adapters_keep_their_axes_where_training_uses_an_array_otherwise():
+    class Noisy(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            w = self.param("w", nn.initializers.normal(), (6, 6))
+            w = w * 1.0 if train else w
+            return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())))[:, :CLASSES]
+
+    shared = de.as_member(Noisy()).init(jax.random.key(0), X)
+    member = de.models.lora(Noisy(), rank=RANK)
+    adapters, state = member.init(jax.random.key(1), X, shared)
+    adapters = jax.tree.map(jnp.ones_like, adapters)
+    found = [member.apply(adapters, state, X, None, train, shared=shared)[0] for train in (0, 1)]
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+CONFIG = """
+import jax
+import jax.numpy as jnp
+import dist_ens as de
+
+def get_config():
+    return dict(num_members=2, steps=2, execution="loop", data=dict(source="digits", std=(16.0,)))
+
+MLP = de.models.mlp((8, 8), 10, hidden_sizes=(8,))
+
+def make_member(spec):
+    return de.models.lora(MLP, rank=2)
+
+def make_shared(spec):
+    return MLP.init(jax.random.key({key}), jnp.zeros((1, 8, 8)))[0]
+"""
+
+
+@pytest.mark.long
+def test_commands_work_on_a_run_with_a_base_and_refuse_another_base(tmp_path):
+    configs = []
+    for key in (7, 8):
+        configs.append(f"--config={tmp_path / f'on_{key}.py'}")
+        (tmp_path / f"on_{key}.py").write_text(CONFIG.format(key=key))
+    own, other = configs
+    run, workdir = tmp_path / "run", f"--workdir={tmp_path / 'run'}"
+    exported = tmp_path / "exported"
+    np.save(tmp_path / "x.npy", np.zeros((3, 8, 8)))
+    files = [f"--input={tmp_path / 'x.npy'}", f"--output={tmp_path / 'p.npz'}"]
+    for words in (
+        ["plan", own],
+        ["train", own, workdir],
+        ["evaluate", own, workdir, "--shift"],
+        ["predict", own, workdir, *files],
+        ["replay", own, str(run), "--member=1"],
+        ["members", str(run), "extend", "--ids=5", f"--to={tmp_path / 'more'}", own],
+        ["members", str(run), "export", f"--to={exported}"],
+        ["members", str(tmp_path / "new"), "import", str(exported), own],
+    ):
+        ended = dist_ens(*words)
+        assert ended.returncode == 0, (words, ended.stdout, ended.stderr)
+    assert (tmp_path / "more" / "shared.safetensors").exists()
+    assert (tmp_path / "new" / "shared.safetensors").exists()
+    for words in (
+        ["train", other, workdir],
+        ["members", str(run), "extend", "--ids=6", f"--to={tmp_path / 'third'}", other],
+        ["members", str(tmp_path / "fourth"), "import", str(exported), other],
+    ):
+        ended = dist_ens(*words)
+        assert ended.returncode == 2, (words, ended.stdout, ended.stderr)
+        assert "shared arrays" in ended.stderr
+
+
 # Mistakes
 
 
@@ -387,6 +510,17 @@ def test_mistakes_are_told_where_they_are_made():
         begin(de.models.lora(wider, 1))
     with pytest.raises(UserError, match="has no shared arrays. Give Ensemble"):
         begin(de.models.heads(TRUNK, HEAD), shared=())
+    with pytest.raises(UserError, match="targets is empty"):
+        de.models.lora(MLP, 1, targets=[])
+    with pytest.raises(UserError, match="heads takes a whole network .* is one on shared arrays"):
+        de.models.heads(de.models.lora(MLP, 1), HEAD)
+    with pytest.raises(UserError, match="batch_ensemble takes a whole network"):
+        de.models.batch_ensemble(de.models.lora(MLP, 1), heads=2)
+    with pytest.raises(UserError, match=r"Give a pytree of arrays, or dist_ens.from_file\(path\)"):
+        begin(de.models.lora(MLP, 1), shared="base.safetensors")
+    forgotten = adapters().replace(member=MLP)
+    with pytest.raises(UserError, match="Nothing reads the shared arrays. Give"):
+        de.fit(forgotten, DATA, steps=1, batch_size=8, progress=False)
     with pytest.raises(UserError, match="Argument 1 is donated, and its spec is 'shared'"):
         de.lift(
             lambda params, base: params,

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -81,6 +81,7 @@ def from_file(
     if names is not None:
         renamed = names if callable(names) else names.get
         new = {name: renamed(name) for name in arrays}
+        _require_different([name for name in new.values() if name is not None])
         arrays = {name: arrays[old] for old, name in new.items() if name is not None}
         if not arrays:
             raise UserError(
@@ -92,10 +93,10 @@ def from_file(
         like = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else None, like)
         is_pair = isinstance(like, tuple) and len(like) == 2
         made = parts_from(arrays, like if is_pair else (like, ()), file)
-        return FromFile(made if is_pair else made[0], str(file))
+        return FromFile(made if is_pair else made[0], str(file.resolve()))
     with _errors_are_reported(file):
         read = {name: _read(array) for name, array in arrays.items()}
-    return FromFile(_nested(read), str(file))
+    return FromFile(_nested(read), str(file.resolve()))
 
 
 def base_digest_in(path: pathlib.Path) -> str | None:
@@ -114,7 +115,13 @@ def keep_shared(run: Place, shared: Shared, *, is_saved: bool) -> None:
     is_there = is_saved and cluster.as_main_sees(SHARED in run.names())
     if shared.is_empty or shared.path or is_there:
         return
-    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in _on_host(shared).items()}
+    on_host = _on_host(shared)
+    # Parameters and model state have the names that they have in other files of a network.
+    parts = on_host[::-1] if type(on_host) is tuple and len(on_host) == 2 else (on_host,)
+    named = [named_leaves(part) for part in parts]
+    if len({name for part in named for name in part}) < sum(map(len, named)):
+        named = [named_leaves(on_host)]
+    arrays = {name: np.ascontiguousarray(leaf) for part in named for name, leaf in part.items()}
     if cluster.is_main():
         write_run_file(run, SHARED, safetensors.numpy.save(arrays))
 
@@ -128,24 +135,24 @@ def copy_shared(run: Place, to: Place) -> None:
 def digest_of(shared: Shared) -> str:
     """Returns the SHA-256 of the names, types, shapes and bytes of shared arrays, as hex digits."""
     digest = hashlib.sha256()
-    for name, array in _on_host(shared).items():
+    for name, leaf in named_leaves(_on_host(shared)).items():
+        array = np.asarray(leaf)
         digest.update(f"{name} {array.dtype} {array.shape};".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
-def _on_host(shared: Shared) -> dict[str, np.ndarray]:
-    """Returns shared arrays by name; those of parameters and model state as in other files."""
+def _on_host(shared: Shared) -> PyTree:
     with jax.transfer_guard("allow"):
-        on_host = to_host(shared.arrays)
-    is_pair = type(on_host) is tuple and len(on_host) == 2
-    found = [named_leaves(part).items() for part in (reversed(on_host) if is_pair else [on_host])]
-    return {name: np.asarray(leaf) for part in found for name, leaf in part}
+        return to_host(shared.arrays)
 
 
 def _nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
     """Returns arrays in dicts and lists, nested as the dots or slashes of their names say."""
     found: dict[str, PyTree] = {}
+    dotted = [name.replace("/", ".") for name in arrays]
+    inner = {name.rpartition(".")[0] for name in dotted}
+    _require_different([*dotted, *(name for name in dotted if name in inner)])
     for name, array in arrays.items():
         *keys, last = name.replace("/", ".").split(".")
         inside = found
@@ -162,6 +169,12 @@ def _nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
         return made
 
     return with_lists(found)
+
+
+def _require_different(names: Sequence[str]) -> None:
+    if len({*names}) < len(names):
+        twice = max(names, key=names.count)
+        raise UserError(f"Two arrays would be called {twice!r}. Give other names, by names=.")
 
 
 def _read(array: NetworkArray) -> np.ndarray:

@@ -117,8 +117,8 @@ def check_loss(loss: Any) -> None:
     if error is not None:
         raise UserError(
             f"The loss {name_of(loss)}{signature} cannot be called with four arguments: {error}. "
-            f"Give an objective, such as losses.categorical(10), or a function {_SIGNATURE}. It may "
-            "also have arguments named train, counts, hyper and shared."
+            f"Give an objective, such as losses.categorical(10), or a function {_SIGNATURE}. It "
+            "may also have arguments named train, counts, hyper and shared."
         )
 
 
@@ -188,8 +188,15 @@ def explained_errors(what: str = "loss") -> Iterator[None]:
         ) from error
 
 
-def check_heads(member: Member, objective: Objective | None, num_groups: int) -> None:
-    """Raises a `UserError` unless an objective takes the heads of a member."""
+def check_heads(
+    member: Member, objective: Objective | None, methods: Sequence[Method], num_groups: int
+) -> None:
+    """Raises a `UserError` unless an objective and methods take the heads of a member."""
+    if member.heads is None and any(getattr(each, "needs_heads", False) for each in methods):
+        raise UserError(
+            f"svgd takes the heads of a member as its particles, and {member.name} has none. Give "
+            "one with heads, such as models.trunk_and_heads(trunk, head, heads=8)."
+        )
     if member.heads is not None and num_groups > 1:
         raise UserError("Members with heads cannot be in several groups. Leave num_groups out.")
     if objective is None or (member.heads is not None) == objective.has_heads:

@@ -191,7 +191,7 @@ class Ensemble(Variants):
         self.shared = placed_shared(self.layout, self.member.base_of, shared)
         self.objective = loss if isinstance(loss, Objective) else None
         self.trained_objective = self.objective if own_step is None else None
-        check_heads(self.member, self.objective, self.num_groups)
+        check_heads(self.member, self.objective, self.methods, self.num_groups)
         self.network = network_for(self.member, self.objective, self.compute_dtype)
         self.uses_positions = any(getattr(m, "uses_positions", False) for m in self.methods)
         self.programs = Programs(self)

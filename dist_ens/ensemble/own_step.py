@@ -42,17 +42,25 @@ class OwnStep:
     def member(self) -> Member:
         """The member with the initialiser and the forward pass."""
 
-        def init(key: Key, batch: Batch) -> tuple[Params, ModelState]:
-            state = self.init(key, batch)
+        def init(key: Key, batch: Batch, **given: PyTree) -> tuple[Params, ModelState]:
+            state = self.init(key, batch, **given_arguments(self.init, given))
             require_arrays(state)
             return state, ()
 
         def apply(
-            state: Params, model_state: ModelState, inputs: Inputs, key: Key | None, train: bool
+            state: Params,
+            model_state: ModelState,
+            inputs: Inputs,
+            key: Key | None,
+            train: bool,
+            **given: PyTree,
         ) -> tuple[Outputs, ModelState]:
-            return self.apply(state, inputs), model_state  # type: ignore[misc]  # See `has_apply`.
+            forward: Callable[..., Outputs] = self.apply  # type: ignore[assignment]  # See `has_apply`.
+            return forward(state, inputs, **given_arguments(forward, given)), model_state
 
-        return Member(init, apply, name=name_of(self.step), has_apply=self.apply is not None)
+        has_apply = self.apply is not None
+        name = name_of(self.step)
+        return Member(init, apply, name=name, has_apply=has_apply, takes_given=True)
 
     @pinned_generator()
     def __call__(
@@ -97,9 +105,16 @@ def loss_of_scoring(
 
     # The argument `train` says that the function knows that it is called in evaluation.
     def loss(
-        state: Params, model_state: ModelState, batch: Batch, key: Key, train: bool
+        state: Params,
+        model_state: ModelState,
+        batch: Batch,
+        key: Key,
+        train: bool,
+        hyper: PyTree,
+        shared: PyTree,
     ) -> LossResults:
-        value, metrics = eval_loss(state, batch, key)
+        given = given_arguments(eval_loss, {"hyper": hyper, "shared": shared})
+        value, metrics = eval_loss(state, batch, key, **given)
         return value, (model_state, metrics)
 
     return loss

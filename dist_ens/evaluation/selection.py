@@ -38,7 +38,8 @@ class Selection:
     """The best few members of an ensemble, and their weights in the pool.
 
     Attributes:
-        member_ids: Ids of the chosen members, in the order of the state, each once.
+        member_ids: Ids of the chosen members, in the order of the state, each once. Of members with
+            heads, those of all heads of members of which one was chosen.
         weights: Weight of each of them, above 0, with sum 1.
         path: Score of the pool on the given data after each choice, in the unit of the metric. The
             last one is that of the result. Stacking makes one choice.

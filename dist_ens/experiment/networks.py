@@ -34,6 +34,7 @@ from dist_ens.checkpoint.network_files import (
     SUFFIXES,
     base_digest_in,
     is_orbax,
+    keep_shared,
     parts_from,
     read_network,
 )
@@ -164,7 +165,9 @@ def import_members(
         )
         for member_id, path in zip(ensemble.ids, paths, strict=True)
     )
-    return write_run(to, SavedMembers(step, built.run.to_dict(), lineages, leaves))
+    written = write_run(to, SavedMembers(step, built.run.to_dict(), lineages, leaves))
+    keep_shared(to, ensemble.shared, is_saved=False)
+    return written
 
 
 def write_network(

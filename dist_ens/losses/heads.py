@@ -91,7 +91,13 @@ def _named(joint: str, objective: Objective, strength: float) -> Joint:
 
 
 def mixture_nll(objective: Objective, outputs: jax.Array, labels: jax.Array) -> jax.Array:
-    """Computes the NLL of the mixture of the heads, `-log(mean_h p_h(y))`, float[batch, ...]."""
+    """Computes the NLL of the mixture of the heads, `-log(mean_h p_h(y))`, float[batch, ...].
+
+    Labels of classes may also be shares of the classes, float[batch, ..., classes].
+    """
+    if objective.num_classes is not None:  # The averaged probabilities are those of one network.
+        log_probs = jax.nn.logsumexp(jax.nn.log_softmax(outputs), axis=0)
+        return objective.example_loss(log_probs, labels)
     nll = jax.vmap(objective.example_loss, in_axes=(0, None))(outputs, labels)
     return math.log(len(outputs)) - jax.nn.logsumexp(-nll, axis=0)
 

@@ -30,6 +30,11 @@ INPUTS_RULE = 'batch["inputs"], or the whole batch if it is no dict with this ke
 NETWORK, MEAN, STD = "network", "label_mean", "label_std"
 
 
+def whole_parts(params: Params, model_state: ModelState | None) -> tuple[Params, ModelState]:
+    """Returns parameters and model state as they are, `()` for none."""
+    return params, () if model_state is None else model_state
+
+
 def _unchanged(shared: PyTree) -> PyTree:
     return shared
 
@@ -77,9 +82,7 @@ class Member:
     takes_given: bool = False
     base_of: Callable[[PyTree], PyTree] = _unchanged
     adapt_loss: Callable[[Callable[..., PyTree]], Callable[..., PyTree]] = lambda loss: loss
-    parts_of: Callable[[Params, ModelState | None], tuple[Params, ModelState]] = (
-        lambda params, model_state: (params, () if model_state is None else model_state)
-    )
+    parts_of: Callable[[Params, ModelState | None], tuple[Params, ModelState]] = whole_parts
 
     @property
     def has_base(self) -> bool:

@@ -36,8 +36,7 @@ class LossInfo(NamedTuple):
             counts once.
         hyper: Settings of this member, {name: float32[]}; see `Ensemble`.
         shared: Arrays that all members share; see `Ensemble`.
-        of_outputs: Function of the loss as a function of the outputs, and of the outputs, that
-            returns the loss in its place. Default: the loss of the outputs.
+        of_outputs: Function `(loss_of, outputs) -> loss` that replaces `loss_of(outputs)`.
 
     >>> info = LossInfo(jax.random.key(0), jax.random.key(1), jax.numpy.int32(3), None, None)
     >>> int(info.member_id)
@@ -99,6 +98,11 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
         labels = one_a_row(labels, rows)
         has_rows = labels.shape[:1] == rows[:1]
         losses = jax.eval_shape(objective.losses, outputs, labels) if has_rows else labels
+        if has_rows and losses.shape != rows and objective.joint is not None:
+            raise UserError(
+                f"joint returned {list(losses.shape)} for labels of the shape {list(rows)}. Return "
+                "one loss for each label."
+            )
         if not has_rows or losses.shape != rows:
             raise UserError(
                 f"The labels have the shape {list(labels.shape)}, and the network returned "

@@ -34,7 +34,8 @@ def svgd(
     The first term follows the posterior, and the second keeps the heads apart. The loss must be the
     mean of the heads' losses, as `losses.of_heads` computes it. If the parameters of the member are
     a dict with the key `heads`, as those of `models.trunk_and_heads`, these are the particles, and
-    the others have their ordinary gradient. Otherwise all are, and each leaf is [heads, ...].
+    the others have their ordinary gradient. Otherwise all parameters are particles, and each leaf
+    is [heads, ...].
 
     Args:
         num_examples: Number of training examples, by which the mean loss is multiplied.
@@ -111,6 +112,7 @@ def svgd(
 
         return of_outputs if space == "outputs" else of_parameters
 
+    method.needs_heads = True  # type: ignore[attr-defined]  # see `checked_methods`
     return method
 
 
@@ -154,4 +156,5 @@ def _with_gradient(value: jax.Array, at: Tree, gradient: Tree) -> jax.Array:
         jnp.vdot(leaf, slope)
         for leaf, slope in zip(jax.tree.leaves(at), jax.tree.leaves(fixed), strict=True)
     )
-    return jax.lax.stop_gradient(value - along) + along
+    # In this order, a large number takes no digits of the value.
+    return jax.lax.stop_gradient(value) + (along - jax.lax.stop_gradient(along))

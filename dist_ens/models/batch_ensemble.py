@@ -15,7 +15,7 @@ from dist_ens.layout.model_axis import names_of
 from dist_ens.members import Member
 from dist_ens.members.base import whole_network
 from dist_ens.members.factors import Product, Use, along, uses_of, with_factors
-from dist_ens.members.member import with_forward
+from dist_ens.members.member import whole_parts, with_forward
 from dist_ens.members.modes import Apply
 
 _NETWORK, _OWN, _IN, _OUT = "network", "own", "r", "s"
@@ -65,7 +65,7 @@ def tabm(network: Network, heads: int = 32, *, mini: bool = False) -> Member:
 
     The arrays of all products are shared but for the last one, of which each head has its own, with
     its own bias. The vectors r of the first product begin as random signs, and all other r and s as
-    ones. With `mini`, only the r of the first product are there, and hidden biases are shared.
+    ones. With `mini`, only the first product has vectors r, and hidden biases are shared.
 
     Args:
         network: Network of one head, in any form that `as_member` takes, such as `mlp`.
@@ -264,7 +264,7 @@ def _with_heads(
         init=init,
         name=name,
         heads=heads,
-        parts_of=lambda params, model_state: (params, model_state),
+        parts_of=whole_parts,
         adapt_loss=lambda loss: loss,
     )
 

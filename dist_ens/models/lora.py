@@ -16,7 +16,7 @@ from dist_ens.layout.model_axis import names_of
 from dist_ens.members import Member
 from dist_ens.members.base import base_of, checked_base, whole_network
 from dist_ens.members.factors import Product, Use, uses_of, with_factors
-from dist_ens.members.member import floats_as
+from dist_ens.members.member import floats_as, whole_parts
 
 _MOST_NAMED = 20
 
@@ -81,10 +81,11 @@ def lora(
     def init(
         key: Key, inputs: Inputs, shared: PyTree = None, **given: PyTree
     ) -> tuple[Params, ModelState]:
-        params, model_state = checked_base(base, key, inputs, shared)
+        network = base.with_named(given)
+        params, model_state = checked_base(network, key, inputs, shared)
 
         leaves, found = jax.tree.leaves(params), {}
-        uses = uses_of(base.evaluate, params, model_state, inputs, key)
+        uses = uses_of(network.evaluate, params, model_state, inputs, key)
         for number, name in _targeted(params, patterns, uses).items():
             shape = leaves[number].shape
             a_shape, b_shape = (
@@ -120,7 +121,9 @@ def lora(
                 return forward(params, model_state, inputs, key, train, **own)
 
             params, args = shared[0], (model_state, inputs, key)
-            uses, leaves = uses_of(of_base, params, *args), jax.tree.leaves(params)
+            # The axes of an adapter are those of evaluation, also in training.
+            evaluate = base.with_named(given).evaluate
+            uses, leaves = uses_of(evaluate, params, *args), jax.tree.leaves(params)
             factors = {}
             for number, name in _names(params).items():
                 if name in adapters:
@@ -139,7 +142,7 @@ def lora(
         name=f"lora({base.name})",
         takes_given=True,
         base_of=base_of(base),
-        parts_of=lambda params, model_state: (params, model_state),
+        parts_of=whole_parts,
         adapt_loss=lambda loss: loss,
     )
 
@@ -153,10 +156,17 @@ def _targeted(
 ) -> dict[int, str]:
     """Returns the names of the arrays that patterns fit, by their numbers."""
     names, leaves = _names(params), jax.tree.leaves(params)
-    if [*patterns] == ["*"]:
-        return {number: names[number] for number in sorted(uses) if uses[number] is not None}
     may_be = {number: name for number, name in names.items() if leaves[number].ndim > 1}
-    found: dict[int, str] = {}
+    if [*patterns] == ["*"]:
+        found = {n: name for n, name in may_be.items() if uses.get(n) is not None}
+        if found:
+            return found
+        listed = ", ".join([*may_be.values()][:_MOST_NAMED])
+        raise UserError(
+            "No matrix product or convolution outside of a scan takes an array of the network. "
+            f"Name targets of {listed}."
+        )
+    found = {}
     for pattern in patterns:
         fitting = {n: name for n, name in may_be.items() if fnmatch.fnmatchcase(name, pattern)}
         if not fitting:

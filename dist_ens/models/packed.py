@@ -23,7 +23,7 @@ def packed(
 ) -> Member:
     """Returns a packed multilayer perceptron with ReLU: heads that are narrower networks.
 
-    Of a layer with n units, a head has `int(alpha * n) / heads`. With `alpha = sqrt(heads)` all
+    Each head has `int(alpha * n) / heads` of a layer's n units. With `alpha = sqrt(heads)` all
     heads have about the parameters of one network. A hidden layer after the first one is divided
     into `gamma` groups of units, which do not see each other.
 

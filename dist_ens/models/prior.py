@@ -4,7 +4,7 @@ import jax
 
 from dist_ens.ground.types import Inputs, Key, ModelState, Network, Outputs, Params, PyTree
 from dist_ens.members import Member, as_member
-from dist_ens.members.member import with_forward
+from dist_ens.members.member import whole_parts, with_forward
 from dist_ens.members.modes import Apply
 
 _NETWORK, _PRIOR = "network", "prior"
@@ -65,5 +65,5 @@ def with_prior(network: Network, scale: float = 1.0) -> Member:
         with_sum,
         init=init,
         name=f"with_prior({member.name})",
-        parts_of=lambda params, model_state: (params, model_state),
+        parts_of=whole_parts,
     )

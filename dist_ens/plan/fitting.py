@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from dist_ens.data.feed import TrainingSet
+from dist_ens.ensemble.shared_arrays import shapes_of_shared
 from dist_ens.execution.spec import AUTO
 from dist_ens.experiment.build import build_ensemble
 from dist_ens.experiment.config_file import OwnParts
@@ -37,6 +38,8 @@ def planner_of(
     Raises:
         UserError: If the model axis of the run is "auto" and the run fits with none.
     """
+    # Devices that are not attached hold no arrays.
+    parts = dataclasses.replace(parts, shared=shapes_of_shared(parts.member, parts.shared))
     planner = Planner(
         run.experiment,
         run.spec,

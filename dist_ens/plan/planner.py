@@ -87,11 +87,12 @@ class Planner:
             "optimizer": device_bytes(state.opt_state),
         }
         state_bytes = sum(counted.values())
-        if not ensemble.shared.is_empty:
-            counted["shared"] = device_bytes(ensemble.shared)
+        shared_bytes = device_bytes(ensemble.shared)
+        counted |= {} if ensemble.shared.is_empty else {"shared": shared_bytes}
         place, kept_bytes = Placement.STREAMED, 0
         if self.training_set is not None:
-            free_bytes = self._memory_bytes(ensemble_axis) - (state_bytes if waves == 1 else 0)
+            kept = shared_bytes + (state_bytes if waves == 1 else 0)
+            free_bytes = self._memory_bytes(ensemble_axis) - kept
             place = self.training_set.place_on(ensemble.layout, free_bytes)
             kept_bytes = self.training_set.device_bytes(place, ensemble.layout)
         # Batches from a replicated training set are drawn for one wave at a time. Others are on the

@@ -188,6 +188,8 @@ def _trace_outputs(ensemble: Ensemble, objective: Objective, state: State, batch
         of_row = ensemble.layout.map_rows(outputs, specs, MEMBERS)
         found = jax.eval_shape(of_row, state, inputs, ensemble.shared)
     if ensemble.heads is not None:
+        if found.shape[1:2] != (ensemble.heads,):
+            return  # The loss says so.
         found = jax.eval_shape(lambda leaf: leaf[:, 0], found)
     shape = getattr(found, "shape", None)
     if shape is None or shape[-1] != objective.num_outputs:
