@@ -25,9 +25,9 @@ def hoisted(
     Args:
         fn: Function of one member, whose arguments are leaves.
         leaves: Leaves of all members, with a leading members axis where `has_members` says so.
-        has_members: For each leaf, whether each member has its own.
-        is_shared: For each leaf, whether it is one of the shared arrays. What depends on none of
-            them stays in the loop, where the compiler may fuse it.
+        has_members: Flags of the leaves of which each member has its own.
+        is_shared: Flags of the leaves that are shared arrays. What depends on none of them stays
+            in the loop, where the compiler may fuse it.
     """
     shapes = [
         jax.ShapeDtypeStruct(leaf.shape[1:] if has else leaf.shape, leaf.dtype)

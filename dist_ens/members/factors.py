@@ -32,7 +32,7 @@ class Use(NamedTuple):
     Attributes:
         summed: Axes of the array over which the product sums, ascending.
         kept: Its other axes, which are axes of the outputs.
-        of_inputs: For each axis in `scaled`, the axis of the inputs that it is multiplied with.
+        of_inputs: Axes of the inputs that the axes in `scaled` are multiplied with.
         of_outputs: Axes of the outputs for those in `kept`.
         scaled: Axes in `summed` that are features, which excludes the window of a convolution.
     """

@@ -57,7 +57,7 @@ def batch_ensemble(network: Network, heads: int, *, scales: str = "signs") -> Me
     require_one_of("scales", scales, [*_DRAWN])
     base = whole_network(network, "batch_ensemble")
     name = f"batch_ensemble({base.name})"
-    return _with_heads(base, heads, name, _of_batch_ensemble, _DRAWN[scales])
+    return _WithHeads(base, heads, _of_batch_ensemble, _DRAWN[scales]).member(name)
 
 
 def tabm(network: Network, heads: int = 32, *, mini: bool = False) -> Member:
@@ -86,7 +86,7 @@ def tabm(network: Network, heads: int = 32, *, mini: bool = False) -> Member:
     """
     kind = _of_tabm_mini if mini else _of_tabm
     base = whole_network(network, "tabm")
-    return _with_heads(base, heads, f"tabm({base.name})", kind, _ones)
+    return _WithHeads(base, heads, kind, _ones).member(f"tabm({base.name})")
 
 
 class _Parts(NamedTuple):
@@ -169,54 +169,82 @@ class _RankOne:
         return _RankOne(r, s)
 
 
-def _with_heads(
-    base: Member,
-    heads: int,
-    name: str,
-    parts_of: Callable[[list[str], list[str], list[str]], _Parts],
-    draw: Callable[[Key, tuple[int, ...]], jax.Array],
-) -> Member:
-    """Returns a member with heads, whose parts the names of its arrays decide."""
-    heads = whole_number("heads", heads, least=1)
+@dataclasses.dataclass(frozen=True)
+class _WithHeads:
+    """The functions of a member with heads, whose parts the names of its arrays decide."""
 
-    def init(key: Key, inputs: Inputs, **given: PyTree) -> tuple[Params, ModelState]:
+    base: Member
+    heads: int
+    parts_of: Callable[[list[str], list[str], list[str]], _Parts]
+    draw: Callable[[Key, tuple[int, ...]], jax.Array]
+
+    def member(self, name: str) -> Member:
+        """Returns the member."""
+        whole_number("heads", self.heads, least=1)
+        return with_forward(
+            self.base,
+            self.of_all_heads,
+            init=self.init,
+            name=name,
+            heads=self.heads,
+            parts_of=whole_parts,
+            adapt_loss=lambda loss: loss,
+        )
+
+    def init(self, key: Key, inputs: Inputs, **given: PyTree) -> tuple[Params, ModelState]:
+        """Returns the parameters and the model state; see `Member`."""
+        base, heads = self.base, self.heads
         params, model_state = base.init(key, inputs, **given)
         keys = _of_heads(jax.random.fold_in(key, _HEADS), heads)
         own, of_heads = jax.vmap(lambda key: base.init(key, inputs, **given))(keys)
         leaves, owned = _named(params), _named(own)
-        evaluate = base.with_named(given).evaluate
-        used = {
-            [*leaves][number]: use
-            for number, use in uses_of(evaluate, params, model_state, inputs, key).items()
-        }
-        kernels = [each for each, use in used.items() if use and leaves[each].ndim > 1]
-        if not kernels:
-            raise UserError(
-                f"The network {base.name} has no matrix product or convolution whose array heads "
-                "could share. Give as_member a network with heads instead."
-            )
-        vectors = [each for each in leaves if leaves[each].ndim <= 1]
-        order = [*used]
-        last = order.index(kernels[-1])
-        parts = parts_of(kernels, vectors, [each for each in vectors if each in order[last:]])
-        scales: dict[str, dict[str, jax.Array]] = {_IN: {}, _OUT: {}}
-        for number, each in enumerate(kernels):
-            use = used[each]
-            r_key, s_key = jax.random.split(jax.random.fold_in(key, _SCALES + number * 2**8))
-            shape = leaves[each].shape
-            if use and each in parts.scaled_in:
-                of_r = _signs if each in parts.signs else draw
-                scales[_IN][each] = of_r(r_key, (heads, *(shape[a] for a in use.scaled)))
-            if use and each in parts.scaled_out:
-                scales[_OUT][each] = draw(s_key, (heads, *(shape[a] for a in use.kept)))
+        uses = uses_of(base.with_named(given).evaluate, params, model_state, inputs, key)
+        parts, kernels = self._parts(leaves, {[*leaves][n]: use for n, use in uses.items()})
         held = {each: owned[each] for each in leaves if each in parts.own}
         for each in parts.copied:
             held[each] = jnp.broadcast_to(leaves[each], (heads, *leaves[each].shape))
         rest = [None if each in held else leaf for each, leaf in leaves.items()]
         network = jax.tree.unflatten(jax.tree.structure(params), rest)
+        scales = self._scales(key, leaves, kernels, parts)
         return {_NETWORK: network, _OWN: held, **scales}, of_heads
 
-    def of_all_heads(apply: Apply) -> Apply:
+    def _parts(
+        self, leaves: Mapping[str, jax.Array], uses: Mapping[str, Use | None]
+    ) -> tuple[_Parts, dict[str, Use]]:
+        """Returns the parts, and the use of each array of a product, in their order."""
+        kernels = {each: use for each, use in uses.items() if use and leaves[each].ndim > 1}
+        if not kernels:
+            raise UserError(
+                f"The network {self.base.name} has no matrix product or convolution whose array "
+                "heads could share. Give as_member a network with heads instead."
+            )
+        vectors, order = [each for each in leaves if leaves[each].ndim <= 1], [*uses]
+        after = order[order.index([*kernels][-1]) :]
+        parts = self.parts_of([*kernels], vectors, [each for each in vectors if each in after])
+        return parts, kernels
+
+    def _scales(
+        self,
+        key: Key,
+        leaves: Mapping[str, jax.Array],
+        kernels: Mapping[str, Use],
+        parts: _Parts,
+    ) -> dict[str, dict[str, jax.Array]]:
+        """Returns the vectors r and s of all heads."""
+        scales: dict[str, dict[str, jax.Array]] = {_IN: {}, _OUT: {}}
+        for number, (each, use) in enumerate(kernels.items()):
+            r_key, s_key = jax.random.split(jax.random.fold_in(key, _SCALES + number * 2**8))
+            shape = leaves[each].shape
+            if each in parts.scaled_in:
+                of_r = _signs if each in parts.signs else self.draw
+                scales[_IN][each] = of_r(r_key, (self.heads, *(shape[a] for a in use.scaled)))
+            if each in parts.scaled_out:
+                scales[_OUT][each] = self.draw(s_key, (self.heads, *(shape[a] for a in use.kept)))
+        return scales
+
+    def of_all_heads(self, apply: Apply) -> Apply:
+        """Returns the forward pass of all heads, from that of the network."""
+
         def forward(
             params: Params,
             model_state: ModelState,
@@ -230,43 +258,32 @@ def _with_heads(
             )
             names = [*_named(jax.tree.unflatten(structure, [0] * len(network)))]
 
+            def of_base(
+                params: Params, model_state: ModelState, inputs: Inputs, key: Key | None
+            ) -> tuple[Outputs, ModelState]:
+                return apply(params, model_state, inputs, key, train, **given)
+
             def of_head(
                 own: dict[str, jax.Array],
-                scales: dict[str, dict[str, jax.Array]],
+                r: dict[str, jax.Array],
+                s: dict[str, jax.Array],
                 model_state: ModelState,
                 key: Key | None,
             ) -> tuple[Outputs, ModelState]:
                 leaves = [own.get(name, leaf) for name, leaf in zip(names, network, strict=True)]
                 whole = jax.tree.unflatten(structure, leaves)
-                scaled = {*scales[_IN], *scales[_OUT]}
                 factors = {
-                    number: _RankOne(scales[_IN].get(name), scales[_OUT].get(name))
+                    number: _RankOne(r.get(name), s.get(name))
                     for number, name in enumerate(_named(whole))
-                    if name in scaled
+                    if name in r or name in s
                 }
-
-                def of_base(
-                    params: Params, model_state: ModelState, inputs: Inputs, key: Key | None
-                ) -> tuple[Outputs, ModelState]:
-                    return apply(params, model_state, inputs, key, train, **given)
-
                 return with_factors(of_base, whole, factors, model_state, inputs, key)
 
-            keys = None if key is None else _of_heads(key, heads)
-            scales = {name: params[name] for name in (_IN, _OUT)}
-            return jax.vmap(of_head)(params[_OWN], scales, model_state, keys)
+            keys = None if key is None else _of_heads(key, self.heads)
+            own, r, s = (params[name] for name in (_OWN, _IN, _OUT))
+            return jax.vmap(of_head)(own, r, s, model_state, keys)
 
         return forward
-
-    return with_forward(
-        base,
-        of_all_heads,
-        init=init,
-        name=name,
-        heads=heads,
-        parts_of=whole_parts,
-        adapt_loss=lambda loss: loss,
-    )
 
 
 def _of_heads(key: Key, heads: int) -> jax.Array:
