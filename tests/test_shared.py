@@ -1,6 +1,9 @@
 """What members share: adapters, heads and priors on a network that is not trained."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import equinox as eqx
 import flax.linen as nn
@@ -17,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 import dist_ens as de
 import networks
 from commands import dist_ens, wait_for
+from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.ensemble.batches import Batches
 from dist_ens.ensemble.update_steps import steps_of_all
 from dist_ens.execution.spec import Execution
@@ -251,7 +255,8 @@ def test_members_are_those_of_a_loop_by_hand(make):
                 state, _ = ensemble.update(state, DATA)
             for position in range(4):
                 found = networks.member_of(state.params, position)
-                networks.assert_close_to_scale(found, expected[position])
+                for a, b in zip(*map(jax.tree.leaves, (found, expected[position])), strict=True):
+                    np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * max(1, np.abs(b).max()))
 
 
 @pytest.mark.parametrize("options", [{}, {"waves": 2}, {"execution": "chunk:2"}], ids=str)
@@ -331,6 +336,37 @@ def test_a_run_with_a_base_is_resumed_on_another_mesh_loaded_and_exported(tmp_pa
     np.testing.assert_array_equal(arrays["1/w.a"], resumed.state.params["1/w"]["a"][2])
     copy_members([tmp_path], tmp_path / "copy", member_ids=[1])
     assert (tmp_path / "copy" / "shared.safetensors").exists()
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, "tests")
+import dist_ens as de, test_shared as here
+
+def kill(info):
+    if info.step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+checkpoints = de.Checkpoints(sys.argv[1], every_steps=2)
+de.fit(here.adapters(layout=here.networks.layout_on((1, 1), 4)), here.DATA, steps=6, batch_size=8,
+       steps_per_call=1, checkpoints=checkpoints, callbacks=[kill], progress=False)
+"""
+
+
+def test_a_run_with_a_base_whose_process_was_killed_ends_as_one_that_was_not(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        cwd=ROOT,
+        env=COMMAND_ENVIRONMENT | {"JAX_PLATFORMS": "cpu"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    options = {"steps": 6, "batch_size": 8, "progress": False, "steps_per_call": 1}
+    layout = networks.layout_on((1, 1), 4)
+    resumed = de.fit(adapters(layout=layout), DATA, **options, checkpoints=de.Checkpoints(tmp_path))
+    whole = de.fit(adapters(layout=layout), DATA, **options)
+    assert_same(resumed.state.params, whole.state.params)
 
 
 def test_another_base_than_that_of_the_run_is_refused(tmp_path):
