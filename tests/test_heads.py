@@ -150,8 +150,10 @@ def test_members_with_heads_are_those_of_a_loop_by_hand_and_their_heads_predict(
     outputs = [member.apply(each, _state_of(member), X, None, False)[0] for each in expected]
     probs = np.concatenate([jax.nn.softmax(each) for each in outputs])
     cases = [((1, 1), each) for each in ("vmap", "unroll", "map", "chunk:1", "loop")]
-    for mesh, execution in [*cases, ((2, 1), "vmap"), ((2, 2), "vmap"), ((2, 2), "loop")]:
-        ensemble = ensemble_of(member, mesh, execution=execution)
+    cases += [((2, 1), "vmap"), ((2, 2), "vmap"), ((2, 2), "loop"), ((1, 1), "waves")]
+    for mesh, execution in cases:
+        options = {"waves": 2} if execution == "waves" else {"execution": execution}
+        ensemble = ensemble_of(member, mesh, **options)
         state = ensemble.init(DATA)
         for _ in range(3):
             state, _ = ensemble.update(state, DATA)
@@ -167,6 +169,42 @@ def _state_of(member):
     return jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape), jax.eval_shape(member.init, jax.random.key(0), X)[1]
     )
+
+
+def test_heads_predict_on_a_model_axis_and_with_dropout():
+    member = de.models.batch_ensemble(MLP, heads=4)
+    layout = de.Layout.make(2, ensemble_axis=2, model_axis=2)
+    ensemble, alone = ensemble_of(member, layout=layout), ensemble_of(member)
+    state, of_alone = ensemble.init(DATA), alone.init(DATA)
+    found, expected = ensemble.predict(state, X).members, alone.predict(of_alone, X).members
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+    dropping = ensemble_of(de.models.batch_ensemble(networks.Asking(3), heads=4), dropout_samples=5)
+    state = dropping.init(DATA)
+    outputs = dropping.apply(state, X)
+    assert outputs.shape == (8, 16, 5, 3)
+    assert np.std(outputs, axis=2).min() > 0
+    pooled = jax.nn.softmax(outputs).mean(axis=(0, 2))
+    np.testing.assert_allclose(dropping.predict(state, X).mean, pooled, atol=1e-6)
+
+
+def test_scales_begin_as_the_papers_say():
+    params = de.models.batch_ensemble(MLP, heads=64).init(jax.random.key(0), X)[0]
+    for part in "rs":
+        for scales in params[part].values():
+            assert {*np.unique(scales).tolist()} == {-1.0, 1.0}
+    params = de.models.batch_ensemble(MLP, heads=64, scales="normal").init(jax.random.key(0), X)[0]
+    drawn = np.concatenate([np.ravel(params[part]["0/w"]) for part in "rs"])  # 64 * (6 + 8)
+    assert abs(drawn.mean() - 1) < 4 * 0.5 / np.sqrt(drawn.size)
+    assert abs(drawn.std() - 0.5) < 4 * 0.5 / np.sqrt(2 * drawn.size)
+    deep = de.models.mlp((6,), 3, hidden_sizes=(8, 8), init="fan_in_uniform")
+    params = de.models.tabm(deep, heads=64).init(jax.random.key(0), X)[0]
+    assert {*np.unique(params["r"]["0/w"]).tolist()} == {-1.0, 1.0}
+    for scales in (params["r"]["1/w"], *params["s"].values()):
+        assert (np.asarray(scales) == 1).all()
+    hidden, last = np.asarray(params["own"]["0/b"]), np.asarray(params["own"]["2/w"])
+    assert (hidden == hidden[0]).all()
+    assert len(np.unique(last[:, 0, 0])) == 64
 
 
 def test_heads_of_other_networks_are_networks_with_scaled_arrays():
@@ -472,6 +510,8 @@ def test_the_gradient_of_particles_is_the_update_written_out(part):
     value, found = jax.value_and_grad(lambda p: method(loss)(p, (), {}, info)[0])(params)
     errors = trunk * particles @ inputs - 1
     assert value == pytest.approx((errors**2).mean(), rel=1e-5)
+    many = de.methods.svgd(num_examples=1e6)(loss)
+    assert many(params, (), {}, info)[0] == pytest.approx(float(value), rel=1e-6)
     if part == "heads":
         # d/dt mean (t a - 1)^2 = mean 2 (t a - 1) a
         assert found["trunk"] == pytest.approx((2 * errors * (particles @ inputs)).mean(), rel=1e-4)

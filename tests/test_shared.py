@@ -24,10 +24,15 @@ from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.ensemble.batches import Batches
 from dist_ens.ensemble.update_steps import steps_of_all
 from dist_ens.execution.spec import Execution
+from dist_ens.experiment import Experiment, describe_source
+from dist_ens.experiment.config_file import OwnParts
 from dist_ens.experiment.members import copy_members
 from dist_ens.experiment.networks import export_members
+from dist_ens.experiment.record import Run
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.randomness import INIT, member_key
+from dist_ens.layout import BATCH
+from dist_ens.plan.fitting import planner_of
 from saving import assert_same
 
 RANDOM = np.random.default_rng(0)
@@ -106,7 +111,7 @@ CASES = {
     "haiku": (HAIKU, lambda key: HAIKU.init(key, X), X, ["*linear_0/w", "*linear_1/w"], False),
     "plain": (MLP, lambda key: MLP.init(key, X)[0], X, "*/w", False),
 }
-RANK = 2
+RANK, ALPHA = 2, 3.0
 
 
 def merged(base, adapters, is_turned):
@@ -120,6 +125,7 @@ def merged(base, adapters, is_turned):
     for name, (_, leaf) in zip(names, paths, strict=True):
         if name in adapters:
             change = jnp.tensordot(adapters[name]["a"], adapters[name]["b"], axes=1)
+            change = change * ALPHA / RANK
             leaf = leaf + (change.T if is_turned else change).reshape(leaf.shape)
         leaves.append(leaf)
     assert {*adapters} <= {*names}
@@ -130,7 +136,7 @@ def merged(base, adapters, is_turned):
 def test_adapters_are_those_of_a_network_whose_arrays_are_summed(name):
     network, trained, inputs, targets, is_turned = CASES[name]
     base, given = de.as_member(network), trained(jax.random.key(7))
-    member = de.models.lora(network, rank=RANK, targets=targets)
+    member = de.models.lora(network, rank=RANK, targets=targets, alpha=ALPHA)
     shared = member.base_of(given)
     adapters, model_state = member.init(jax.random.key(1), inputs, shared)
     adapters = jax.tree.map(
@@ -167,7 +173,7 @@ DATA = {"inputs": X, "labels": labels_of(X)}
 
 def adapters(**options):
     return de.Ensemble(
-        de.models.lora(MLP, rank=RANK, targets="*/w"),
+        de.models.lora(MLP, rank=RANK, targets="*/w", alpha=ALPHA),
         optax.sgd(0.1),
         de.losses.categorical(CLASSES),
         num_members=4,
@@ -210,7 +216,7 @@ def forward_of(make, member_id):
     """The parameters and the forward pass of a member by hand."""
     key = jax.random.fold_in(member_key(np.uint32(0), member_id), INIT)
     if make is adapters:
-        member = de.models.lora(MLP, rank=RANK, targets="*/w")
+        member = de.models.lora(MLP, rank=RANK, targets="*/w", alpha=ALPHA)
         params = member.init(key, jnp.zeros_like(X), (MLP_PARAMS, ()))[0]
         return params, lambda p, x: MLP.apply(merged(MLP_PARAMS, p, False), (), x, None, True)[0]
     if make is heads:
@@ -257,6 +263,42 @@ def test_members_are_those_of_a_loop_by_hand(make):
                 found = networks.member_of(state.params, position)
                 for a, b in zip(*map(jax.tree.leaves, (found, expected[position])), strict=True):
                     np.testing.assert_allclose(a, b, rtol=0, atol=1e-6 * max(1, np.abs(b).max()))
+
+
+RULES = [("shared/*/0/w", (None, "model")), ("0/w/b", (None, "model"))]
+
+
+@pytest.mark.parametrize("rules", ["fsdp", RULES], ids=["fsdp", "rules"])
+def test_the_base_is_divided_over_the_model_axis_as_the_layout_says(rules):
+    base = MLP.init(jax.random.key(4), X)[0]
+    layout = de.Layout.make(4, ensemble_axis=2, model_axis=2, model_rules=rules)
+    ensemble = adapters(layout=layout)
+    (first, second), _ = ensemble.shared.arrays
+    specs = [tuple(layer["w"].sharding.spec) for layer in (first, second)]
+    if rules == "fsdp":  # Along the longest axis that two devices divide.
+        assert specs == [(None, "model"), ("model",)]
+    else:  # No rule fits the others.
+        assert specs == [(None, "model"), ()]
+    state = ensemble.init(DATA)
+    for _ in range(3):
+        state, _ = ensemble.update(state, DATA)
+    for position in range(4):
+        expected = by_hand(adapters, position, steps=3)
+        networks.assert_close_to_scale(networks.member_of(state.params, position), expected)
+    assert_same(jax.tree.map(np.asarray, ensemble.shared.arrays[0]), base)
+
+
+def test_members_on_a_base_learn_in_microbatches_and_in_bfloat16():
+    layout = networks.layout_on((1, 1), 4)
+    whole, parts, rounded = (
+        de.fit(adapters(layout=layout, **options), DATA, steps=3, batch_size=16, progress=False)
+        for options in ({}, {"microbatches": 2}, {"compute_dtype": "bfloat16"})
+    )
+    networks.assert_close_to_scale(parts.state.params, whole.state.params)
+    for a, b in zip(*map(jax.tree.leaves, (rounded.state.params, whole.state.params)), strict=True):
+        assert a.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, atol=0.05)
+        assert np.abs(a - b).max() > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"waves": 2}, {"execution": "chunk:2"}], ids=str)
@@ -309,6 +351,54 @@ def test_a_step_computes_the_trunk_once_for_all_members_of_a_device(execution):
     sizes = [leaf.nbytes for leaf in jax.tree.leaves(base)]
     both = sum(sizes) + of_heads.memory_analysis().argument_size_in_bytes
     assert mine.memory_analysis().argument_size_in_bytes <= both
+
+
+class ConvTrunk(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.relu(nn.Conv(16, (3, 3))(x)).mean(axis=(1, 2))
+
+
+@pytest.mark.parametrize("execution", ["vmap", "unroll"])
+def test_columns_share_the_examples_of_a_convolutional_trunk(execution):
+    head = de.models.mlp((16,), CLASSES, hidden_sizes=())
+    base = ConvTrunk().init(jax.random.key(0), IMAGES)
+    layout = networks.layout_on((2, 2), 8)
+    batch = {
+        "inputs": jax.ShapeDtypeStruct((32, 16, 16, 3), jnp.float32),
+        "labels": jax.ShapeDtypeStruct((32,), jnp.int32),
+    }
+    base = ConvTrunk().init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
+    objective, member = de.losses.categorical(CLASSES), de.models.heads(ConvTrunk(), head)
+    ensemble = de.Ensemble(
+        member, optax.sgd(0.1), objective, num_members=8, layout=layout, shared=base
+    )
+    sharded = jax.tree.map(lambda leaf: leaf.update(sharding=layout.sharding(BATCH)), batch)
+    compiled = compiled_step(ensemble, sharded, execution).compile()
+    # A device has half of the examples. Along an axis, 16 windows have 3 * 16 - 2 inputs inside.
+    trunk = 2 * 16 * (3 * 16 - 2) ** 2 * 3 * 16
+    assert trunk < compiled.cost_analysis()["flops"] < 1.15 * trunk
+    assert "all-gather(" not in compiled.as_text()
+
+
+def test_a_plan_holds_no_arrays_of_the_base():
+    experiment = Experiment.from_dict(dict(num_members=2, steps=1, data=dict(source="digits")))
+    spec, count = describe_source(experiment.data)
+    mlp = de.models.mlp(spec.input_shape, 10)
+    base = mlp.init(jax.random.key(0), jnp.zeros((1, *spec.input_shape)))[0]
+    parts = OwnParts(member=de.models.lora(mlp, rank=1), shared=base)
+    planner = planner_of(
+        Run(experiment, spec, count, "config.py"),
+        parts,
+        jax.devices()[:1],
+        in_memory=True,
+        are_cores=False,
+        say=lambda line: None,
+    )
+    held = jax.tree.leaves(planner.make_ensemble(networks.layout_on((1, 1), 2)).shared)
+    assert {type(leaf) for leaf in held} == {jax.ShapeDtypeStruct}
+    planned = planner.plan_mesh(2, 1)
+    assert planned.bytes_per_device["shared"] == sum(leaf.nbytes for leaf in jax.tree.leaves(base))
 
 
 # Runs
@@ -411,6 +501,8 @@ def test_two_networks_with_the_same_names_are_both_in_the_digest_and_in_the_file
     def ensemble(second):
         member = de.as_member(init=lambda key, inputs: ({"b": jnp.zeros(())}, ()))
         shared = ({"w": np.ones(6, np.float32)}, {"w": np.full(6, second, np.float32)})
+        # A number has no axis, and another type than that of NumPy.
+        shared[0]["scale"] = np.asarray(1.0, jnp.bfloat16)
         return de.Ensemble(member, optax.sgd(0.1), loss_fn, num_members=2, shared=shared)
 
     options = {"steps": 2, "batch_size": 8, "progress": False}
@@ -418,6 +510,7 @@ def test_two_networks_with_the_same_names_are_both_in_the_digest_and_in_the_file
     de.fit(ensemble(1), DATA, **options, checkpoints=checkpoints)
     kept = load_file(tmp_path / "shared.safetensors")
     assert {name: leaf.tolist() for name, leaf in kept.items()} == {
+        "0.scale": 1.0,
         "0.w": [1.0] * 6,
         "1.w": [1.0] * 6,
     }
@@ -557,6 +650,10 @@ def test_mistakes_are_told_where_they_are_made():
     forgotten = adapters().replace(member=MLP)
     with pytest.raises(UserError, match="Nothing reads the shared arrays. Give"):
         de.fit(forgotten, DATA, steps=1, batch_size=8, progress=False)
+    # Whole networks that begin as the base read it once.
+    begun = de.as_member(init=lambda key, inputs, shared: (shared[0], ()), apply=MLP.apply)
+    tuned = adapters().replace(member=begun)
+    de.fit(tuned, DATA, steps=1, batch_size=8, progress=False)
     with pytest.raises(UserError, match="Argument 1 is donated, and its spec is 'shared'"):
         de.lift(
             lambda params, base: params,

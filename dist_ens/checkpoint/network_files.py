@@ -121,7 +121,9 @@ def keep_shared(run: Place, shared: Shared, *, is_saved: bool) -> None:
     named = [named_leaves(part) for part in parts]
     if len({name for part in named for name in part}) < sum(map(len, named)):
         named = [named_leaves(on_host)]
-    arrays = {name: np.ascontiguousarray(leaf) for part in named for name, leaf in part.items()}
+    leaves = {name: np.asarray(leaf) for part in named for name, leaf in part.items()}
+    # NumPy makes an axis for a single number.
+    arrays = {n: np.ascontiguousarray(leaf).reshape(leaf.shape) for n, leaf in leaves.items()}
     if cluster.is_main():
         write_run_file(run, SHARED, safetensors.numpy.save(arrays))
 

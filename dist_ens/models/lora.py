@@ -83,7 +83,6 @@ def lora(
     ) -> tuple[Params, ModelState]:
         network = base.with_named(given)
         params, model_state = checked_base(network, key, inputs, shared)
-
         leaves, found = jax.tree.leaves(params), {}
         uses = uses_of(network.evaluate, params, model_state, inputs, key)
         for number, name in _targeted(params, patterns, uses).items():

@@ -115,15 +115,28 @@ def _trace_step(ensemble: Ensemble, train: TrainingData) -> None:
             _require_read(ensemble.replace(failure_policy=None), batch, train.index)
 
 
-def _require_shared_read(ensemble: Ensemble, batch: Shapes, index: Shapes | None) -> None:
-    """Raises a `UserError` if no step reads the arrays that the members share."""
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
-        ensemble.abstract_state(batch),
+def _traced_of_one(
+    ensemble: Ensemble, batch: Shapes, index: Shapes | None
+) -> tuple[State, Jaxpr, Jaxpr]:
+    """Returns the shapes of one member's state, and its step and its initialiser as traced."""
+    make = ensemble.programs.initializer(batch).make
+    of_member = jax.eval_shape(
+        lambda: (jnp.int32(0), dict.fromkeys(ensemble.hyper, jnp.float32(0)) or ())
     )
-    taken = jax.make_jaxpr(step_of_one(ensemble))(shapes, batch, index, ensemble.shared).jaxpr
-    read = dce_jaxpr(taken, [True] * len(taken.outvars))[1]
-    if not any(read[-len(jax.tree.leaves(ensemble.shared)) :]):
+    seed, shared = jax.ShapeDtypeStruct((), np.uint32), ensemble.shared
+    state = jax.eval_shape(make, of_member, seed, shared)
+    made = jax.make_jaxpr(make)(of_member, seed, shared).jaxpr
+    taken = jax.make_jaxpr(step_of_one(ensemble))(state, batch, index, shared).jaxpr
+    return state, taken, made
+
+
+def _require_shared_read(ensemble: Ensemble, batch: Shapes, index: Shapes | None) -> None:
+    """Raises a `UserError` if neither a step nor an initialiser reads what the members share."""
+    _, taken, made = _traced_of_one(ensemble, batch, index)
+    count = len(jax.tree.leaves(ensemble.shared))
+    if not any(
+        any(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1][-count:]) for jaxpr in (taken, made)
+    ):
         raise UserError(
             "Nothing reads the shared arrays. Give the ensemble a member on them, such as "
             "models.lora(network, rank), or a network or a loss function with an argument shared."
@@ -132,12 +145,7 @@ def _require_shared_read(ensemble: Ensemble, batch: Shapes, index: Shapes | None
 
 def _require_read(ensemble: Ensemble, batch: Shapes, index: Shapes | None) -> None:
     """Raises a `UserError` if no step and no initialiser reads one of the members' settings."""
-    make, names = ensemble.programs.initializer(batch).make, [*ensemble.hyper]
-    of_member = jax.eval_shape(lambda: (jnp.int32(0), dict.fromkeys(names, jnp.float32(0))))
-    seed = jax.ShapeDtypeStruct((), np.uint32)
-    state = jax.eval_shape(make, of_member, seed, ensemble.shared)
-    made = jax.make_jaxpr(make)(of_member, seed, ensemble.shared).jaxpr
-    taken = jax.make_jaxpr(step_of_one(ensemble))(state, batch, index, ensemble.shared).jaxpr
+    names, (state, taken, made) = [*ensemble.hyper], _traced_of_one(ensemble, batch, index)
     # The settings are the last leaves of a state, which a step and an initialiser pass on.
     end = len(jax.tree.leaves(state))
     begin = end - len(names)
