@@ -392,6 +392,11 @@ def test_losses_of_all_heads_have_the_values_of_their_formulas():
     nll = np.stack([normal.example_loss(each, TARGETS) for each in OUTPUTS]).astype(float)
     found = of_heads(normal, joint="mixture_nll").losses(OUTPUTS, TARGETS)
     np.testing.assert_allclose(found, -np.log(np.exp(-nll).mean(axis=0)), rtol=1e-5, atol=1e-6)
+    # Labels may be shares of the classes, as those of mixup: the cross-entropy of the mean of two.
+    logits = np.log(np.array([[[0.9, 0.1]], [[0.1, 0.9]]], np.float32))
+    classes = of_heads(losses.categorical(2), joint="mixture_nll")
+    for labels in (np.array([[0.5, 0.5]], np.float32), np.array([1])):
+        np.testing.assert_allclose(classes.losses(logits, labels), [np.log(2)], rtol=1e-5)
     np.testing.assert_allclose(
         of_heads(normal).losses(OUTPUTS, TARGETS), nll.mean(axis=0), rtol=1e-5
     )

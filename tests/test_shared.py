@@ -22,7 +22,8 @@ import networks
 from commands import dist_ens, wait_for
 from conftest import COMMAND_ENVIRONMENT, ROOT
 from dist_ens.ensemble.batches import Batches
-from dist_ens.ensemble.update_steps import steps_of_all
+from dist_ens.ensemble.update_steps import dispatched, steps_of_all
+from dist_ens.execution.rewrite import equations
 from dist_ens.execution.spec import Execution
 from dist_ens.experiment import Experiment, describe_source
 from dist_ens.experiment.config_file import OwnParts
@@ -32,6 +33,7 @@ from dist_ens.experiment.record import Run
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.randomness import INIT, member_key
 from dist_ens.layout import BATCH
+from dist_ens.layout.rows import layout_of_row
 from dist_ens.plan.fitting import planner_of
 from saving import assert_same
 
@@ -172,14 +174,12 @@ DATA = {"inputs": X, "labels": labels_of(X)}
 
 
 def adapters(**options):
-    return de.Ensemble(
+    member, objective = (
         de.models.lora(MLP, rank=RANK, targets="*/w", alpha=ALPHA),
-        optax.sgd(0.1),
         de.losses.categorical(CLASSES),
-        num_members=4,
-        shared=MLP_PARAMS,
-        **options,
     )
+    options = {"num_members": 4, "shared": MLP_PARAMS} | options
+    return de.Ensemble(member, optax.sgd(0.1), objective, **options)
 
 
 def heads(**options):
@@ -286,6 +286,17 @@ def test_the_base_is_divided_over_the_model_axis_as_the_layout_says(rules):
         expected = by_hand(adapters, position, steps=3)
         networks.assert_close_to_scale(networks.member_of(state.params, position), expected)
     assert_same(jax.tree.map(np.asarray, ensemble.shared.arrays[0]), base)
+    if rules == "fsdp":  # Devices gather the base, and move no examples.
+        row = layout_of_row(layout, 0, num_members=1)
+        alone = adapters(layout=row, num_members=1)
+        program = dispatched(alone.programs.step, row, Execution.parse("unroll"))
+        sharded = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), DATA
+        )
+        batches = alone.programs.with_shared(sharded)
+        text = program.lower(alone.abstract_state(DATA), batches).compile().as_text()
+        assert "all-gather(" in text
+        assert "all-to-all(" not in text
 
 
 def test_members_on_a_base_learn_in_microbatches_and_in_bfloat16():
@@ -298,7 +309,10 @@ def test_members_on_a_base_learn_in_microbatches_and_in_bfloat16():
     for a, b in zip(*map(jax.tree.leaves, (rounded.state.params, whole.state.params)), strict=True):
         assert a.dtype == jnp.float32
         np.testing.assert_allclose(a, b, atol=0.05)
-        assert np.abs(a - b).max() > 0
+    ensemble = adapters(layout=layout, compute_dtype="bfloat16")
+    traced = ensemble.traced_update(whole.state, jax.tree.map(lambda leaf: leaf[None], DATA))
+    products = [eqn for eqn in equations(traced.jaxpr) if eqn.primitive is jax.lax.dot_general_p]
+    assert {v.aval.dtype.name for eqn in products for v in eqn.invars} == {"bfloat16"}
 
 
 @pytest.mark.parametrize("options", [{}, {"waves": 2}, {"execution": "chunk:2"}], ids=str)
@@ -561,7 +575,7 @@ def test_adapters_keep_their_axes_where_training_uses_an_array_otherwise():
     shared = de.as_member(Noisy()).init(jax.random.key(0), X)
     member = de.models.lora(Noisy(), rank=RANK)
     adapters, state = member.init(jax.random.key(1), X, shared)
-    adapters = jax.tree.map(jnp.ones_like, adapters)
+    adapters = jax.tree.map(lambda leaf: RANDOM.normal(size=leaf.shape), adapters)
     found = [member.apply(adapters, state, X, None, train, shared=shared)[0] for train in (0, 1)]
     np.testing.assert_allclose(*found, rtol=1e-5)
 

@@ -123,9 +123,8 @@ def crps_of_mixture(outputs: jax.Array, targets: jax.Array) -> jax.Array:
     """
     mean, variance = normal_distribution(outputs)
     between = _mean_absolute(mean[:, None] - mean[None], variance[:, None] + variance[None])
-    return (
-        _mean_absolute(targets[None] - mean, variance).mean(axis=0) - between.mean(axis=(0, 1)) / 2
-    )
+    to_target = _mean_absolute(targets[None] - mean, variance)
+    return to_target.mean(axis=0) - between.mean(axis=(0, 1)) / 2
 
 
 def _mean_absolute(mean: jax.Array, variance: jax.Array) -> jax.Array:
