@@ -32,8 +32,7 @@ from dist_ens.experiment.networks import export_members
 from dist_ens.experiment.record import Run
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.randomness import INIT, member_key
-from dist_ens.layout import BATCH
-from dist_ens.layout.rows import layout_of_row
+from dist_ens.layout import BATCH, BATCHES
 from dist_ens.plan.fitting import planner_of
 from saving import assert_same
 
@@ -286,17 +285,26 @@ def test_the_base_is_divided_over_the_model_axis_as_the_layout_says(rules):
         expected = by_hand(adapters, position, steps=3)
         networks.assert_close_to_scale(networks.member_of(state.params, position), expected)
     assert_same(jax.tree.map(np.asarray, ensemble.shared.arrays[0]), base)
-    if rules == "fsdp":  # Devices gather the base, and move no examples.
-        row = layout_of_row(layout, 0, num_members=1)
-        alone = adapters(layout=row, num_members=1)
-        program = dispatched(alone.programs.step, row, Execution.parse("unroll"))
-        sharded = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), DATA
-        )
-        batches = alone.programs.with_shared(sharded)
-        text = program.lower(alone.abstract_state(DATA), batches).compile().as_text()
-        assert "all-gather(" in text
-        assert "all-to-all(" not in text
+
+
+def test_devices_gather_a_divided_base_and_move_no_examples():
+    mlp = de.models.mlp((64,), 8, hidden_sizes=(256, 256))
+    layout = de.Layout.make(1, ensemble_axis=1, model_axis=4)
+    ensemble = de.Ensemble(
+        de.models.lora(mlp, rank=4),
+        optax.sgd(0.1),
+        de.losses.categorical(8),
+        num_members=1,
+        shared=mlp.init(jax.random.key(0), jnp.zeros((1, 64)))[0],
+        layout=layout,
+    )
+    batch = {"inputs": np.zeros((64, 64), np.float32), "labels": np.zeros(64, np.int32)}
+    placed = layout.put(jax.tree.map(lambda leaf: leaf[None], batch), BATCHES)
+    program = dispatched(ensemble.programs.step, layout, Execution.parse("unroll"))
+    state = ensemble.abstract_state(batch)
+    text = program.lower(state, ensemble.programs.with_shared(placed)).compile().as_text()
+    assert "all-gather(" in text
+    assert "all-to-all(" not in text
 
 
 def test_members_on_a_base_learn_in_microbatches_and_in_bfloat16():
