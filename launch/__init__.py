@@ -9,10 +9,8 @@ import dist_ens
 from dist_ens.ground.paths import shortened
 from launch import glibc_tuning, signals, stdio
 
-VERBS = (
-    *("train", "evaluate", "predict", "members", "report", "replay", "plan", "bench", "doctor"),
-    *("local", "slurm", "k8s", "tpu"),
-)
+_VERBS = "data train evaluate predict members report replay plan bench doctor local slurm k8s tpu"
+VERBS = tuple(_VERBS.split())
 
 
 def _begin() -> None:

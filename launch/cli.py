@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from logging import LogRecord
 from typing import Any, NoReturn
@@ -94,6 +95,7 @@ def run(
         if not flags.FLAGS["verbosity"].present:  # Messages of libraries are not for the user.
             logging.set_verbosity(logging.WARNING)
         logging.get_absl_handler().setFormatter(_Printable())
+        warnings.formatwarning = lambda message, *_, **__: f"{printable(str(message))}\n"
         hosts.catch_abort()
         with _reported_as_sentences():
             code = main() or 0

@@ -2,6 +2,7 @@
 
 dist-ens predict --workdir=DIR --input=x.npy --output=p.npz [--calibrated] [--conformal=0.9]
                  [--step=N] [--leave_out_broken]
+dist-ens predict --workdir=DIR --input=new.csv --output=p.csv [...]
 dist-ens predict --workdir=DIR --out_of_bag --output=p.npz [--step=N] [--leave_out_broken]
 
 The first form predicts the examples in a file. It writes these arrays:
@@ -15,19 +16,23 @@ The first form predicts the examples in a file. It writes these arrays:
   sets                    with --conformal, whether a class is in the set: [examples, classes]
   lower, upper            with --conformal, ends of the intervals of real targets: [examples]
 
-The members' own predictions are never calibrated.
+The members' own predictions are never calibrated. A run on a table takes a table, CSV or Parquet,
+and can also write one: the name of each row, its prediction, and the arrays above that are not of
+single members, one column for each class or level.
 
-The second form writes the ensemble's prediction for each training example, by the members that were
+The last form writes the ensemble's prediction for each training example, by the members that were
 not trained on it. It is NaN if all members were trained on it. `position` is the example's position
 in the source's training examples, and `num_predicting` the number of members that predict it.
 """
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
 from absl import flags
 
 from dist_ens.data import convert_inputs
+from dist_ens.data.frames import write_csv
 from dist_ens.evaluation import Evaluator, broken_positions
 from dist_ens.evaluation.out_of_bag import held_out_predictions
 from dist_ens.experiment.assessment import out_of_bag_of, told_of_broken, without_broken
@@ -37,6 +42,7 @@ from dist_ens.ground.commands import quoted
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.file_reading import read_npy
 from dist_ens.ground.paths import shortened
+from dist_ens.ground.types import Inputs
 from dist_ens.processes import cluster
 from dist_ens.storage import place_of
 from launch import cli
@@ -44,8 +50,10 @@ from launch.config_flags import ConfigFlags
 from launch.path_flags import define_file, define_folder, define_path
 
 _WORKDIR = define_folder("workdir", None, "Folder of the run.")
-_INPUT = define_path("input", None, ".npy file of examples, unscaled, in the units of the data.")
-_OUTPUT = define_file("output", None, ".npz file for the predictions.")
+_INPUT = define_path(
+    "input", None, "File of examples in the units of the data: .npy, or a table for a run on one."
+)
+_OUTPUT = define_file("output", None, "File for the predictions: .npz, or .csv of a table.")
 _OUT_OF_BAG = flags.DEFINE_bool(
     "out_of_bag", False, "Whether to predict training examples by the members that left them out."
 )
@@ -68,35 +76,69 @@ def main() -> None:
     """Predicts with a checkpoint on the devices of this machine."""
     workdir = cli.required(_WORKDIR, "runs/digits")
     output = cli.required(_OUTPUT, "predictions.npz")
-    if not str(output).endswith(".npz"):
-        raise UserError(f"--output={shortened(str(output))} does not end in .npz.")
-    inputs = None
+    if not str(output).endswith((".npz", ".csv")):
+        raise UserError(f"--output={shortened(str(output))} does not end in .npz or .csv.")
+    inputs: Inputs | None = None
     if not _OUT_OF_BAG.value:
-        inputs = read_npy(cli.required(_INPUT, "x.npy"), "--input")
+        inputs = cli.required(_INPUT, "x.npy")
+        if inputs.suffix == ".npy":
+            inputs = read_npy(inputs, "--input")
     for flag in (_CALIBRATED, _CONFORMAL, _INPUT):
         if inputs is None and flag.present:
             raise UserError(f"--{flag.name} is of no use with --out_of_bag. Leave one out.")
     cli.check_outputs(_OUTPUT)
     opened = open_finished(workdir, config=_CONFIG.file, step=_STEP.value)
     spec = opened.config_run.spec
+    table = spec.table
+    if str(output).endswith(".csv") and (table is None or inputs is None):
+        raise UserError("--output=FILE.csv is for --input of a run on a table. Write .npz.")
     if inputs is None:
         opened.require_own_members()
         predictions, told = _out_of_bag(opened)
     else:
-        inputs = convert_inputs(spec, inputs, f"--input {shortened(str(_INPUT.value))}")
-        predictions, told = _of_inputs(opened, inputs)
+        where = f"--input {shortened(str(_INPUT.value))}"
+        if table is None and not isinstance(inputs, np.ndarray):
+            raise UserError(f"{where} is no .npy file of examples, as numpy.save writes it.")
+        predictions, told = _of_inputs(opened, convert_inputs(spec, inputs, where))
+        if table is not None:
+            predictions["row_id"] = table.row_ids(inputs)
     if spec.class_names is not None:
         predictions["class_names"] = np.array(spec.class_names)
     if not cluster.is_main():
         return
 
     file = io.BytesIO()
-    np.savez(file, **predictions)  # type: ignore[arg-type]
+    if table is not None and str(output).endswith(".csv"):
+        predictions = _columns(predictions, table.row_id or "row", spec.class_names)
+        write_csv(file, predictions)
+    else:
+        np.savez(file, **predictions)  # type: ignore[arg-type]
     cli.write_file(_OUTPUT, file.getvalue())
     *others, last = predictions
     first, *rest = [*told, *filter(None, [opened.choice.note])]
     print(f"{quoted(output)}: {', '.join(others)} and {last} of {first}.")
     print(f"The members are those of step {opened.step:,}.", *rest, sep="\n")
+
+
+def _columns(
+    predictions: dict[str, np.ndarray], row_id: str, class_names: Sequence[str] | None
+) -> dict[str, np.ndarray]:
+    """Returns the columns of a table of predictions, [examples] each."""
+    columns = {row_id: predictions["row_id"]}
+    if (probs := predictions.get("probs")) is not None:
+        names = np.array(class_names or range(probs.shape[1]))
+        columns["prediction"] = names[probs.argmax(axis=1)]
+    of_members = {n for n in predictions if n.startswith("member_")}
+    others = of_members | {"row_id", "class_names"}
+    for name, leaf in predictions.items():
+        if name in others:
+            continue
+        if leaf.ndim == 1:
+            columns[name] = leaf
+        else:
+            ends = class_names if class_names else range(leaf.shape[1])
+            columns |= {f"{name}_{end}": leaf[:, i] for i, end in enumerate(ends)}
+    return columns
 
 
 def _of_inputs(opened: LoadedRun, inputs: np.ndarray) -> tuple[dict[str, np.ndarray], list[str]]:

@@ -119,7 +119,9 @@ def _leave_report(trained: Trained, scores: Scores, source: Source, workdir: Pla
     told = [f"In {quoted(workdir)}: {report.PAGE}, {report.SUMMARY}, {report.METRICS}, {FOLDER}/."]
     if not np.isnan([scores.ensemble[metric.name] for metric in shown]).any():
         told = [*_compared(scores), *told]
-        command = command_line("dist-ens", "predict", **files, input="x.npy", output="p.npz")
+        of_table = ("new.csv", "p.csv")
+        input_, output = of_table if trained.run.spec.table else ("x.npy", "p.npz")
+        command = command_line("dist-ens", "predict", **files, input=input_, output=output)
         told.append(f"Next: {command}")
     elif len(found.broken) < len(scores.members) and len(scores.groups) == 1:
         command = command_line("dist-ens", "evaluate", **files, leave_out_broken=True)

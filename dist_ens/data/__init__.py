@@ -8,6 +8,7 @@ from dist_ens.data.order_rule import OrderRule, kfold, permuted, shared
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec, Standardization
 from dist_ens.data.splits import ArraySplit, Split, TreeSplit
+from dist_ens.data.tables import table
 from dist_ens.data.text import open_text
 from dist_ens.data.uci import open_uci
 
@@ -42,4 +43,5 @@ __all__ = [
     "permuted",
     "shared",
     "source_of_arrays",
+    "table",
 ]

@@ -7,7 +7,7 @@ from dist_ens.data.spec import Spec
 from dist_ens.data.splits import example_shapes_of
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.narrowing import check_finite, first_index, narrowed
-from dist_ens.ground.types import PyTree
+from dist_ens.ground.types import Inputs, PyTree
 
 
 def check_numbers(where: str, inputs: np.ndarray) -> None:
@@ -42,12 +42,16 @@ def check_labels(where: str, labels: np.ndarray, num_classes: int) -> None:
         )
 
 
-def convert_inputs(spec: Spec, inputs: np.ndarray, where: str) -> np.ndarray:
+def convert_inputs(spec: Spec, inputs: Inputs, where: str) -> np.ndarray:
     """Returns inputs [examples, ...] in `spec.input_dtype`, on which the members were trained.
 
-    Whole numbers fit in an integer type, and 0 and 1 fit in bool. Any number fits in a float type,
-    where it is rounded. Inputs that the source standardises are returned in float64.
+    Of a run on a table they are a table; see `TableRule.encode`. Whole numbers fit in an integer
+    type, and 0 and 1 fit in bool. Any number fits in a float type, where it is rounded. Inputs that
+    the source standardises are returned in float64.
     """
+    if spec.table is not None:
+        return narrowed(spec.table.encode(inputs), spec.input_dtype, where)
+    inputs = np.asarray(inputs)
     if not inputs.ndim or inputs.shape[1:] != spec.input_shape:
         wanted = ", ".join(map(str, ("examples", *spec.input_shape)))
         raise UserError(

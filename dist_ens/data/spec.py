@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from dist_ens.data.class_names import listed
+from dist_ens.data.columns import TableRule
 from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.json_text import Json, JsonDict, fields_from_record
 from dist_ens.ground.narrowing import held_dtype, narrowed
@@ -93,6 +94,7 @@ class Spec:
         standardization: Means and standard deviations with which the source standardised its inputs
             and targets. None if it did not.
         class_names: Names of the classes, in the order of their numbers. None if they have none.
+        table: Rule by which the rows of a table became inputs and labels. None for other data.
 
     >>> spec = Spec((8, 8), "float64", (), 10)
     >>> spec.input_dtype, spec.example_bytes  # 8 * 8 * 4 bytes and a label of 4
@@ -106,6 +108,7 @@ class Spec:
     num_groups: int = 1
     standardization: Standardization | None = None
     class_names: tuple[str, ...] | None = None
+    table: TableRule | None = None
 
     def __post_init__(self) -> None:
         for name in ("input_shape", "label_shape"):
@@ -126,7 +129,11 @@ class Spec:
         def standardization(values: Json) -> Standardization | None:
             return values and Standardization(**fields_from_record(Standardization, values))
 
-        return cls(**fields_from_record(cls, values, {"standardization": standardization}))
+        def table(values: Json) -> TableRule | None:
+            return values and TableRule.from_dict(values)
+
+        readers = {"standardization": standardization, "table": table}
+        return cls(**fields_from_record(cls, values, readers))
 
     def to_dict(self) -> JsonDict:
         """Returns the fields by name, in types that JSON can hold."""
@@ -156,7 +163,8 @@ class Spec:
         """Returns descriptions of this spec and of another one, which differ."""
         if str(self) != str(other):
             return str(self), str(other)
-        name = "standardization" if self.class_names == other.class_names else "class_names"
+        names = ("table", "class_names", "standardization")
+        name = next(each for each in names if getattr(self, each) != getattr(other, each))
         here, there = (f"{name}={shortened(str(getattr(spec, name)))}" for spec in (self, other))
         return here, there
 
@@ -164,4 +172,5 @@ class Spec:
         classes = self.num_classes
         labels = "with real targets" if classes is None else f"in {counted(classes, 'class')}"
         groups = f", {self.num_groups} groups" if self.num_groups > 1 else ""
-        return f"{self.input_dtype}{list(self.input_shape)} {labels}{groups}"
+        columns = f" of a table: {self.table}" if self.table else ""
+        return f"{self.input_dtype}{list(self.input_shape)} {labels}{groups}{columns}"

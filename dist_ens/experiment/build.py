@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from dist_ens.checkpoint import StepRecord
-from dist_ens.data import Source
+from dist_ens.data import Source, Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation.examples import Examples
 from dist_ens.experiment.config_file import NOTHING, OwnParts
@@ -29,6 +29,7 @@ from dist_ens.members import (
     with_normalized_inputs,
 )
 from dist_ens.methods import Method, bootstrap
+from dist_ens.models.embeddings import embedding_size, with_embeddings
 from dist_ens.processes import cluster
 from dist_ens.training.evaluating import eval_data_of
 from dist_ens.training.run_record import record_of
@@ -128,6 +129,12 @@ def methods_of(
     spec = run.spec
     ones = np.ones((spec.num_groups, *spec.input_shape), np.float32)
     methods = make_methods(run.experiment.loss, source.input_ranges if source else lambda: ones)
+    of_inputs = [n for n in ("mixup", "adversarial") if run.experiment.loss.options.get(n)]
+    if of_inputs and spec.table and spec.table.embedded:
+        raise UserError(
+            f"loss.{of_inputs[0]} would change the numbers of categories, of which a column has "
+            f"{max(spec.table.embedded):,}. Leave it out, or the column by data.leave_out."
+        )
     is_bootstrap = run.experiment.data.examples == "bootstrap"
     return (*methods, *parts.methods, *([bootstrap()] if is_bootstrap else []))
 
@@ -228,7 +235,7 @@ def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member
             raise UserError("A loss function needs a network. Define make_member(spec) too.")
         return as_member(parts.member)
     if parts.member is None:
-        member = make_model(experiment.model, run.spec.input_shape, objective.num_outputs)
+        member = make_model(experiment.model, _network_shape(run.spec), objective.num_outputs)
     else:
         member = as_member(parts.member)
     given = run.spec.standardization
@@ -239,7 +246,17 @@ def _member_of(run: Run, objective: Objective | None, parts: OwnParts) -> Member
         )
     member = with_compute_dtype(member, experiment.compute.dtype)
     member = with_normalized_inputs(member, data.mean, data.std)
+    if run.spec.table is not None and run.spec.table.embedded:
+        member = with_embeddings(member, run.spec.table.embedded)
     return rematerialized(member) if experiment.compute.rematerialize else member
+
+
+def _network_shape(spec: Spec) -> tuple[int, ...]:
+    """Returns the shape of an input of the network, which has vectors in place of categories."""
+    if spec.table is None:
+        return spec.input_shape
+    sizes = [embedding_size(count) for count in spec.table.embedded]
+    return (spec.input_shape[0] - len(sizes) + sum(sizes),)
 
 
 def identified(run: Run, ensemble: Ensemble, parts: OwnParts, source: Source) -> Run:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_ens.checkpoint import Lineage, ids_text, state_digest
 from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs
-from dist_ens.data.class_names import with_class_numbers
+from dist_ens.data.class_names import class_numbers, with_class_numbers
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluator, Scores, evaluate
 from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
@@ -92,7 +92,8 @@ class LoadedRun(NamedTuple):
         their weights, unless `load` was given `members`.
 
         Args:
-            inputs: Inputs of the examples, in the form of the run's data.
+            inputs: Inputs of the examples, in the form of the run's data. For a run on a table: the
+                path of a CSV or Parquet file, a frame, or a dict of columns.
             calibrated: Whether to apply the calibration that the run keeps, which `dist-ens
                 evaluate --calibration=METHOD` fits.
             conformal: Coverage of `sets` or `interval`, in (0, 1). They need the rule that the run
@@ -126,7 +127,7 @@ class LoadedRun(NamedTuple):
         if given is not None and len(given.target_mean) > 1:
             raise UserError("Predictions of several groups are not pooled. Use dist-ens predict.")
         if self.run is not None and self.ensemble.objective is not None:
-            inputs = convert_inputs(self.run.spec, np.asarray(inputs), "The argument inputs")
+            inputs = convert_inputs(self.run.spec, inputs, "The argument inputs")
         state, weights = self._pooled_state(), self._pooled_weights()
         if given is None:
             return self.ensemble.predict(state, inputs, weights=weights)
@@ -170,9 +171,10 @@ class LoadedRun(NamedTuple):
         """Returns the scores on some data; see `dist_ens.evaluate`, and `predict` for the pool.
 
         Args:
-            data: Data with the keys of the training data. Arrays and batches of a table are in the
-                units of the table, and a split is standardised as the run's source does it.
-                Default: the test split of the run's own data, if it was started from a config.
+            data: Data with the keys of the training data, or a table for a run on one. Arrays and
+                batches of a table are in the units of the table, and a split is standardised as
+                the run's source does it. Default: the test split of the run's own data, if it was
+                started from a config.
             metrics: Metrics beside those of the run.
             batch_size: Number of examples in an evaluation batch. Default: that of the run's
                 config, or 1000.
@@ -224,6 +226,13 @@ def _examples(spec: Spec, data: Data) -> Examples:
         if found.spec is not None and found.spec.standardization != given:
             raise UserError("The source standardises its inputs and labels by other numbers.")
         return Examples(found.split, spec)
+    if spec.table is not None:
+        labels = spec.table.labels(data)
+        if spec.num_classes is not None:
+            names = spec.class_names or tuple(map(str, range(spec.num_classes)))
+            labels = class_numbers(labels, names, f"The target {spec.table.target!r}")
+        inputs = convert_inputs(spec, data, "The table")
+        data = {Objective.INPUTS: inputs, Objective.LABELS: labels}
     arrays = with_class_numbers(
         arrays_of(data), Objective.LABELS, spec.class_names or (), "The data"
     )
@@ -234,7 +243,9 @@ def _examples(spec: Spec, data: Data) -> Examples:
     names = (Objective.INPUTS, Objective.LABELS)
     if given is not None and isinstance(arrays, Mapping) and all(n in arrays for n in names):
         inputs, labels = (np.asarray(arrays[name]) for name in names)
-        inputs = given.of_inputs(convert_inputs(spec, inputs, "inputs"))
+        if spec.table is None:  # The rule of a table has converted them.
+            inputs = convert_inputs(spec, inputs, "inputs")
+        inputs = given.of_inputs(inputs)
         of_groups |= dict(zip(names, (inputs, given.of_targets(labels)), strict=True))
     joined = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), of_groups)
     return Examples(TreeSplit(joined), spec)

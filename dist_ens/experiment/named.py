@@ -4,11 +4,12 @@ A name is looked up in the `__all__` of its module, so that a network of `dist_e
 objective of `dist_ens.losses` and a method of `dist_ens.methods` need no other entry. The options
 of a config are the further arguments of the function.
 
-The name `npz:FILE` calls `open_npz(FILE)` of the module `dist_ens.data.npz`: a kind of source is a
-module of `dist_ens.data` with such a function, and needs no other entry. The fields of `DataConfig`
-of the same name are its other arguments.
+The name `npz:FILE` calls `open_npz(FILE)` of a module of `dist_ens.data`: a kind of source is such
+a function, and needs no other entry. The fields of `DataConfig` of the same name are its other
+arguments.
 """
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -23,6 +24,7 @@ from dist_ens import data, losses, methods, models
 from dist_ens.data import Source, Spec, Split
 from dist_ens.data.idx import open_idx_test
 from dist_ens.data.source import num_held_out
+from dist_ens.execution.spec import AUTO
 from dist_ens.experiment.reading import checked_field, nearest_field, words_of_a_config
 from dist_ens.experiment.schema import DataConfig, LossConfig, ModelConfig, OptimizerConfig
 from dist_ens.ground.errors import UserError, did_you_mean, first_line
@@ -34,17 +36,33 @@ from dist_ens.methods import Method
 
 _CLASSES, _RANGES = "num_classes", "input_ranges"  # Arguments that the data gives.
 Options = dict[str, tuple[object, type]]
+_Function = Callable[..., Any]
 _OPEN, _DESCRIBE = "open_", "describe_"
 _PLACES = {"idx": "DIR", "tfds": "NAME", "digits": ""}  # Others are files.
-_MODULES = {
-    found.name: importlib.import_module(f"{data.__name__}.{found.name}")
+_MODULES = [
+    importlib.import_module(f"{data.__name__}.{found.name}")
     for found in pkgutil.iter_modules(data.__path__)
-}
-_KINDS = [name for name, module in _MODULES.items() if hasattr(module, _OPEN + name)]
+]
+
+
+def _sources(verb: str) -> dict[str, _Function]:
+    """Returns the functions of `dist_ens.data` whose names begin with a verb, by kind of source."""
+    return {
+        name.removeprefix(verb): function
+        for module in _MODULES
+        for name, function in vars(module).items()
+        if name.startswith(verb) and function.__module__ == module.__name__
+    }
+
+
+_OPENING, _DESCRIBING = _sources(_OPEN), _sources(_DESCRIBE)
+_KINDS = sorted(_OPENING.keys() - {"idx_test"})
+# Fields that only some kinds of source have.
+_OF_KINDS = ("target", "task", "row_id", "group", "time", "categories", "leave_out", "test")
 _KNOWN = ", ".join(f"{each}:{_PLACES.get(each, 'FILE')}".rstrip(":") for each in _KINDS)
 
 
-def _made_by(module: ModuleType, returned: object) -> dict[str, Callable[..., Any]]:
+def _made_by(module: ModuleType, returned: object) -> dict[str, _Function]:
     """Returns the public functions of a module that are annotated to return a type, by name."""
     public = {name: getattr(module, name) for name in module.__all__}
     return {
@@ -112,7 +130,9 @@ def make_model(config: ModelConfig, input_shape: tuple[int, ...], num_outputs: i
 
 def loss_options(name: str) -> Options:
     """Returns the default and the type of each option of a loss, and of each method."""
-    require_one_of("loss.name", name, [*LOSSES])
+    require_one_of("loss.name", name, [AUTO, *LOSSES])
+    if name == AUTO:
+        return method_options()
     return _options(LOSSES[name], (_CLASSES, "standardize")) | method_options()
 
 
@@ -123,6 +143,9 @@ def method_options() -> Options:
 
 def make_objective(config: LossConfig, num_classes: int | None) -> Objective:
     """Returns the objective of the loss that a config names."""
+    if config.name == AUTO:
+        name = "gaussian" if num_classes is None else "categorical"
+        config = dataclasses.replace(config, name=name)
     options = checked_options("loss", config, loss_options(config.name))
     function = LOSSES[config.name]
     is_of_classes = _CLASSES in inspect.signature(function).parameters
@@ -170,16 +193,16 @@ def open_source(config: DataConfig) -> Source:
     """Opens the data set that a config names.
 
     It has a validation split if `config.validation` is above 0. Its `source` is `digits`,
-    `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or `uci:FILE`. Examples in memory have been
-    checked. A TFDS source checks them when it reads them.
+    `csv:FILE`, `parquet:FILE`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or `uci:FILE`.
+    Examples in memory have been checked. A TFDS source checks them when it reads them.
     """
-    return _call(_OPEN, config).with_validation(config.validation)
+    return _opened(config).with_validation(config.validation)
 
 
 def open_test(config: DataConfig) -> Split:
     """Opens the test split of the data set that a config names, without a training split."""
     kind, place = _parse(config.source)
-    return open_idx_test(place) if kind == "idx" else _call(_OPEN, config).test
+    return open_idx_test(place) if kind == "idx" else _opened(config).test
 
 
 def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
@@ -187,10 +210,10 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
 
     The number is None if TFDS has not prepared the data set.
     """
-    if hasattr(_MODULES[kind := _parse(config.source)[0]], _DESCRIBE + kind):
-        spec, count = _call(_DESCRIBE, config)
+    if (describe := _DESCRIBING.get(_parse(config.source)[0])) is not None:
+        spec, count = _call(describe, config)
     else:
-        source = _call(_OPEN, config)
+        source = _opened(config)
         spec, count = source.spec, source.num_train_examples
     return spec, count and count - num_held_out(config.validation, count)
 
@@ -200,11 +223,20 @@ def comes_in_memory(config: DataConfig) -> bool:
     return _parse(config.source)[0] != "tfds"
 
 
+def _opened(config: DataConfig) -> Source:
+    """Returns the data set that a config names."""
+    return _call(_OPENING[_parse(config.source)[0]], config)
+
+
 @words_of_a_config()
-def _call(verb: str, config: DataConfig) -> Any:
+def _call(function: _Function, config: DataConfig) -> Any:
     """Calls the function of a kind of source with its arguments from a config."""
     kind, place = _parse(config.source)
-    function: Callable[..., Any] = getattr(_MODULES[kind], verb + kind)
+    for name in _OF_KINDS:
+        if (value := getattr(config, name)) != getattr(DataConfig(), name) and (
+            name not in inspect.signature(function).parameters
+        ):
+            raise UserError(f"data.{name}={value!r} has no effect on {kind!r}. Leave it out.")
     names = [*inspect.signature(function).parameters][bool(place) :]
     arguments = {name: getattr(config, name) for name in names if hasattr(config, name)}
     return function(*([place] if place else []), **arguments)

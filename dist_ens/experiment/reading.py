@@ -70,7 +70,7 @@ def to_config_dict_of(section: object) -> ConfigDict:
         elif kinds := [k for k in typing.get_args(hint) if isinstance(hint, types.UnionType)]:
             kind = next(k for k in kinds if k is not type(None))
             # The flag of a number or a text reads a number as one, and any other word as a text.
-            is_both = {int, str} <= {*kinds}
+            is_both = str in kinds and not {int, float}.isdisjoint(kinds)
             config[name] = placeholder(object if is_both else typing.get_origin(kind) or kind)
             config[name] = value
         else:

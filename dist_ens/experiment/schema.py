@@ -69,8 +69,18 @@ class DataConfig:
     """The data set, and the examples that each member sees.
 
     Attributes:
-        source: Data source: `digits`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or
-            `uci:FILE`. The guide on config files says what each reads.
+        source: Data source: `digits`, `csv:FILE`, `parquet:FILE`, `idx:DIR`, `npz:FILE`,
+            `tfds:NAME`, `text:FILE` or `uci:FILE`. The guide on config files says what each reads.
+        target: Name of the column of labels of a table, `csv:FILE` or `parquet:FILE`.
+        test: Test rows of a table: the share that is drawn, in (0, 1); the name of a column that
+            holds "test" or True in those rows; or the path of a second table.
+        task: `classification` or `regression` of a table. By default the target decides: text,
+            truth values and whole numbers with at most 10 different values are classes.
+        row_id: Name of the column that names the rows of a table.
+        group: Name of a column of a table. Rows with the same value are all training or test rows.
+        time: Name of a column of a table, by which the last rows are the test rows.
+        categories: Names of columns of a table whose numbers are categories.
+        leave_out: Names of columns of a table that are no inputs.
         data_dir: Folder of prepared TFDS data. None uses the default of TFDS.
         num_classes: Number of classes. By default it is the largest label of the training set plus
             1. Give it if the training set lacks a class. It stays None for real targets.
@@ -101,6 +111,14 @@ class DataConfig:
     """
 
     source: str = "digits"
+    target: str | None = None
+    test: float | str = 0.2
+    task: str | None = None
+    row_id: str | None = None
+    group: str | None = None
+    time: str | None = None
+    categories: tuple[str, ...] = ()
+    leave_out: tuple[str, ...] = ()
     data_dir: str | None = None
     num_classes: int | None = None
     context_length: int = 128
@@ -148,7 +166,8 @@ class LossConfig:
     Attributes:
         name: Name of a function of `dist_ens.losses` that returns an objective. For classes:
             `categorical`, `class_mean_categorical` or `one_vs_rest`. For real targets: `gaussian`,
-            `beta_gaussian`, `squared_error` or `quantiles`.
+            `beta_gaussian`, `squared_error` or `quantiles`. `auto` is `categorical` for classes,
+            and `gaussian` for real targets.
         options: Arguments of that loss, such as `beta` of `beta_gaussian` and `levels` of
             `quantiles`, and methods that change it, such as `label_smoothing`, `mixup` and
             `adversarial`. Each is a separate field beside `name`:

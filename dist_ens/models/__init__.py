@@ -2,13 +2,14 @@
 
 A config can name those in `__all__`: each is a function of an input shape and a number of outputs.
 `dist_ens.members.as_member` makes a member from a network of your own. `lora`, `heads`,
-`with_prior`, `batch_ensemble`, `tabm` and `trunk_and_heads` make a member from one or two networks
-of any library.
+`with_prior`, `with_embeddings`, `batch_ensemble`, `tabm` and `trunk_and_heads` make a member from
+one or two networks of any library.
 """
 
 from dist_ens.models.batch_ensemble import batch_ensemble as batch_ensemble
 from dist_ens.models.batch_ensemble import tabm as tabm
 from dist_ens.models.convolutional import lenet5, resnet8
+from dist_ens.models.embeddings import with_embeddings as with_embeddings
 from dist_ens.models.lora import lora as lora
 from dist_ens.models.mlp import dropout as dropout
 from dist_ens.models.mlp import mlp, mlp_bn_dropout

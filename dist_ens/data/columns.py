@@ -1,0 +1,250 @@
+"""The columns of a table as inputs and labels of a network, by rules that training rows decide."""
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dist_ens.data.class_names import listed
+from dist_ens.data.frames import Table, floats_of, is_text, read_table, texts_of
+from dist_ens.ground.errors import UserError, counted, did_you_mean
+from dist_ens.ground.json_text import Json, fields_from_record
+from dist_ens.ground.narrowing import first_index
+from dist_ens.ground.paths import shortened
+
+if TYPE_CHECKING:
+    from narwhals import Series
+
+MOST_ONE_HOT = 32  # Largest number of categories that become one input each.
+# Text is left out if it has more different values than this share of the rows.
+_MOST_DIFFERENT = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of a table, and the inputs that it becomes.
+
+    A number becomes `(number - mean) / std`. A missing one becomes the median of training, and a
+    second input says whether it was missing, if training has missing ones. Categories become one
+    input for each of them, or one number of 0, 1, 2, … that an embedding reads.
+
+    Attributes:
+        name: Name of the column.
+        median: Median of the known numbers of training.
+        mean: Mean of the numbers of training, with the median for missing ones.
+        std: Standard deviation of the same numbers, positive.
+        has_missing: Whether training has missing numbers.
+        categories: Sorted categories of training. None for a column of numbers. A missing category
+            is the empty text.
+    """
+
+    name: str
+    median: float = 0.0
+    mean: float = 0.0
+    std: float = 1.0
+    has_missing: bool = False
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether an embedding reads the number of the category."""
+        return self.categories is not None and len(self.categories) > MOST_ONE_HOT
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs that the column becomes."""
+        if self.categories is None:
+            return [self.name, *([f"{self.name} is missing"] if self.has_missing else [])]
+        if self.is_embedded:
+            return [self.name]
+        return [f"{self.name}={each or 'missing'}" for each in self.categories]
+
+    def codes(self, values: Sequence[str]) -> np.ndarray:
+        """Returns the number of each category; that of all categories for an unknown one."""
+        numbers = {value: number for number, value in enumerate(self.categories or ())}
+        return np.array([numbers.get(value, len(numbers)) for value in values], np.int64)
+
+    def encoded(self, series: "Series") -> np.ndarray:
+        """Returns the inputs of a column, float64[rows, inputs]."""
+        if self.categories is None:
+            numbers = floats_of(series)
+            is_missing = np.isnan(numbers)
+            scaled = (np.where(is_missing, self.median, numbers) - self.mean) / self.std
+            return np.stack([scaled, *([is_missing] if self.has_missing else [])], axis=1)
+        codes = self.codes(texts_of(series))
+        if self.is_embedded:
+            return codes[:, None].astype(np.float64)
+        return np.eye(len(self.categories) + 1)[codes][:, :-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRule:
+    """The rule by which the rows of a table become inputs and labels.
+
+    Attributes:
+        columns: Columns that are inputs. Those that an embedding reads are the last ones.
+        target: Name of the column of labels.
+        row_id: Name of the column that names the rows. None numbers them.
+        left_out: Names of the columns that are no inputs, each with the reason.
+        has_classes: Whether the labels are classes.
+
+    >>> from dist_ens.data import table
+    >>> rows = {"size": [1.0, 2.0, None, 4.0], "price": [1.0, 2.5, 3.0, 4.5]}
+    >>> source = table(rows, target="price", test=0.25)
+    >>> source.spec.table.input_names
+    ['size', 'size is missing']
+    """
+
+    columns: tuple[Column, ...]
+    target: str
+    row_id: str | None = None
+    left_out: tuple[tuple[str, str], ...] = ()
+    has_classes: bool = False
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Json]) -> "TableRule":
+        """Returns the rule of a dict that `dataclasses.asdict` made, which JSON has stored."""
+
+        def columns(values: Sequence[Mapping[str, Json]]) -> tuple[Column, ...]:
+            return tuple(Column(**fields_from_record(Column, each)) for each in values)
+
+        return cls(**fields_from_record(cls, values, {"columns": columns}))
+
+    @classmethod
+    def fitted(
+        cls,
+        train: Table,
+        names: Sequence[str],
+        left_out: Mapping[str, str],
+        *,
+        categories: Sequence[str] = (),
+        **others: Json,
+    ) -> "TableRule":
+        """Returns the rule of the training rows, of those columns with a name that hold something.
+
+        Columns of numbers whose name is among `categories` are read as text.
+        """
+        columns, left_out = [], dict(left_out)
+        for name in names:
+            column, reason = _fitted(name, train[name], is_text(train[name]) or name in categories)
+            if reason:
+                left_out[name] = reason
+            else:
+                columns.append(column)
+        if not columns:
+            raise UserError(
+                "No column of the table can be an input: "
+                f"{', '.join(f'{name} ({why})' for name, why in left_out.items())}. Give others."
+            )
+        ordered = sorted(columns, key=lambda column: column.is_embedded)
+        return cls(tuple(ordered), left_out=tuple(left_out.items()), **others)
+
+    @property
+    def input_names(self) -> list[str]:
+        """Name of each input of a network."""
+        return [name for column in self.columns for name in column.input_names]
+
+    @property
+    def embedded(self) -> tuple[int, ...]:
+        """Number of categories of each of the last columns, which an embedding reads."""
+        return tuple(len(each.categories or ()) for each in self.columns if each.is_embedded)
+
+    def encode(self, table: object) -> np.ndarray:
+        """Returns the inputs of the rows of a table, float64[rows, inputs].
+
+        Args:
+            table: File of CSV or Parquet, frame of pandas or polars, or dict of columns, in the
+                units of the training table. Further columns are not read.
+
+        Raises:
+            UserError: If a column is absent, or holds text in the place of numbers.
+
+        Warns of categories that training never saw.
+        """
+        frame = read_table(table)
+        absent = [column.name for column in self.columns if column.name not in frame.columns]
+        if absent:
+            meant = did_you_mean(absent[0], frame.columns)
+            raise UserError(
+                f"The table lacks {listed(absent)}, which training had.{meant} It has "
+                f"{listed(frame.columns)}."
+            )
+        for column in self.columns:
+            if column.categories is None:
+                continue
+            if unknown := sorted({*texts_of(frame[column.name])} - {*column.categories, ""}):
+                warnings.warn(
+                    f"Training never saw these categories of {column.name!r}: {listed(unknown)}. "
+                    "They count as none of the others.",
+                    stacklevel=2,
+                )
+        return np.concatenate([each.encoded(frame[each.name]) for each in self.columns], axis=1)
+
+    def labels(self, table: object) -> np.ndarray:
+        """Returns the labels of a table: float64[rows] of real targets, and text of classes."""
+        frame = read_table(table)
+        if self.target not in frame.columns:
+            raise UserError(
+                f"The table has no column {self.target!r}, the target, and so no labels. It has "
+                f"{listed(frame.columns)}."
+            )
+        return labels_of(frame[self.target], self.has_classes)
+
+    def row_ids(self, table: object) -> np.ndarray:
+        """Returns the names of the rows of a table, or their numbers 0, 1, 2, …"""
+        frame = read_table(table)
+        if self.row_id is None or self.row_id not in frame.columns:
+            return np.arange(len(frame))
+        return np.array(frame[self.row_id].to_list())
+
+    def __str__(self) -> str:
+        without = f", without {listed([n for n, _ in self.left_out])}" if self.left_out else ""
+        return f"{counted(len(self.columns), 'column')}{without}"
+
+
+def labels_of(series: "Series", has_classes: bool) -> np.ndarray:
+    """Returns labels of a column, none of which may be missing."""
+    if has_classes:
+        labels = np.array(texts_of(series))
+        missing = labels == ""
+    elif is_text(series):
+        raise UserError(
+            f"The target {series.name!r} has text, such as {shortened(texts_of(series)[0])}, and a "
+            "regression takes numbers. Choose another target, or task='classification'."
+        )
+    else:
+        labels = floats_of(series)
+        missing = np.isnan(labels)
+    if missing.any():
+        raise UserError(
+            f"The target {series.name!r} is missing in {int(missing.sum()):,} of {len(labels):,} "
+            f"rows, the first in row {first_index(missing)}. Leave these rows out."
+        )
+    return labels
+
+
+def _fitted(name: str, series: "Series", has_categories: bool) -> tuple[Column, str]:
+    """Returns the rule of a column of training, or why it is left out."""
+    if has_categories:
+        texts = texts_of(series)
+        categories = tuple(sorted({*texts}))
+        if len(categories) == 1:
+            return Column(name), "all its values are missing" if categories == ("",) else "constant"
+        if len(categories) > max(MOST_ONE_HOT, _MOST_DIFFERENT * len(texts)):
+            return Column(name), f"text with {len(categories):,} different values"
+        return Column(name, categories=categories), ""
+    numbers = floats_of(series)
+    is_missing = np.isnan(numbers)
+    known = numbers[~is_missing]
+    if not len(known):
+        return Column(name), "all its values are missing"
+    if np.isinf(known).any():
+        raise UserError(f"The column {name!r} has infinity. Replace it, or leave the column out.")
+    if np.ptp(known) == 0 and not is_missing.any():
+        return Column(name), "constant"
+    filled = np.where(is_missing, np.median(known), numbers)
+    std = float(filled.std()) if np.ptp(known) else 1.0
+    mean, median = float(filled.mean()), float(np.median(known))
+    return Column(name, median, mean, std, bool(is_missing.any())), ""

@@ -1,0 +1,287 @@
+"""Tables of a user's: the rule that training rows decide, splits, embeddings, and the commands."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import optax
+import pandas as pd
+import polars as pl
+import pytest
+
+import dist_ens as de
+from commands import dist_ens
+from dist_ens.data import Spec, table
+from dist_ens.data.overview import column_facts
+from dist_ens.ground.errors import UserError
+
+
+def run_command(*words, code=0):
+    """A command that ends with an exit code."""
+    ended = dist_ens(*words)
+    assert ended.returncode == code, ended.stderr
+    return ended
+
+
+def passengers(count=400, seed=0):
+    """Returns a table with numbers, categories, missing values, a constant and a leaking column."""
+    draw = np.random.default_rng(seed)
+    sex = draw.choice(["female", "male"], count)
+    age = draw.normal(30, 10, count).round(1)
+    survived = (draw.random(count) < np.where(sex == "female", 0.8, 0.2)).astype(int)
+    return pl.DataFrame(
+        {
+            "id": [f"p{number}" for number in range(count)],
+            "sex": sex,
+            "age": [None if draw.random() < 0.2 else value for value in age],
+            "port": draw.choice(["S", "C", None], count),
+            "ship": ["Titanic"] * count,
+            "boat": np.where(survived == 1, draw.integers(1, 9, count), 0),
+            "survived": survived,
+        }
+    )
+
+
+def test_numbers_are_standardised_by_the_training_rows_with_the_median_for_missing_ones():
+    rows = {"a": [1.0, None, 3.0, 8.0, 100.0], "y": [0.1, 0.2, 0.3, 0.4, 0.5], "t": [0, 0, 0, 0, 1]}
+    source = table(rows, target="y", test="t")
+    # The median of 1, 3, 8 is 3: 1, 3, 3, 8 have the mean 3.75 and the variance 6.6875.
+    std = 6.6875**0.5
+    expected = [[-2.75 / std, 0], [-0.75 / std, 1], [-0.75 / std, 0], [4.25 / std, 0]]
+    np.testing.assert_allclose(source.train.inputs, expected, rtol=1e-6)
+    np.testing.assert_allclose(source.test.inputs, [[96.25 / std, 0]], rtol=1e-6)
+    assert source.spec.table.input_names == ["a", "a is missing"]
+
+
+def test_a_category_that_training_never_saw_is_none_of_the_others_and_is_told():
+    rows = {"c": ["x", "y", None, "x"], "y": [1.5, 2.5, 3.5, 4.5], "t": [0, 0, 0, 1]}
+    source = table(rows, target="y", test="t")
+    assert source.spec.table.input_names == ["c=missing", "c=x", "c=y"]
+    with pytest.warns(UserWarning, match=r"never saw these categories of 'c': 'z'\. They count"):
+        encoded = source.spec.table.encode({"c": ["z", "x"]})
+    assert encoded.sum(axis=1).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "csv", "semicolons", "parquet"])
+def test_every_form_of_a_table_is_the_same_data(kind, tmp_path):
+    frame = passengers()
+    expected = table(frame, target="survived", leave_out=["id"])
+    path = tmp_path / ("t.parquet" if kind == "parquet" else "t.csv")
+    forms = {
+        "pandas": lambda: pd.DataFrame(frame.to_dict(as_series=False)),
+        "polars": lambda: frame,
+        "csv": lambda: frame.write_csv(path),
+        "semicolons": lambda: frame.write_csv(path, separator=";"),
+        "parquet": lambda: frame.write_parquet(path),
+    }
+    made = forms[kind]()
+    source = table(path if made is None else made, target="survived", leave_out=["id"])
+    assert source.spec == expected.spec
+    np.testing.assert_array_equal(source.train.inputs, expected.train.inputs)
+    np.testing.assert_array_equal(source.test.labels, expected.test.labels)
+    assert Spec.from_dict(json.loads(json.dumps(source.spec.to_dict()))) == source.spec
+
+
+def test_what_a_target_holds_decides_between_classes_and_numbers():
+    count = 60
+    columns = {"x": np.arange(count, dtype=float)}
+    for values, classes in (
+        (np.arange(count) % 3, 3),
+        (np.arange(count), None),
+        (np.arange(count) % 3 + 0.5, None),
+        (np.array(["a", "b"] * 30), 2),
+        (np.arange(count) % 2 == 0, 2),
+    ):
+        assert table({**columns, "y": values}, target="y").spec.num_classes == classes
+    forced = table({**columns, "y": np.arange(count) % 3}, target="y", task="regression")
+    assert forced.spec.num_classes is None
+    assert table({**columns, "y": np.arange(count) % 2 * 5}, target="y").spec.class_names == (
+        "0",
+        "5",
+    )
+
+
+def test_rows_of_a_group_stay_together_and_those_of_the_last_time_are_the_test_rows():
+    count = 100
+    rows = {
+        "x": np.arange(count, dtype=float),
+        "who": [f"w{number % 10}" for number in range(count)],
+        "day": np.arange(count)[::-1],
+        "y": np.arange(count) * 0.5,
+    }
+    by_group = table(rows, target="y", group="who", test=0.3)
+    groups = [{int(y * 2) % 10 for y in part.labels} for part in (by_group.train, by_group.test)]
+    assert len(groups[1]) == 3
+    assert not groups[0] & groups[1]
+    by_time = table(rows, target="y", time="day", test=0.3)
+    # The last 30 days are the first 30 rows.
+    assert sorted(by_time.test.labels.tolist()) == [0.5 * number for number in range(30)]
+    second = table(rows, target="y", test={name: values[:7] for name, values in rows.items()})
+    assert (len(second.train), len(second.test)) == (100, 7)
+
+
+def test_a_share_of_each_class_is_test_rows():
+    rows = {"x": np.arange(100.0), "y": ["rare"] * 10 + ["common"] * 90}
+    assert np.bincount(table(rows, target="y", test=0.2).test.labels).tolist() == [18, 2]
+
+
+def test_many_categories_are_numbers_that_an_embedding_reads():
+    draw = np.random.default_rng(0)
+    town = draw.integers(0, 40, 2000)
+    effect = draw.normal(size=40)
+    rows = {
+        "town": [f"t{number:02}" for number in town],
+        "x": draw.normal(size=2000),
+        "y": effect[town] + 0.01 * draw.normal(size=2000),
+    }
+    source = table(rows, target="y")
+    assert source.spec.table.embedded == (40,)
+    assert source.spec.table.input_names == ["x", "town"]
+    mlp = de.models.mlp((1 + 20,), 2, hidden_sizes=(32,))
+    member = de.models.with_embeddings(mlp, source.spec.table.embedded)
+    ensemble = de.Ensemble(member, optax.adam(1e-2), de.losses.gaussian(), num_members=2)
+    result = de.fit(ensemble, source, steps=600, progress=False)
+    scores = de.evaluate(ensemble, result.state, source, intervals=False)
+    assert scores.ensemble["rmse"] < 0.2 * effect.std()
+    vectors = result.state.params["embeddings"][0]
+    assert vectors.shape == (2, 41, 20)
+    # Training never reads the vector of an unknown category.
+    assert not np.asarray(vectors)[:, 40].any()
+    with pytest.warns(UserWarning, match="'t99'"):
+        unknown = source.spec.table.encode({"town": ["t99"], "x": [0.0]}).astype(np.float32)
+    assert np.isfinite(ensemble.predict(result.state, unknown).mean).all()
+
+
+def test_facts_name_the_constant_and_the_leaking_column():
+    frame = passengers()
+    source = table(frame, target="survived", row_id="id")
+    facts = {each.name: each for each in column_facts(frame, source.spec.table)}
+    assert facts["ship"].use == "left out: constant"
+    assert facts["boat"].leak == 1.0
+    assert [name for name, each in facts.items() if each.leak is not None] == ["boat"]
+    assert facts["age"].missing == np.mean([each is None for each in frame["age"]])
+    assert facts["sex"].use == "2 categories"
+
+
+def test_one_command_each_leads_from_a_csv_file_to_predictions_of_another(tmp_path):
+    frame = passengers(700)
+    frame[:500].write_csv(tmp_path / "train.csv")
+    frame[500:].drop("survived", "ship").write_csv(tmp_path / "new.csv")
+    flags = [
+        "--config=configs/table.py",
+        f"--config.data.source=csv:{tmp_path}/train.csv",
+        "--config.data.target=survived",
+        "--config.data.row_id=id",
+    ]
+    shown = run_command("data", *flags)
+    assert "'boat' alone predicts the target" in shown.stdout
+    assert re.search(r"ship .* left out: constant", shown.stdout)
+    run = tmp_path / "run"
+    run_command(
+        "train",
+        *flags,
+        "--config.data.leave_out=('boat',)",
+        "--config.steps=200",
+        f"--workdir={run}",
+    )
+    run_command(
+        "predict", f"--workdir={run}", f"--input={tmp_path}/new.csv", f"--output={tmp_path}/p.csv"
+    )
+    with open(tmp_path / "p.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == frame["id"][500:].to_list()
+    probs = np.array([[float(row[f"probs_{c}"]) for c in (0, 1)] for row in rows])
+    np.testing.assert_allclose(probs.sum(axis=1), 1, rtol=1e-5)
+    right = np.array([int(row["prediction"]) for row in rows]) == frame["survived"][500:].to_numpy()
+    assert right.mean() > 0.7  # 0.8 is the best that the sex allows.
+    loaded = de.load(run)
+    np.testing.assert_allclose(loaded.predict(frame[500:]).mean, probs, rtol=1e-5)
+    accuracy = loaded.evaluate(frame[500:], intervals=False).ensemble["accuracy"]
+    assert accuracy == pytest.approx(right.mean())
+
+
+def test_a_regression_from_a_config_predicts_in_the_unit_of_the_table(tmp_path):
+    draw = np.random.default_rng(0)
+    size = draw.uniform(20, 200, 600)
+    frame = pl.DataFrame({"size": size, "price": 3000 * size + draw.normal(0, 5000, 600) + 1e5})
+    frame.write_parquet(tmp_path / "t.parquet")
+    run_command(
+        "train",
+        "--config=configs/table.py",
+        f"--config.data.source=parquet:{tmp_path}/t.parquet",
+        "--config.data.target=price",
+        f"--workdir={tmp_path}/run",
+    )
+    prediction = de.load(tmp_path / "run").predict({"size": [100.0]})
+    assert float(prediction.mean[0]) == pytest.approx(4e5, rel=0.02)
+    assert float(prediction.total[0]) ** 0.5 == pytest.approx(5000, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"target": "survivd"}, "has no column 'survivd'. Did you mean 'survived'?"),
+        (
+            {"target": "sex", "task": "regression"},
+            "'sex' has text, such as",
+        ),
+        ({"target": "age"}, "The target 'age' is missing in .* rows"),
+        ({"target": "survived", "test": 0.0}, "test=0.0 means 0 of 400 rows for the test part"),
+        ({"target": "survived", "test": "splt"}, "The table 'splt' cannot be read"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_told_in_a_sentence(options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        table(passengers(), **options)
+
+
+def test_a_new_table_without_a_column_or_with_text_for_a_number_is_refused():
+    rule = table(passengers(), target="survived", row_id="id").spec.table
+    with pytest.raises(UserError, match=r"The table lacks 'age', which training had\."):
+        rule.encode(passengers().drop("age"))
+    with pytest.raises(UserError, match="'age' has the text 'old', and numbers are needed"):
+        rule.encode(passengers().with_columns(age=pl.lit("old")))
+    with pytest.raises(UserError, match="no column 'survived', the target"):
+        rule.labels(passengers().drop("survived"))
+
+
+def test_a_column_without_any_value_is_left_out():
+    rule = table(passengers().with_columns(cabin=pl.lit(None)), target="survived").spec.table
+    assert dict(rule.left_out)["cabin"] == "all its values are missing"
+    assert "cabin" not in rule.input_names
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "narwhals", None)
+    with pytest.raises(UserError, match=r"pip install 'dist-ens\[tables\]'"):
+        table({"x": [1.0], "y": [2.0]}, target="y")
+
+
+def test_a_method_that_changes_inputs_is_refused_beside_numbers_of_categories(tmp_path):
+    rows = pl.DataFrame({"c": [f"c{n % 40}" for n in range(200)], "y": np.arange(200) * 0.1})
+    rows.write_csv(tmp_path / "t.csv")
+    refused = run_command(
+        "train",
+        "--config=configs/table.py",
+        f"--config.data.source=csv:{tmp_path}/t.csv",
+        "--config.data.target=y",
+        "--config.loss.mixup=0.2",
+        f"--workdir={tmp_path}/run",
+        code=2,
+    )
+    assert "loss.mixup would change the numbers of categories" in refused.stderr
+
+
+def test_a_field_of_tables_has_no_effect_on_another_source():
+    refused = run_command(
+        "data", "--config=configs/digits.py", "--config.data.target=price", code=2
+    )
+    assert "data.target='price' has no effect on 'digits'" in refused.stderr
+
+
+def test_pictures_are_shown_as_a_grid(tmp_path):
+    run_command("data", "--config=configs/digits.py", f"--pictures={tmp_path}/grid.png")
+    from PIL import Image
+
+    assert Image.open(tmp_path / "grid.png").size[0] > 1000
