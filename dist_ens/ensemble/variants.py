@@ -1,8 +1,9 @@
 """The same ensemble with other arguments, and the ensemble that has the members of a state."""
 
+import copy
 import dataclasses
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,7 @@ from dist_ens.ensemble.programs import Programs
 from dist_ens.ground.state import State, check_alive, require_state
 from dist_ens.layout import MEMBERS, Layout, Waves, copied_like, to_host
 from dist_ens.processes import cluster
+from dist_ens.sampling.hyper import Hyper
 
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
@@ -36,6 +38,15 @@ class Variants:
         kind = cast("type[Ensemble]", type(self))
         arguments = {name: getattr(self, name) for name in inspect.signature(kind).parameters}
         return kind(**arguments | changes)
+
+    def with_values(self, seed: int, hyper: Mapping[str, Any] | None) -> "Ensemble":
+        """Returns the ensemble with another seed and other values of its settings.
+
+        It shares its compiled programs, to which seeds and settings are arguments.
+        """
+        other = cast("Ensemble", copy.copy(self))
+        other.seed, other.hyper = seed, Hyper.of(hyper, self.ids.tolist(), seed)
+        return other
 
     def _variant(self, **changes: Any) -> "Ensemble":
         """Returns an ensemble of other members or another layout, with the traced step."""

@@ -1,0 +1,154 @@
+"""The estimator of classes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, validate_data
+
+from dist_ens.ground.types import Network, OptimizerOfMember
+from dist_ens.losses import Objective
+from dist_ens.methods import Method
+from dist_ens.sampling.hyper import Drawn
+from dist_ens.sklearn.estimator import EnsembleEstimator
+
+
+class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
+    """A deep ensemble that predicts classes.
+
+    Inputs are not scaled: put a `StandardScaler` before it.
+
+    Args:
+        n_estimators: Number of networks.
+        model: Sizes of the hidden layers of an MLP, or a network of any library with as many
+            outputs as the loss has; see `dist_ens.as_member`.
+        optimizer: Optimizer of Optax, or a function `make(hyper)` of a member's settings. Default:
+            Adam with `learning_rate`.
+        learning_rate: Learning rate. It is the setting `learning_rate` of every member, so that
+            another value does not compile again.
+        loss: Name of a loss of `dist_ens.losses`, or an objective. Default: "categorical".
+        steps: Number of steps. Default: `max_epochs` decides.
+        max_epochs: Number of passes over the training rows.
+        batch_size: Number of rows in a step.
+        methods: Methods of `dist_ens.methods`, such as `(bootstrap(),)` for bagging.
+        hyper: Settings that differ from member to member, as for `dist_ens.Ensemble`.
+        early_stopping: Whether to stop when the NLL of held-out rows has not improved for 10
+            epochs. The state of the best epoch is kept.
+        validation_fraction: Share of the rows that `early_stopping` and `calibration` hold out.
+        calibration: Calibration that is fitted on held-out rows: "temperature", "vector" or
+            "isotonic". Default: none.
+        class_weight: Weight of each class, or "balanced". Default: 1.
+        random_state: Seed of the networks and of the order of the rows.
+        verbose: Whether to show the progress.
+
+    Attributes:
+        classes_: Sorted labels of the classes.
+        state_: State of the ensemble, arrays of NumPy with leaves [n_estimators, ...].
+        n_iter_: Number of steps that were taken.
+        n_features_in_: Number of columns of the training rows.
+        feature_names_in_: Names of the columns, if the training rows are a frame.
+        calibration_: Calibration that was fitted, or None.
+
+    >>> from sklearn.datasets import load_iris
+    >>> x, y = load_iris(return_X_y=True)
+    >>> classifier = EnsembleClassifier(4, learning_rate=1e-2, random_state=0).fit(x, y)
+    >>> bool(classifier.score(x, y) > 0.95), classifier.predict_proba(x).shape
+    (True, (150, 3))
+    """
+
+    _default_loss = "categorical"
+
+    def __init__(
+        self,
+        n_estimators: int = 8,
+        *,
+        model: Sequence[int] | Network = (64, 64),
+        optimizer: OptimizerOfMember | None = None,
+        learning_rate: float = 1e-3,
+        loss: str | Objective | None = None,
+        steps: int | None = None,
+        max_epochs: float = 100,
+        batch_size: int = 128,
+        methods: Sequence[Method] = (),
+        hyper: Mapping[str, Drawn | ArrayLike | str] | None = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        calibration: str | None = None,
+        class_weight: Mapping[object, float] | str | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        given = {
+            n: v for n, v in locals().items() if n not in ("self", "class_weight", "__class__")
+        }
+        super().__init__(**given)
+        self.class_weight = class_weight
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Trains the ensemble from the beginning.
+
+        Args:
+            X: Inputs, [rows, columns].
+            y: Labels of classes, numbers or texts, [rows].
+            sample_weight: Weights of the rows, not negative, [rows]. Default: 1.
+        """
+        self.__dict__.pop("_compiled", None)
+        x, labels, weights = self._checked(X, y, sample_weight, reset=True)
+        self.classes_, numbers = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"Classifier can't train when only one class is present: {self.classes_[0]!r}."
+            )
+        if self.class_weight is not None:
+            own = compute_sample_weight(self.class_weight, labels)
+            weights = own if weights is None else weights * own
+        return self._fit(x, numbers.astype(np.int32), weights)
+
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
+        """Trains the ensemble on, by one pass over some rows.
+
+        Args:
+            X: Inputs, [rows, columns].
+            y: Labels of classes, [rows].
+            classes: All classes, which the first call must name.
+            sample_weight: Weights of the rows, [rows]. Default: 1.
+        """
+        is_first = not hasattr(self, "state_")
+        x, labels, weights = self._checked(X, y, sample_weight, reset=is_first)
+        if is_first:
+            if classes is None:
+                raise ValueError("classes must be passed on the first call to partial_fit.")
+            self.classes_ = np.unique(classes)
+        numbers = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
+        if (unknown := self.classes_[numbers] != labels).any():
+            raise ValueError(f"`y` has the class {labels[unknown][0]!r}, not in {self.classes_}.")
+        return self._fit_on(x, numbers.astype(np.int32), weights)
+
+    def _checked(
+        self, x: ArrayLike, y: ArrayLike, weights: ArrayLike | None, *, reset: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        found = validate_data(self, x, y, dtype=np.float32, reset=reset)
+        inputs, labels = np.asarray(found[0]), np.asarray(found[1])
+        check_classification_targets(labels)
+        own = None if weights is None else _check_sample_weight(weights, inputs)
+        return inputs, labels, own
+
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
+        """Returns the probabilities of the classes, the mean of all members, [rows, classes]."""
+        probs = self._predicted(X)["mean"]
+        return probs / probs.sum(axis=1, keepdims=True)
+
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """Returns the most probable class of each row, [rows]."""
+        probs = self.predict_proba(X)
+        return self.classes_[probs.argmax(axis=1)]

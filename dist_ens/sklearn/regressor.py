@@ -1,0 +1,96 @@
+"""The estimator of real targets."""
+
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import ndtri
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import _check_sample_weight, validate_data
+
+from dist_ens.ground.numbers import require_fraction
+from dist_ens.sklearn.estimator import EnsembleEstimator
+
+
+class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
+    """A deep ensemble that predicts numbers, with their uncertainty.
+
+    The target is standardised. Inputs are not: put a `StandardScaler` before it.
+
+    Arguments and attributes are those of `EnsembleClassifier`, without classes. The default loss is
+    "gaussian". A calibration is "variance", or "cqr" for conformal intervals.
+
+    >>> from sklearn.datasets import load_diabetes
+    >>> x, y = load_diabetes(return_X_y=True)
+    >>> regressor = EnsembleRegressor(4, max_epochs=20, random_state=0).fit(10 * x, y)
+    >>> mean, std = regressor.predict(10 * x[:3], return_std=True)
+    >>> mean.shape, std.shape, regressor.predict_interval(10 * x[:3]).shape
+    ((3,), (3,), (3, 2))
+    """
+
+    _default_loss = "gaussian"
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Trains the ensemble from the beginning.
+
+        Args:
+            X: Inputs, [rows, columns].
+            y: Targets, [rows].
+            sample_weight: Weights of the rows, not negative, [rows]. Default: 1.
+        """
+        self.__dict__.pop("_compiled", None)
+        return self._fit(*self._checked(X, y, sample_weight, reset=True))
+
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
+    ) -> Self:
+        """Trains the ensemble on, by one pass over some rows. The first rows scale the target.
+
+        Args:
+            X: Inputs, [rows, columns].
+            y: Targets, [rows].
+            sample_weight: Weights of the rows, [rows]. Default: 1.
+        """
+        is_first = not hasattr(self, "state_")
+        return self._fit_on(*self._checked(X, y, sample_weight, reset=is_first))
+
+    def _checked(
+        self, x: ArrayLike, y: ArrayLike, weights: ArrayLike | None, *, reset: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        found = validate_data(self, x, y, dtype=np.float32, y_numeric=True, reset=reset)
+        inputs, targets = np.asarray(found[0]), np.asarray(found[1], np.float64)
+        if reset and not np.ptp(targets):
+            raise ValueError(
+                f"All targets are {y[0]} (n_samples={len(y)}): there is nothing to learn."
+            )
+        own = None if weights is None else _check_sample_weight(weights, inputs)
+        return inputs, targets, own
+
+    def predict(
+        self, X: ArrayLike, return_std: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """Returns the means, [rows], and with `return_std` the standard deviations too, [rows].
+
+        The variance is that of the mixture of the members: the mean of their variances, and the
+        variance of their means.
+        """
+        found = self._predicted(X)
+        return (found["mean"], np.sqrt(found["total"])) if return_std else found["mean"]
+
+    def predict_interval(self, X: ArrayLike, coverage: float = 0.9) -> np.ndarray:
+        """Returns the ends of an interval for the target of each row, [rows, 2].
+
+        With `calibration="cqr"` it is the conformal interval, which contains the stated share of
+        the targets of new rows. Otherwise it is that of a normal distribution of the predicted
+        mean and variance.
+
+        Args:
+            X: Inputs, [rows, columns].
+            coverage: Share of the targets in their intervals, in (0, 1).
+        """
+        require_fraction("coverage", coverage, "0.9 is usual.")
+        if self.calibration_ is not None and self.calibration_.conformal is not None:
+            return self._predicted(X, coverage)["interval"]
+        mean, std = self.predict(X, return_std=True)
+        half = ndtri((1 + coverage) / 2) * std
+        return np.stack([mean - half, mean + half], axis=1)

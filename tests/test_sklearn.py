@@ -1,0 +1,194 @@
+"""The estimators of scikit-learn: what they compute, and how often they compile."""
+
+import io
+
+import flax.linen as nn
+import jax
+import joblib
+import numpy as np
+import optax
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_diabetes, load_iris, load_wine
+from sklearn.model_selection import GridSearchCV, cross_val_predict, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import dist_ens as de
+from dist_ens.ground.errors import UserError
+from dist_ens.sklearn import EnsembleClassifier, EnsembleRegressor
+
+
+@pytest.fixture(scope="module")
+def wine():
+    x, y = load_wine(return_X_y=True)
+    return StandardScaler().fit_transform(x), y
+
+
+@pytest.fixture(scope="module")
+def diabetes():
+    x, y = load_diabetes(return_X_y=True)
+    return train_test_split(StandardScaler().fit_transform(x), y, random_state=0)
+
+
+@pytest.fixture
+def compiled():
+    """The number of programs that XLA has compiled, in a list of one."""
+    count = [0]
+
+    def listen(event, duration, **_):
+        count[0] += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield count
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_probabilities_are_those_of_the_ensemble_that_fit_trains(wine):
+    x, y = wine
+    classifier = EnsembleClassifier(3, model=(16,), steps=50, batch_size=32, random_state=5)
+    probs = classifier.fit(x, y).predict_proba(x)
+    mlp = de.models.mlp((13,), 3, hidden_sizes=(16,))
+    seed = int(np.random.RandomState(5).randint(np.iinfo(np.int32).max))
+    ensemble = de.Ensemble(
+        mlp, optax.adam(1e-3), de.losses.categorical(3), num_members=3, seed=seed
+    )
+    data = {"inputs": x.astype(np.float32), "labels": y}
+    state = de.fit(ensemble, data, steps=50, batch_size=32, progress=False).state
+    np.testing.assert_allclose(probs, ensemble.predict(state, x).mean, rtol=2e-4, atol=1e-6)
+
+
+def test_a_grid_over_seeds_and_learning_rates_compiles_the_update_once(wine, compiled):
+    x, y = wine
+    x, y = x[:175], y[:175]  # Five folds of equal length.
+    base = EnsembleClassifier(2, model=(8,), steps=20, batch_size=25)
+    first = base.set_params(random_state=9).fit(x[:140], y[:140])
+    first.predict(x[:35])
+    before = compiled[0]
+    grid = {"random_state": [0, 1], "learning_rate": [1e-3, 1e-2]}
+    search = GridSearchCV(clone(base), grid, cv=5, refit=False).fit(x, y)
+    assert len(search.cv_results_["params"]) == 4
+    # 20 fits and their predictions find every program that the first fit has compiled.
+    assert compiled[0] - before <= 2
+
+
+def test_labels_may_be_texts_and_rows_a_frame():
+    bunch = load_iris(as_frame=True)
+    labels = bunch.target_names[bunch.target]
+    classifier = EnsembleClassifier(2, learning_rate=1e-2, random_state=0).fit(bunch.data, labels)
+    assert classifier.classes_.tolist() == ["setosa", "versicolor", "virginica"]
+    assert list(classifier.feature_names_in_) == list(bunch.data.columns)
+    assert (classifier.predict(bunch.data) == labels).mean() > 0.95
+    with pytest.raises(ValueError, match="feature names"):
+        classifier.predict(bunch.data.rename(columns=str.upper))
+
+
+def test_a_weight_is_the_number_of_times_that_a_row_is_there(wine, diabetes):
+    x, _ = wine
+    draw = np.random.default_rng(0)
+    for kind, inputs, labels in (
+        (EnsembleClassifier, x[:60], np.arange(60) % 3),
+        (EnsembleRegressor, diabetes[0][:60], diabetes[2][:60]),
+    ):
+        weights = draw.integers(0, 4, 60)
+        # All rows are one batch, so that both take the same steps.
+        estimator = kind(2, model=(8,), steps=30, batch_size=500, random_state=0)
+        weighted = clone(estimator).fit(inputs, labels, sample_weight=weights)
+        repeated = clone(estimator).fit(
+            np.repeat(inputs, weights, axis=0), np.repeat(labels, weights)
+        )
+        by_weight, by_row = (
+            each.predict_proba(inputs) if hasattr(each, "predict_proba") else each.predict(inputs)
+            for each in (weighted, repeated)
+        )
+        np.testing.assert_allclose(by_weight, by_row, rtol=1e-4)
+
+
+def test_class_weights_move_the_share_of_the_rare_class(wine):
+    _, y = wine
+    rows = np.concatenate([np.flatnonzero(y == 0), np.flatnonzero(y == 1)[:6]])
+    noisy = np.random.default_rng(0).normal(size=(len(rows), 3))
+    plain, balanced = (
+        EnsembleClassifier(2, model=(8,), learning_rate=1e-2, class_weight=weight, random_state=0)
+        .fit(noisy, y[rows])
+        .predict_proba(noisy)[:, 1]
+        .mean()
+        for weight in (None, "balanced")
+    )
+    assert plain < 0.25
+    assert 0.3 < balanced < 0.7
+
+
+def test_an_interval_holds_the_share_of_targets_that_it_states(diabetes):
+    x, x_test, y, y_test = diabetes
+    for calibration in (None, "cqr", "variance"):
+        regressor = EnsembleRegressor(
+            4, max_epochs=30, calibration=calibration, validation_fraction=0.3, random_state=0
+        ).fit(x, y)
+        low, high = regressor.predict_interval(x_test, coverage=0.8).T
+        inside = ((low <= y_test) & (y_test <= high)).mean()
+        assert 0.65 < inside < 0.95, calibration  # 111 rows: 0.8 and its error of 0.04.
+    mean, std = regressor.predict(x_test, return_std=True)
+    assert (std > 0).all()
+    assert np.corrcoef(mean, y_test)[0, 1] > 0.5
+
+
+def test_early_stopping_takes_fewer_steps_and_a_calibration_holds_rows_out(wine):
+    x, y = wine
+    options = dict(model=(64,), learning_rate=3e-2, max_epochs=400, random_state=0)
+    classifier = EnsembleClassifier(
+        2, early_stopping=True, validation_fraction=0.3, calibration="temperature", **options
+    ).fit(x, y)
+    assert classifier.n_iter_ < 400  # Of one step each: 124 rows are less than a batch.
+    assert set(classifier.calibration_.parameters) == {"temperature"}
+
+
+def test_partial_fit_goes_on_from_where_it_was(wine):
+    x, y = wine
+    classifier = EnsembleClassifier(2, learning_rate=1e-2, batch_size=32, random_state=0)
+    with pytest.raises(ValueError, match="classes must be passed on the first call"):
+        classifier.partial_fit(x, y)
+    scores = [classifier.partial_fit(x, y, classes=[0, 1, 2]).score(x, y) for _ in range(10)]
+    assert scores[0] < scores[-1]
+    assert scores[-1] > 0.95
+    assert classifier.n_iter_ == 10 * 6  # 178 rows are 6 batches of 32.
+
+
+def test_an_estimator_that_was_written_and_read_predicts_the_same(wine):
+    x, y = wine
+    model = make_pipeline(StandardScaler(), EnsembleClassifier(2, max_epochs=5, random_state=0))
+    model.fit(x, y)
+    file = io.BytesIO()
+    joblib.dump(model, file)
+    file.seek(0)
+    np.testing.assert_array_equal(joblib.load(file).predict_proba(x), model.predict_proba(x))
+
+
+def test_a_network_an_optimizer_and_settings_of_the_user_are_taken(wine):
+    x, y = wine
+    network = nn.Sequential([nn.Dense(12), nn.tanh, nn.Dense(3)])
+    classifier = EnsembleClassifier(
+        4,
+        model=network,
+        optimizer=lambda hyper: optax.sgd(hyper["learning_rate"], momentum=0.9),
+        hyper={"learning_rate": de.hyper.log_uniform(1e-3, 1e-1)},
+        methods=(de.methods.bootstrap(),),
+        random_state=0,
+    )
+    predicted = cross_val_predict(classifier, x, y, cv=3)
+    assert (predicted == y).mean() > 0.9
+    assert len({*np.asarray(classifier.fit(x, y).state_.hyper["learning_rate"]).tolist()}) == 4
+
+
+def test_a_loss_of_another_task_is_told(wine):
+    x, y = wine
+    with pytest.raises(UserError, match="loss='gaussian' does not fit EnsembleClassifier"):
+        EnsembleClassifier(2, loss="gaussian").fit(x, y)
+
+
+def test_a_frame_of_pandas_with_a_series_of_targets(diabetes):
+    x, _, y, _ = diabetes
+    frame = pd.DataFrame(x, columns=[f"c{number}" for number in range(x.shape[1])])
+    regressor = EnsembleRegressor(2, max_epochs=5, random_state=0).fit(frame, pd.Series(y))
+    np.testing.assert_array_equal(regressor.predict(frame), regressor.predict(frame.copy()))
