@@ -65,6 +65,11 @@ class WandB(Logger):
         # Step of the state, and of the newest one that is saved or about to be.
         self._step = self._saved_step = 0
 
+    def begin(self, run: RunInfo) -> None:
+        """Starts the thread, on process 0."""
+        self._step = self._saved_step = run.first_step
+        super().begin(run)
+
     def before(self, info: StepInfo) -> None:
         """Notes the step of the state."""
         self._step = info.step
