@@ -11,7 +11,6 @@ import numpy as np
 from dist_ens.callbacks.json_lines import hyper_record
 from dist_ens.callbacks.protocol import RunInfo, Service
 from dist_ens.ground.causes import explained
-from dist_ens.ground.errors import name_of
 from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.processes import cluster
 
@@ -93,10 +92,11 @@ class Logger(Service):
     def settings(self, run: RunInfo) -> JsonDict:
         """Returns the settings of a run, and those of each member, by name."""
         ensemble = run.ensemble
-        optimizer = getattr(ensemble.optimizer, "update", ensemble.optimizer)  # Optax's is a tuple.
+        made_by = getattr(ensemble.optimizer, "update", ensemble.optimizer)  # Optax's is a tuple.
+        optimizer = getattr(made_by, "__qualname__", type(made_by).__name__)
         of_run = self.config or {
             "network": ensemble.member.name,
-            "optimizer": name_of(optimizer).partition(".<locals>")[0],
+            "optimizer": optimizer.partition(".<locals>")[0],
             "num_members": ensemble.num_members,
             "seed": int(ensemble.seed),
             "steps": run.last_step,

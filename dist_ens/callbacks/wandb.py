@@ -26,9 +26,8 @@ class WandB(Logger):
     The names are those of `metrics.jsonl`, and `/median`, `/p05` and `/p95` after them for the
     median and the 5th and 95th percentile of the members. A run that resumes from a checkpoint goes
     on with the same id, and logs no step twice. Offline, it adds a folder
-    `wandb/offline-run-TIME-ID` with the next steps. Send the folders in their order, each with
-    `wandb sync FOLDER`, before the run is resumed online. If there is no network or no login, a
-    warning says so, and the run goes on.
+    `wandb/offline-run-TIME-ID` with the next steps, and `wandb sync --id=ID FOLDERS` sends all
+    folders as one run. If there is no network or no login, a warning says so, and the run goes on.
 
     Args:
         project: Name of the project. Default: that of the environment variable WANDB_PROJECT, or
