@@ -26,6 +26,7 @@ from dist_ens.ground.numbers import (
 
 EXAMPLES = ("shared", "permuted", "splits", "bootstrap", "kfold")
 POOLINGS = ("probs", "logits", "vote", "mixture")
+LOGGERS = ("tensorboard", "wandb", "mlflow")
 SCHEDULES = ("constant", "linear", "cosine")
 
 
@@ -355,9 +356,16 @@ class LoggingConfig:
 
     Attributes:
         every_steps: Number of steps between two lines of `metrics.jsonl`.
+        loggers: Names of other tools that log the run below its folder, `tensorboard`, `wandb` or
+            `mlflow`. They need the extra `[loggers]`.
     """
 
     every_steps: int = 100
+    loggers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.loggers:
+            require_one_of("logging.loggers", name, LOGGERS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

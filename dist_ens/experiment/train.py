@@ -15,6 +15,7 @@ from dist_ens.ensemble.select_execution import CHOICES
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.experiment.build import Built, build
 from dist_ens.experiment.config_file import EXPERIMENT, NOTHING, OwnParts, store_experiment
+from dist_ens.experiment.loggers import loggers_below
 from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run
 from dist_ens.experiment.rows import join_rows
@@ -87,6 +88,7 @@ def train(
             _Beginning(built, console, workdir),
             ProgressBar(console),
             JsonLines(f"{workdir}/{METRICS}"),
+            *loggers_below(workdir, experiment),
             *parts.callbacks,
         ],
         checkpoints=Checkpoints(

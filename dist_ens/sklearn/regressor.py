@@ -61,7 +61,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         inputs, targets = np.asarray(found[0]), np.asarray(found[1], np.float64)
         if reset and not np.ptp(targets):
             raise ValueError(
-                f"All targets are {y[0]} (n_samples={len(y)}): there is nothing to learn."
+                f"All targets are {targets[0]} (n_samples={len(targets)}): nothing to learn."
             )
         own = None if weights is None else _check_sample_weight(weights, inputs)
         return inputs, targets, own
