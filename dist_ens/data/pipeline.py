@@ -1,11 +1,13 @@
-"""The batches of one host, as Grain pipelines over calls and batches.
+"""The batches of one host, which threads read ahead.
 
 The examples of a step are a pure function of the seed and the step, see `dist_ens.sampling.order`.
 So the position in the data *is* the step, and there is no iterator to save.
 """
 
+import collections
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +16,8 @@ from dist_ens.data.splits import Split
 from dist_ens.ground.types import PyTree
 from dist_ens.sampling import Order
 
+# Threads that read, and the number of calls or batches that they read ahead.
+_NUM_THREADS, _NUM_AHEAD = 2, 4
 _Wanted = TypeVar("_Wanted")
 _Read = TypeVar("_Read")
 
@@ -94,12 +98,20 @@ def evaluation_batches(
         return {**split.take(begins + np.minimum(positions, length - 1)), "mask": mask}
 
     numbers = range(-(-length // global_batch_size))
-    # Threads would hide nothing, and the import of Grain takes a third of a second.
+    # Threads would hide nothing.
     return map(batch, numbers) if split.in_memory else _prefetched(numbers, batch)
 
 
 def _prefetched(source: Sequence[_Wanted], batch_of: Callable[[_Wanted], _Read]) -> Iterator[_Read]:
-    import grain  # A split on the devices does not need it.
-
-    dataset = grain.MapDataset.source(source).map(batch_of)
-    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
+    """Yields the batches in order, while threads read the next ones."""
+    pool = ThreadPoolExecutor(_NUM_THREADS)
+    ahead: collections.deque[Future[_Read]] = collections.deque()
+    try:
+        for wanted in source:
+            ahead.append(pool.submit(batch_of, wanted))
+            if len(ahead) > _NUM_AHEAD:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

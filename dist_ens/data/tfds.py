@@ -10,6 +10,7 @@ from dist_ens.data.checks import check_labels, count_classes
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
 from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.extras import imported
 from dist_ens.ground.narrowing import check_finite, held_dtype, narrowed
 from dist_ens.ground.paths import given_path, shortened
 
@@ -88,7 +89,7 @@ def describe_tfds(
 
 
 def _builder(name: str, data_dir: str | None) -> _OfTfds:
-    import tensorflow_datasets as tfds
+    tfds = imported("tensorflow_datasets", "tfds")
 
     if data_dir is not None and "://" not in data_dir:  # A bucket has an address, not a path.
         data_dir = str(given_path(data_dir, "data_dir"))
@@ -125,7 +126,7 @@ def _described(
 
 def _num_classes(builder: _OfTfds, label_key: str, where: str) -> int:
     """Counts the classes of the training labels of a prepared data set."""
-    import tensorflow_datasets as tfds
+    tfds = imported("tensorflow_datasets", "tfds")
 
     undecoded = {
         key: tfds.decode.SkipDecoding() for key in builder.info.features if key != label_key

@@ -24,7 +24,7 @@ from dist_ens.ground.errors import UserError
 from dist_ens.ground.numbers import require_fraction
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Network, Optimizer, OptimizerOfMember
-from dist_ens.layout import Layout, to_host
+from dist_ens.layout import MEMBERS, Layout, to_host
 from dist_ens.losses import Objective
 from dist_ens.members import as_member
 from dist_ens.methods import Method
@@ -122,7 +122,7 @@ class EnsembleEstimator(BaseEstimator):
         """Trains by one pass over some rows, from the beginning if there is no state yet."""
         data = {"inputs": x, "labels": y} | ({} if weights is None else {"weights": weights})
         if hasattr(self, "state_"):
-            state = jax.device_put(self.state_)
+            state = self._ensemble.layout.moved(self.state_, MEMBERS)
         else:
             self._seed = self._drawn_seed()
             self.calibration_ = None
@@ -221,7 +221,7 @@ class EnsembleEstimator(BaseEstimator):
         ensemble, found, calibration = self._ensemble, [], self.calibration_
         if level is not None and calibration is not None:
             calibration = calibration.at(level)
-        state = jax.device_put(self.state_)
+        state = ensemble.layout.moved(self.state_, MEMBERS)
         for first in range(0, len(rows), _ROWS_AT_A_TIME):
             part = rows[first : first + _ROWS_AT_A_TIME]
             prediction = ensemble.predict(state, part, calibration=calibration)
