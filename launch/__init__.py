@@ -10,8 +10,8 @@ from dist_ens.ground.paths import shortened
 from launch import glibc_tuning, signals, stdio
 
 VERBS = (
-    *("train", "evaluate", "predict", "members", "report", "replay", "plan", "bench", "doctor"),
-    *("local", "slurm", "k8s", "tpu"),
+    *("train", "evaluate", "predict", "export", "members", "report", "replay"),
+    *("plan", "bench", "doctor", "local", "slurm", "k8s", "tpu"),
 )
 
 
