@@ -21,7 +21,7 @@ from launch.path_flags import define_file, define_folder
 
 _WORKDIR = define_folder("workdir", None, "Folder of the run.")
 _OUTPUT = define_file("output", None, "File for the exported prediction.")
-_PLATFORMS = flags.DEFINE_list("platforms", PLATFORMS, "Platforms on which the file will run.")
+_PLATFORMS = flags.DEFINE_list("platforms", [*PLATFORMS], "Platforms on which the file will run.")
 _MEMBERS = flags.DEFINE_bool("members", False, "Whether to return the members' predictions too.")
 _CALIBRATED = flags.DEFINE_bool(
     "calibrated", False, "Whether to calibrate, as fitted by evaluate --calibration=METHOD."

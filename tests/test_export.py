@@ -1,6 +1,7 @@
 """Exported predictions: the numbers of `predict`, read where dist_ens cannot be imported."""
 
 import dataclasses
+import json
 import sys
 
 import flax.linen as nn
@@ -11,13 +12,16 @@ import optax
 import pytest
 
 import dist_ens as de
-from commands import process
+from commands import dist_ens, process
 from dist_ens.evaluation.calibration import Predictor
-from dist_ens.evaluation.conformal import ConformalRule
+from dist_ens.evaluation.conformal import ConformalRule, uniform_of
 from dist_ens.experiment import LoadedRun
 from dist_ens.experiment.chosen import KeptChoice
 from dist_ens.experiment.exported import exported
+from dist_ens.experiment.train import train
+from dist_ens.ground.errors import UserError
 from dist_ens.models import batch_ensemble, lenet5
+from test_own_arrays import TARGETS, X, experiment, saved
 
 SIZES = (1, 7, 1000)
 FEATURES, CLASSES = 4, 3
@@ -226,3 +230,121 @@ def test_a_process_without_dist_ens_predicts_what_predict_returns(made_and_read,
     prefix = f"{name}|{size}|"
     found = {n.removeprefix(prefix): v for n, v in everything.items() if n.startswith(prefix)}
     assert_is_prediction(found, predict(jax.tree.map(lambda leaf: leaf[:size], inputs)))
+
+
+def test_a_program_is_one_of_one_device_for_every_platform(made_and_read):
+    for found, _, _ in made_and_read[0].values():
+        program = jax.export.deserialize(bytearray(found.content))
+        assert (program.platforms, program.nr_devices) == (("cpu", "cuda", "tpu"), 1)
+        text = program.mlir_module().lower()
+        assert "batch" in text
+        assert not any(word in text for word in ("shard", "sdy.", "spmd"))
+
+
+def test_a_description_says_what_is_in_the_file(made_and_read):
+    cases, _ = made_and_read
+    found = cases["classes"][0].description
+    assert found["inputs"] == {"inputs": {"shape": ["batch", 4], "dtype": "float32"}}
+    assert found["outputs"]["mean"] == {"shape": ["batch", 3], "dtype": "float32"}
+    assert found["outputs"]["members"]["shape"] == [4, "batch", 3]
+    assert (found["unit"], found["member_ids"]) == ("nats", [0, 1, 2, 3])
+    assert found["class_names"] == ["ant", "bee", "cat"]
+    assert found["weights"] is found["calibration"] is found["conformal"] is None
+    found = cases["vector and aps"][0].description
+    assert (found["calibration"], found["weights"]) == ("vector", [0.5, 0, 0.2, 0.3])
+    assert found["conformal"] == {"method": "aps", "level": 0.8}
+    assert cases["cv+"][0].description["outputs"]["interval.1"]["shape"] == ["batch"]
+    assert cases["heads"][0].description["member_ids"] == ["0.0", "0.1", "0.2", "1.0", "1.1", "1.2"]
+
+
+def test_a_command_exports_a_table_in_its_units_with_all_that_the_run_keeps(tmp_path):
+    # The first column is far from 0: float32 holds its mean with an error of 0.03 deviations.
+    x = np.stack([1e6 + np.round(4 * X[:, 0]) / 4 + 0.3, X[:, 1]], axis=1)
+    config = saved(tmp_path, x=x, y=TARGETS)
+    whole = experiment(config.source, "gaussian")
+    data = dataclasses.replace(whole.data, validation=0.4)
+    train(dataclasses.replace(whole, data=data, num_members=3), tmp_path / "run")
+    folder = ["--workdir", tmp_path / "run"]
+    file = tmp_path / "m.jaxexport"
+    for words in (
+        ["members", tmp_path / "run", "choose", "--size=3", "--metric=rmse"],
+        ["evaluate", *folder, "--calibration=variance", "--conformal=cqr", "--level=0.8"],
+        ["export", *folder, f"--output={file}", "--calibrated", "--conformal=0.75", "--members"],
+    ):
+        ended = dist_ens(*words)
+        assert ended.returncode == 0, ended.stderr
+    assert "m.jaxexport: aleatoric, epistemic, interval.0, interval.1, mean" in ended.stdout
+    assert "on cpu, cuda, tpu." in ended.stdout
+    run = de.load(tmp_path / "run")
+    assert len({*run.choice.weights}) == 2  # The two that were chosen count differently.
+    rows = np.float32(np.resize(x, (1000, 2)))
+    everything = read(tmp_path, {f"{file.name}|": rows}, [str(file)])
+    for size in SIZES:
+        prefix = f"{file.name}|{size}|"
+        found = {n.removeprefix(prefix): v for n, v in everything.items() if n.startswith(prefix)}
+        expected = run.predict(rows[:size], calibrated=True, conformal=0.75)
+        assert_is_prediction(found, expected)
+        deviation = np.asarray(expected.std).min()
+        assert np.abs(found["['mean']"] - expected.mean).max() < 1e-3 * deviation
+    described = json.loads((tmp_path / "m.jaxexport.json").read_text())
+    assert (described["unit"], described["calibration"]) == ("target", "variance")
+    assert described["conformal"] == {"method": "cqr", "level": 0.75}
+    assert described["member_ids"] == run.ensemble.ids[run._pooled_positions()].tolist()
+
+
+def test_what_cannot_be_exported_is_said_in_one_sentence(tmp_path, monkeypatch):
+    loss = de.losses.categorical(CLASSES)
+
+    def refused(words, *args, **options):
+        with pytest.raises(UserError, match=words):
+            exported(*args, **options)
+
+    ensemble, state = made(loss, num_groups=2)
+    refused("The 2 groups of members", ensemble, state, INPUTS)
+    ensemble, state = made(loss)
+    refused(r"inputs float32\[1, 5\]", ensemble, state, np.ones((1, 5), np.float32))
+    refused(r"The inputs are float32\[\]", ensemble, state, np.float32(0))
+    refused("platforms are gpu. Give", ensemble, state, INPUTS, platforms=["gpu"])
+    refused(
+        "fitted for another prediction",
+        *(ensemble, state, INPUTS),
+        weights=[1, 1, 1, 0],
+        calibration=de.Calibration(predictor=Predictor.of(ensemble, state)),
+    )
+
+    class Host(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+            return nn.Dense(3)(jax.pure_callback(np.asarray, shape, x, vmap_method="sequential"))
+
+    refused("jax.export cannot export this ensemble", *made(loss, Host()), INPUTS)
+    run = LoadedRun(None, ensemble, state, 0)
+    with pytest.raises(UserError, match="Give inputs="):
+        run.export(tmp_path / "m")
+    with pytest.raises(UserError, match="keeps no calibration"):
+        run.export(tmp_path / "m", calibrated=True, inputs=INPUTS)
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    refused(r"pip install 'dist-ens\[export\]'", ensemble, state, INPUTS)
+
+
+def test_the_number_of_an_example_is_uniform_and_has_the_same_bits_in_jax():
+    found = uniform_of(INPUTS)
+    traced = jax.jit(uniform_of)
+    np.testing.assert_array_equal(found, traced(INPUTS))
+    # Whole numbers differ in few bits. The standard error of a share of 1000 is at most 0.016.
+    numbers = np.arange(1000)
+    for rows in (
+        INPUTS,
+        numbers[:, None],
+        np.eye(1000),
+        np.stack([numbers // 32, numbers % 32], 1),
+    ):
+        found = np.sort(uniform_of(rows))
+        assert np.abs(found - (np.arange(1000) + 0.5) / 1000).max() < 0.06  # Kolmogorov, 0.1 %
+        assert len(np.unique(found)) > 995
+    zeros = np.array([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0]], np.float32)
+    first, second, swapped = traced(zeros)
+    assert first == second != swapped
+    both = traced({"a": INPUTS[:, :2], "b": INPUTS[:, 2:]})
+    assert (both != traced({"a": INPUTS[:, 2:], "b": INPUTS[:, :2]})).all()

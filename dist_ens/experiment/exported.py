@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dist_ens.evaluation.calibration import Calibration
 
 PLATFORMS = ("cpu", "cuda", "tpu")
+_KNOWN_PLATFORMS = (*PLATFORMS, "rocm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +98,11 @@ def exported(
     from dist_ens.evaluation.calibration import Predictor, objective_of  # It imports scipy, slowly.
 
     imported("flatbuffers", "export")
+    if not platforms or {*platforms} - {*_KNOWN_PLATFORMS}:  # JAX would export for any name.
+        raise UserError(
+            f"platforms are {', '.join(platforms) or 'none'}. Give one or more of "
+            f"{', '.join(_KNOWN_PLATFORMS)}."
+        )
     if ensemble.num_groups > 1:
         raise UserError(
             f"The {ensemble.num_groups} groups of members were trained on other examples each, and "
@@ -108,7 +114,7 @@ def exported(
     weights = here.programs.checked_weights(weights)
     if calibration is not None:
         calibration.require_of(Predictor.of(here, state, weights=weights))
-    ids, class_names = here.predictor_ids(state).tolist(), state.class_names or None
+    ids, class_names = here.predictor_ids(state).tolist(), [*state.class_names] or None
     state, shared = jax.tree.map(_constant, (here.programs.needed(state), here.shared))
     prepare = _preparation(spec)
     outputs = _outputs_of(here, state, shared, jax.eval_shape(prepare, _with_size(inputs, 1)))
