@@ -9,7 +9,9 @@ import dist_ens
 from dist_ens.ground.paths import shortened
 from launch import glibc_tuning, signals, stdio
 
-_VERBS = "data train evaluate predict members report replay plan bench doctor local slurm k8s tpu"
+_VERBS = (
+    "data train evaluate predict export members report replay plan bench doctor local slurm k8s tpu"
+)
 VERBS = tuple(_VERBS.split())
 
 

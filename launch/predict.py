@@ -99,8 +99,12 @@ def main() -> None:
         where = f"--input {shortened(str(_INPUT.value))}"
         if table is None and not isinstance(inputs, np.ndarray):
             raise UserError(f"{where} is no .npy file of examples, as numpy.save writes it.")
-        predictions, told = _of_inputs(opened, convert_inputs(spec, inputs, where))
-        if table is not None:
+        converted = convert_inputs(spec, inputs, where)
+        if table is None:
+            predictions, told = _of_inputs(opened, converted, converted)
+        else:
+            numbers = table.numbers(inputs).astype(np.float32)
+            predictions, told = _of_inputs(opened, converted, numbers)
             predictions["row_id"] = table.row_ids(inputs)
     if spec.class_names is not None:
         predictions["class_names"] = np.array(spec.class_names)
@@ -141,8 +145,13 @@ def _columns(
     return columns
 
 
-def _of_inputs(opened: LoadedRun, inputs: np.ndarray) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Returns predictions of the ensemble and its members, and sentences about them."""
+def _of_inputs(
+    opened: LoadedRun, inputs: np.ndarray, given: np.ndarray
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Returns predictions of the ensemble and its members, and sentences about them.
+
+    Conformal sets are drawn by the numbers that were `given`, which a table encodes as inputs.
+    """
     evaluator = opened.evaluator()
     predictions = evaluator.predict(opened.state, inputs)
     broken = broken_positions(
@@ -152,7 +161,7 @@ def _of_inputs(opened: LoadedRun, inputs: np.ndarray) -> tuple[dict[str, np.ndar
         evaluator = evaluator.without(broken)
         predictions = evaluator.predict(opened.state, inputs)
     if _CALIBRATED.value or _CONFORMAL.value is not None:
-        predictions = _calibrated(opened, evaluator, inputs, predictions)
+        predictions = _calibrated(opened, evaluator, given, predictions)
     member_ids = predictions["member_id"]
     told = [f"{counted(len(member_ids), 'member')}, {counted(len(inputs), 'example')}"]
     if broken:

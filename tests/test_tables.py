@@ -4,6 +4,8 @@ import csv
 import json
 import re
 
+import jax
+import jax.export
 import numpy as np
 import optax
 import pandas as pd
@@ -216,6 +218,37 @@ def test_a_regression_from_a_config_predicts_in_the_unit_of_the_table(tmp_path):
     prediction = de.load(tmp_path / "run").predict({"size": [100.0]})
     assert float(prediction.mean[0]) == pytest.approx(4e5, rel=0.02)
     assert float(prediction.total[0]) ** 0.5 == pytest.approx(5000, rel=0.3)
+
+
+def test_an_exported_prediction_encodes_the_numbers_of_the_columns(tmp_path):
+    frame = passengers(500).with_columns(
+        town=pl.Series([f"t{n % 37:02}" for n in range(500)]),  # An embedding reads it.
+        when=pl.datetime_range(pl.datetime(2020, 1, 1), pl.datetime(2021, 5, 14), eager=True),
+    )
+    frame.write_csv(tmp_path / "t.csv")
+    run_command(
+        "train",
+        "--config=configs/table.py",
+        f"--config.data.source=csv:{tmp_path}/t.csv",
+        "--config.data.target=survived",
+        "--config.data.leave_out=('boat','id')",
+        "--config.data.validation=0.2",
+        "--config.steps=100",
+        f"--workdir={tmp_path}/run",
+    )
+    run_command("evaluate", f"--workdir={tmp_path}/run", "--conformal=aps")
+    run = de.load(tmp_path / "run")
+    assert run.run.spec.table.embedded == (37,)
+    exported = run.export(tmp_path / "m.jaxexport", conformal=0.8)
+    assert [each["name"] for each in exported.description["columns"]][-1] == "town"
+    new = frame[:50].with_columns(sex=pl.Series(["unknown"] + ["male"] * 49))
+    numbers = run.run.spec.table.numbers(new).astype(np.float32)
+    file = (tmp_path / "m.jaxexport").read_bytes()
+    found = jax.export.deserialize(bytearray(file)).call(numbers)
+    expected = run.predict(new, conformal=0.8)
+    np.testing.assert_allclose(found["mean"], expected.mean, atol=1e-5)
+    np.testing.assert_array_equal(found["sets"], expected.sets)
+    assert np.isnan(numbers).sum() > 0
 
 
 @pytest.mark.parametrize(

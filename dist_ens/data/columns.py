@@ -66,17 +66,19 @@ class Column:
         numbers = {value: number for number, value in enumerate(self.categories or ())}
         return np.array([numbers.get(value, len(numbers)) for value in values], np.int64)
 
-    def encoded(self, series: "Series") -> np.ndarray:
-        """Returns the inputs of a column, float64[rows, inputs]."""
+    def numbers(self, series: "Series") -> np.ndarray:
+        """Returns the numbers of a column, NaN where one is missing, or of its categories."""
+        return floats_of(series) if self.categories is None else self.codes(texts_of(series))
+
+    def encoded(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the inputs that the numbers of a column become, float64[rows, inputs]."""
         if self.categories is None:
-            numbers = floats_of(series)
             is_missing = np.isnan(numbers)
             scaled = (np.where(is_missing, self.median, numbers) - self.mean) / self.std
             return np.stack([scaled, *([is_missing] if self.has_missing else [])], axis=1)
-        codes = self.codes(texts_of(series))
         if self.is_embedded:
-            return codes[:, None].astype(np.float64)
-        return np.eye(len(self.categories) + 1)[codes][:, :-1]
+            return numbers[:, None].astype(np.float64)
+        return np.eye(len(self.categories) + 1)[numbers.astype(np.int64)][:, :-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +165,16 @@ class TableRule:
 
         Warns of categories that training never saw.
         """
+        numbers = self.numbers(table).T
+        inputs = [each.encoded(rows) for each, rows in zip(self.columns, numbers, strict=True)]
+        return np.concatenate(inputs, axis=1)
+
+    def numbers(self, table: object) -> np.ndarray:
+        """Returns the columns of a table before they are encoded, float64[rows, columns].
+
+        A missing number is NaN. A category is its place among those of training, from 0 on, and an
+        unknown one has the next number. An exported prediction takes these; see `encode`.
+        """
         frame = read_table(table)
         absent = [column.name for column in self.columns if column.name not in frame.columns]
         if absent:
@@ -178,9 +190,10 @@ class TableRule:
                 warnings.warn(
                     f"Training never saw these categories of {column.name!r}: {listed(unknown)}. "
                     "They count as none of the others.",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
-        return np.concatenate([each.encoded(frame[each.name]) for each in self.columns], axis=1)
+        columns = [each.numbers(frame[each.name]) for each in self.columns]
+        return np.stack(columns, axis=1).astype(np.float64)
 
     def labels(self, table: object) -> np.ndarray:
         """Returns the labels of a table: float64[rows] of real targets, and text of classes."""

@@ -66,7 +66,8 @@ def column_facts(data: object, rule: TableRule) -> list[ColumnFacts]:
         column, series, leak = columns.get(name), frame[name], None
         if column is not None:
             use = _use_of(column)
-            score = _score_alone(column.encoded(series), labels, rule.has_classes)
+            inputs = column.encoded(column.numbers(series))
+            score = _score_alone(inputs, labels, rule.has_classes)
             leak = score if score >= _LEAKS_FROM else None
         elif name == rule.target:
             use = f"target, {'classes' if rule.has_classes else 'real'}"

@@ -27,6 +27,7 @@ from dist_ens.ensemble.update_steps import (
     steps_of_all,
     update_in_waves,
 )
+from dist_ens.execution.apply import over_members
 from dist_ens.execution.heuristics import ONE_BY_ONE
 from dist_ens.execution.lift import Lifted, of_all_members
 from dist_ens.execution.spec import AUTO, Execution
@@ -35,7 +36,7 @@ from dist_ens.ground.narrowing import host_array
 from dist_ens.ground.randomness import PREDICT, pinned_generator
 from dist_ens.ground.shared import Shared
 from dist_ens.ground.state import State
-from dist_ens.ground.types import Batch, Inputs, Key, Metrics, Outputs, PyTree, Shapes, Specs
+from dist_ens.ground.types import Array, Batch, Inputs, Key, Metrics, Outputs, PyTree, Shapes, Specs
 from dist_ens.layout import (
     BATCH,
     BATCHES,
@@ -238,6 +239,14 @@ class Programs:
         )
         return self._of_predictors(of_members(state, inputs, shared))
 
+    def outputs_without_mesh(
+        self, state: State, inputs: Inputs, shared: Shared, execution: Execution
+    ) -> Outputs:
+        """Returns the outputs of all members as the program of one device, not yet jitted."""
+        of_one = without_axes(self._outputs_of_one)
+        of_members = over_members(of_one, execution, (0, None, None), 0)
+        return self._of_predictors(of_members(state, inputs, shared))
+
     def _of_predictors(self, outputs: Outputs) -> Outputs:
         """Returns outputs [members, heads, batch, ...] as [members * heads, batch, ...]."""
         if self._ensemble.heads is None:
@@ -291,27 +300,32 @@ class Programs:
                 f"predict pools all members, and this ensemble has {ensemble.num_groups} groups of "
                 "members that were trained on other examples. Use apply, or dist-ens predict."
             )
-        objective, has_samples = ensemble.objective, ensemble.dropout_samples is not None
-
-        def pooled(outputs: Outputs, state: State, weights: jax.Array | None) -> Prediction:
-            weights = None if weights is None else weights.astype(jax.numpy.float32)
-            if objective is None:
-                return predict_leaves(outputs, weights)
-            samples = jax.numpy.moveaxis(outputs, 2, 1) if has_samples else outputs
-            prediction = objective.distribution.predict(
-                samples, has_samples=has_samples, **passed(weights)
-            )
-            if objective.standardize:
-                prediction = prediction.in_unit(*member_label_scale(state))
-            return prediction
-
         if ensemble.waves > 1 or ensemble.layout.model_axis > 1:
-            pool = jax.jit(pooled)
+            pool = jax.jit(self.pooled)
             return lambda state, inputs, w: pool(self.outputs(state, inputs), state, w)
         at_once = jax.jit(
-            lambda state, inputs, w, shared: pooled(self._outputs(state, inputs, shared), state, w)
+            lambda state, inputs, w, shared: self.pooled(
+                self._outputs(state, inputs, shared), state, w
+            )
         )
         return Completed(at_once, ensemble.shared)
+
+    def pooled(self, outputs: Outputs, state: State, weights: Array | None) -> Prediction:
+        """Returns the prediction that pools outputs with weights of sum 1, not yet jitted."""
+        objective, has_samples = (
+            self._ensemble.objective,
+            self._ensemble.dropout_samples is not None,
+        )
+        weights = None if weights is None else jax.numpy.asarray(weights, jax.numpy.float32)
+        if objective is None:
+            return predict_leaves(outputs, weights)
+        samples = jax.numpy.moveaxis(outputs, 2, 1) if has_samples else outputs
+        prediction = objective.distribution.predict(
+            samples, has_samples=has_samples, **passed(weights)
+        )
+        if objective.standardize:
+            prediction = prediction.in_unit(*member_label_scale(state))
+        return prediction
 
     def checked_weights(self, weights: ArrayLike | None) -> np.ndarray | None:
         """Returns weights of the members in a pool, float64[members] with sum 1; None for none."""

@@ -116,14 +116,20 @@ class Calibration:
     ) -> Prediction:
         """Returns the calibrated prediction of an ensemble, with its sets or intervals."""
         self.require_of(Predictor.of(ensemble, state, weights=weights))
-        distribution = objective_of(ensemble).distribution
         prediction = jax.tree.map(
             lambda leaf: to_host(leaf) if isinstance(leaf, jax.Array) else leaf, prediction
         )
-        shown = {n: v.astype(np.float64) for n, v in distribution.shown_of(prediction).items()}
-        calibrated, conformal = self.arrays(
-            distribution, shown, lambda: np.asarray(prediction.members), inputs
-        )
+        return self.of_prediction(objective_of(ensemble).distribution, prediction, inputs)
+
+    def of_prediction(
+        self, distribution: Distribution, prediction: Prediction, inputs: Inputs
+    ) -> Prediction:
+        """Returns a calibrated prediction, in float64 for arrays of NumPy.
+
+        Arrays of JAX may be traced, and stay in float32.
+        """
+        shown = {n: v.astype(float) for n, v in distribution.shown_of(prediction).items()}
+        calibrated, conformal = self.arrays(distribution, shown, lambda: prediction.members, inputs)
         if self.method is not None:
             prediction = distribution.with_shown(prediction, calibrated)
         return dataclasses.replace(prediction, **conformal)
@@ -145,7 +151,7 @@ class Calibration:
         if self.conformal is not None and self.conformal.method in SETS:
             probs = distribution.probabilities(summary)
             is_lac = self.conformal.method == "lac"  # Only the others need a number of each input.
-            u = np.zeros(len(probs)) if is_lac else uniform_of(inputs)
+            u = np.zeros(1) if is_lac else uniform_of(inputs)
             found["sets"] = self.conformal.sets(probs, u, self.level)
         elif self.conformal is not None:
             found["interval"] = self.conformal.own_interval(distribution, shown, points, self.level)

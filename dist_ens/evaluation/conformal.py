@@ -3,10 +3,11 @@
 The guarantee holds for any model if the calibration examples and the examples to predict are
 exchangeable. A level is the requested coverage, such as 0.9. Calibration examples must not be
 training examples.
+
+Examples to predict are arrays of NumPy, in float64, or of JAX in an exported function, in float32.
 """
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Self
@@ -16,7 +17,7 @@ import numpy as np
 
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
-from dist_ens.ground.types import Inputs
+from dist_ens.ground.types import Inputs, Leaf, SomeArray
 from dist_ens.losses import Distribution
 
 SETS = ("lac", "aps", "raps")
@@ -47,7 +48,7 @@ class ConformalRule:
     mean: float = 0.0
     std: float = 1.0
 
-    def sets(self, probs: np.ndarray, u: np.ndarray, level: float) -> np.ndarray:
+    def sets(self, probs: SomeArray, u: SomeArray, level: float) -> SomeArray:
         """Returns which classes are in each set, from uncalibrated `probs`."""
         quantile = conformal_quantile(self.examples["scores"], level)
         return class_scores(self.method, probs, u) <= quantile + _ROUNDING
@@ -105,11 +106,32 @@ class ConformalRule:
 
 
 def uniform_of(inputs: Inputs) -> np.ndarray:
-    """Returns a number in [0, 1) of each example, from its inputs alone; float64[batch]."""
-    leaves = [np.asarray(leaf).astype(np.float32) + 0.0 for leaf in jax.tree.leaves(inputs)]
-    rows = np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
-    digests = [hashlib.blake2b(row.tobytes(), digest_size=6).digest() for row in rows]
-    return np.array([int.from_bytes(digest, "little") for digest in digests]) / 2.0**48
+    """Returns a number in [0, 1) of each example, from its inputs alone; float32[batch].
+
+    It is a hash of the inputs in float32. NumPy and JAX compute the same bits.
+    """
+
+    def hashed(leaf: Leaf) -> np.ndarray:
+        rows = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+        rows = rows.reshape(rows.shape[0], -1).astype(np.float32)
+        words = rows.__array_namespace__().where(rows == 0, np.float32(0), rows).view(np.uint32)
+        places = _mixed(np.arange(1, 1 + words.shape[1], dtype=np.uint32))
+        return _mixed(words ^ places[None]).sum(axis=1, dtype=np.uint32)
+
+    total: Leaf = np.uint32(0)
+    for leaf in jax.tree.leaves(inputs):
+        total = _mixed(hashed(leaf) ^ total)
+    return (total >> 8).astype(np.float32) / np.float32(2**24)
+
+
+def _mixed(words: SomeArray) -> SomeArray:
+    """Returns words, uint32, of which each bit depends on all bits of the given ones.
+
+    Source: the last step of MurmurHash3, https://github.com/aappleby/smhasher.
+    """
+    words = (words ^ (words >> 16)) * np.uint32(0x85EBCA6B)
+    words = (words ^ (words >> 13)) * np.uint32(0xC2B2AE35)
+    return words ^ (words >> 16)
 
 
 def conformal_quantile(scores: np.ndarray, level: float) -> float:
@@ -144,15 +166,15 @@ def _ceil(value: float) -> int:
     return math.ceil(value * (1 - 1e-12))  # 100 * 0.07 is 7.000000000000001 in floating point.
 
 
-def class_scores(method: str, probs: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Returns the nonconformity score of each class of each row, float64[rows, classes].
+def class_scores(method: str, probs: SomeArray, uniform: SomeArray) -> SomeArray:
+    """Returns the nonconformity score of each class of each row, float[rows, classes].
 
         lac:  score(x, c) = 1 - p(c | x)
         aps and raps: see `adaptive_scores`
 
     Source: Sadinle et al. (2019), https://arxiv.org/abs/1609.00451, for lac.
     """
-    probs = np.asarray(probs, np.float64)
+    probs = probs.astype(float)
     if method == "lac":
         return 1 - probs
     if method == "aps":
@@ -161,8 +183,8 @@ def class_scores(method: str, probs: np.ndarray, uniform: np.ndarray) -> np.ndar
 
 
 def adaptive_scores(
-    probs: np.ndarray, uniform: np.ndarray, penalty: float = 0.0, k_reg: int = 0
-) -> np.ndarray:
+    probs: SomeArray, uniform: SomeArray, penalty: float = 0.0, k_reg: int = 0
+) -> SomeArray:
     """Computes the scores of adaptive prediction sets: the most probable classes up to a total.
 
         score(x, c) = sum of p(k | x) over the classes k more probable than c  +  u * p(c | x)
@@ -174,14 +196,13 @@ def adaptive_scores(
     Source: Romano et al. (2020), https://arxiv.org/abs/2006.02544, for aps; Angelopoulos et al.
     (2021), https://arxiv.org/abs/2009.14193, for raps.
     """
-    order = np.argsort(-probs, axis=1, kind="stable")
-    ranked = np.take_along_axis(probs, order, axis=1)
+    xp = probs.__array_namespace__()
+    order = xp.argsort(-probs, axis=1, stable=True)
+    ranked = xp.take_along_axis(probs, order, axis=1)
     after_free = np.maximum(np.arange(1, probs.shape[1] + 1) - k_reg, 0)
     drawn_part = (1 - uniform[:, None]) * ranked
-    ranked_scores = np.cumsum(ranked, axis=1) - drawn_part + penalty * after_free
-    scores = np.empty_like(ranked_scores)
-    np.put_along_axis(scores, order, ranked_scores, axis=1)
-    return scores
+    ranked_scores = xp.cumsum(ranked, axis=1) - drawn_part + penalty * after_free[None]
+    return xp.take_along_axis(ranked_scores, xp.argsort(order, axis=1), axis=1)
 
 
 def cqr_margin(lower: np.ndarray, upper: np.ndarray, targets: np.ndarray, level: float) -> float:
@@ -200,10 +221,10 @@ def cqr_margin(lower: np.ndarray, upper: np.ndarray, targets: np.ndarray, level:
 def jackknife_plus(
     residuals: np.ndarray,
     out_of_bag: np.ndarray,
-    member_predictions: np.ndarray,
+    member_predictions: SomeArray,
     level: float,
     weights: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[SomeArray, SomeArray]:
     """Computes intervals from members that were each trained without some of the examples.
 
         mu_{-i}(x) = mean of the predictions of the members that were trained without example i
@@ -222,14 +243,18 @@ def jackknife_plus(
     residuals = np.asarray(residuals, np.float64)
     weights = _out_of_bag_weights(out_of_bag, weights)
     rank, num_rows = quantile_rank(len(residuals), level), member_predictions.shape[1]
-    lower, upper = np.empty(num_rows), np.empty(num_rows)
+
+    def ends(predictions: SomeArray) -> tuple[SomeArray, SomeArray]:
+        centres = predictions.T @ weights
+        lower = -_kth_smallest(-(centres - residuals[None]), rank)
+        return lower, _kth_smallest(centres + residuals[None], rank)
+
+    if isinstance(member_predictions, jax.Array):
+        return ends(member_predictions)
     # An array of all rows by all examples may not fit in memory.
     chunk = max(1, _CHUNK_BYTES // residuals.nbytes)
-    for start in range(0, num_rows, chunk):
-        part = slice(start, start + chunk)
-        centres = member_predictions[:, part].T @ weights
-        upper[part] = _kth_smallest(centres + residuals, rank)
-        lower[part] = -_kth_smallest(residuals - centres, rank)
+    parts = [ends(member_predictions[:, at : at + chunk]) for at in range(0, num_rows, chunk)]
+    lower, upper = map(np.concatenate, zip(*parts, strict=True))
     return lower, upper
 
 
@@ -241,10 +266,12 @@ def out_of_bag_means(
     return (_out_of_bag_weights(out_of_bag, weights) * predictions).sum(axis=0)
 
 
-def _kth_smallest(values: np.ndarray, k: int) -> np.ndarray:
-    """Returns the k-th smallest value of each row, k from 1. Reorders the rows in place."""
+def _kth_smallest(values: SomeArray, k: int) -> SomeArray:
+    """Returns the k-th smallest value of each row, k from 1. Reorders rows of NumPy in place."""
+    if isinstance(values, jax.Array):
+        return jax.numpy.sort(values, axis=1)[:, k - 1]
     values.partition(k - 1, axis=1)
-    return values[:, k - 1]
+    return values[:, k - 1].copy()
 
 
 def _out_of_bag_weights(out_of_bag: np.ndarray, weights: np.ndarray | None) -> np.ndarray:

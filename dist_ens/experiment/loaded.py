@@ -26,6 +26,7 @@ from dist_ens.experiment.record import Run
 from dist_ens.ground.commands import option, quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.state import ClassNames
+from dist_ens.losses import Objective
 from dist_ens.storage import Folder, place_of
 from dist_ens.training.run_record import batch_shapes_in, record_of
 
@@ -106,14 +107,18 @@ def open_finished(
             run = run if ids is None else run.with_members(ids)
             parts = parts_of(run, folder, file)
             run, own = described_ensemble(run, parts, folder, dropout_samples)
-        structures = saved_structures(own.abstract_state(batch_shapes_in(record)))
+        batch = batch_shapes_in(record)
+        structures = saved_structures(own.abstract_state(batch))
         state = finished(own.with_record(checkpoint.state(*structures, member_ids=ids)))
         if record.class_names:
             state = state._replace(class_names=ClassNames(record.class_names))
         choice = KeptChoice()
         if member_ids is None:
             choice = kept_choice(place_of(workdir, "folder"), checkpoint.step)
-        return LoadedRun(run, own, state, checkpoint.step, parts, members, file, folder, choice)
+        inputs = batch.get(Objective.INPUTS) if isinstance(batch, dict) else None
+        return LoadedRun(
+            run, own, state, checkpoint.step, parts, members, file, folder, choice, inputs
+        )
 
     return moving_on(step, loaded)
 

@@ -1,6 +1,7 @@
 """A finished run on the devices of this process: it predicts, is scored, and keeps answers."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,18 +17,20 @@ from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
 from dist_ens.evaluation.scoring import BATCH_SIZE, positions_left_out, without_failed
 from dist_ens.experiment.chosen import KeptChoice
 from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnParts
+from dist_ens.experiment.exported import PLATFORMS, Exported, exported
 from dist_ens.experiment.record import Run
 from dist_ens.ground.commands import command_line, quoted
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.ground.state import State, select_members
-from dist_ens.ground.types import Data, Inputs
+from dist_ens.ground.types import Data, Inputs, Shapes
 from dist_ens.layout import to_host
 from dist_ens.losses import Distribution, Objective, Prediction
 from dist_ens.metrics import Metric
+from dist_ens.processes import cluster
 from dist_ens.report import keep_answers, read_answers
-from dist_ens.report.files import read_metrics
-from dist_ens.storage import Place, place_of
+from dist_ens.report.files import read_metrics, to_json
+from dist_ens.storage import Place, file_at, place_of
 
 if TYPE_CHECKING:
     from dist_ens.evaluation.calibration import Calibration, Predictor
@@ -50,6 +53,7 @@ class LoadedRun(NamedTuple):
         folder: Folder of the run.
         choice: Choice of members with which the run predicts, which `dist-ens members RUN choose`
             makes. Without one, all members count equally.
+        inputs: Shapes and types of the inputs of a training batch; None if they are not known.
     """
 
     run: Run | None
@@ -61,6 +65,7 @@ class LoadedRun(NamedTuple):
     config: ConfigFile = NO_FILE
     folder: str = "."
     choice: KeptChoice = KeptChoice()
+    inputs: Shapes = None
 
     @property
     def history(self) -> list[JsonDict]:
@@ -104,25 +109,89 @@ class LoadedRun(NamedTuple):
                 Also if the run keeps no such calibration of this step and these members.
         """
         prediction = self._predict(inputs)
-        if not calibrated and conformal is None:
+        if self.run is not None and self.run.spec.table is not None:
+            inputs = self.run.spec.table.numbers(inputs).astype(np.float32)
+        calibration = self._kept_calibration(calibrated=calibrated, level=conformal)
+        if calibration is None:
             return prediction
+        ensemble, state = self.ensemble.at(self._pooled_state())
+        return calibration.applied(prediction, ensemble, state, inputs, self._pooled_weights())
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        platforms: Sequence[str] = PLATFORMS,
+        *,
+        members: bool = False,
+        calibrated: bool = False,
+        conformal: float | None = None,
+        inputs: Inputs | None = None,
+    ) -> Exported:
+        """Writes the prediction of the ensemble as one file, which `jax` alone reads and runs.
+
+        The file holds what `predict` does, from inputs to uncertainty, in float32 and for any batch
+        size: `jax.export.deserialize(bytearray(content)).call(inputs)` returns a dict with the
+        fields of `Prediction` that are not None. The file `PATH.json` beside it describes inputs,
+        outputs and members. Of a run on a table, the inputs are the numbers of its columns, which
+        `TableRule.numbers` returns; they are encoded inside.
+
+        Args:
+            path: Path or address of the file.
+            platforms: Platforms of JAX on which the file will run, of "cpu", "cuda", "rocm", "tpu".
+            members: Whether the outputs include `members` and `member_variance`.
+            calibrated: Whether to calibrate; see `predict`.
+            conformal: Coverage of `sets` or `interval`, in (0, 1); see `predict`. Default: neither.
+            inputs: Inputs, or their shapes and types, leaves [batch, ...]. Default: those of the
+                training data.
+
+        Returns:
+            The bytes that were written, `content`, and their `description`.
+
+        Raises:
+            UserError: If the ensemble cannot be exported, or the run keeps no such calibration.
+        """
+        shapes = self.inputs if inputs is None else inputs
+        if self.run is not None and self.run.spec.table is not None:
+            columns = len(self.run.spec.table.columns)
+            shapes = jax.ShapeDtypeStruct((1, columns), np.float32)
+        if shapes is None:
+            raise UserError("The inputs of this run are not known. Give inputs=, such as an array.")
+        found = exported(
+            self.ensemble,
+            self._pooled_state(),
+            shapes,
+            platforms=platforms,
+            weights=self._pooled_weights(),
+            calibration=self._kept_calibration(calibrated=calibrated, level=conformal),
+            members=members,
+            spec=self.run.spec if self.run else None,
+        )
+        if cluster.is_main():
+            place, name = file_at(path, "path")
+            place.write(name, found.content)
+            place.write(f"{name}.json", to_json(found.description, indent=2).encode())
+        return found
+
+    def _kept_calibration(self, *, calibrated: bool, level: float | None) -> "Calibration | None":
+        """Returns the calibration that the run keeps for the members that predict; as `predict`."""
+        if not calibrated and level is None:
+            return None
         objective = self.ensemble.objective
         if self.run is None or objective is None:
             raise UserError("This run keeps no calibration. Fit one with dist_ens.calibrate.")
         from dist_ens.evaluation.calibration import Predictor  # It imports scipy.optimize, slowly.
 
         ensemble, state = self.ensemble.at(self._pooled_state())
-        calibration = kept_calibration(
+        return kept_calibration(
             place_of(self.folder, "folder"),
             Predictor.of(ensemble, state, weights=self._pooled_weights()),
             objective.distribution,
             calibrated=calibrated,
-            level=conformal,
+            level=level,
         )
-        return calibration.applied(prediction, ensemble, state, inputs, self._pooled_weights())
 
     def _predict(self, inputs: Inputs) -> Prediction:
-        """Returns the prediction before any calibration; see `predict`."""
+        """Returns the prediction before any calibration; as `predict`."""
         given = self.run.spec.standardization if self.run else None
         if given is not None and len(given.target_mean) > 1:
             raise UserError("Predictions of several groups are not pooled. Use dist-ens predict.")

@@ -19,6 +19,9 @@ import numpy as np
 Tree = TypeVar("Tree")
 """A pytree that a function returns with the structure with which it was given."""
 
+SomeArray = TypeVar("SomeArray", jax.Array, np.ndarray)
+"""An array of JAX or of NumPy, of which a function returns the same kind as it was given."""
+
 PyTree: TypeAlias = Any
 """Arrays in tuples, lists, dicts and registered classes, nested in any way, or one array."""
 

@@ -213,20 +213,23 @@ class Categorical(Distribution):
     def shown(
         self, summary: Summary, mean: np.ndarray | None = None, std: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        return {"probs": np.exp(summary["log_probs"])}
+        log_probs = summary["log_probs"]
+        return {"probs": log_probs.__array_namespace__().exp(log_probs)}
 
     @override
     def from_shown(self, shown: Summary) -> Summary:
+        probs = shown["probs"].astype(float)
         with np.errstate(divide="ignore"):  # A probability may be 0.
-            return {"log_probs": np.log(np.asarray(shown["probs"], np.float64))}
+            return {"log_probs": probs.__array_namespace__().log(probs)}
 
     @override
     def shown_of(self, prediction: Prediction) -> dict[str, np.ndarray]:
-        return {"probs": np.asarray(prediction.mean)}
+        return {"probs": prediction.mean}
 
     @override
     def probabilities(self, summary: Summary) -> np.ndarray:
-        return np.exp(summary["log_probs"].astype(np.float64))
+        log_probs = summary["log_probs"].astype(float)
+        return log_probs.__array_namespace__().exp(log_probs)
 
     @override
     def calibrate(
@@ -251,7 +254,9 @@ class Categorical(Distribution):
     @override
     def with_shown(self, prediction: Prediction, shown: Summary) -> Prediction:
         probs = shown["probs"]
-        total = -(probs * np.log(probs)).sum(axis=-1)  # A calibrated probability is never 0.
+        xp = probs.__array_namespace__()
+        # In float32 a calibrated probability may underflow to 0.
+        total = -(probs * xp.log(xp.maximum(probs, np.finfo(np.float32).tiny))).sum(axis=-1)
         return dataclasses.replace(
             prediction, mean=probs, total=total, aleatoric=None, epistemic=None
         )

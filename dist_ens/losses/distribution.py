@@ -18,7 +18,8 @@ from dist_ens.metrics.metric import Metric
 from dist_ens.metrics.pooling import mean_of_members
 
 Values = dict[str, jax.Array]
-# A `Summary` is like `Values`, but its arrays are on the host.
+# A `Summary` is like `Values`, but its arrays are on the host. To export a calibrated prediction,
+# methods that take one are traced, with arrays of JAX.
 Summary = Mapping[str, np.ndarray]
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 TrainingScores = Callable[[jax.Array, jax.Array], dict[str, jax.Array]]
@@ -148,7 +149,7 @@ class Distribution(Protocol):
 
     def shown_of(self, prediction: Prediction) -> dict[str, np.ndarray]:
         """Returns the ensemble's part of a prediction in the form of `shown`; default: `mean`."""
-        return {"mean": np.asarray(prediction.mean)}
+        return {"mean": prediction.mean}
 
     def point(self, summary: Summary) -> np.ndarray:
         """Returns the point prediction, such as a mean or a median; default: `mean`."""

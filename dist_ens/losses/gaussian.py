@@ -189,12 +189,12 @@ class Gaussian(Distribution):
 
     @override
     def shown_of(self, prediction: Prediction) -> dict[str, np.ndarray]:
-        return {"mean": np.asarray(prediction.mean), "variance": np.asarray(prediction.total)}
+        return {"mean": prediction.mean, "variance": prediction.total}
 
     @override
     def central_interval(self, summary: Summary, level: float) -> tuple[np.ndarray, np.ndarray]:
-        mean, variance = (summary[name].astype(np.float64) for name in ("mean", "variance"))
-        half = NormalDist().inv_cdf((1 + level) / 2) * np.sqrt(variance)
+        mean, variance = (summary[name].astype(float) for name in ("mean", "variance"))
+        half = NormalDist().inv_cdf((1 + level) / 2) * variance**0.5
         return mean - half, mean + half
 
     @override
@@ -220,7 +220,7 @@ class Gaussian(Distribution):
             total=variance,
             aleatoric=prediction.aleatoric * factor,
             epistemic=prediction.epistemic * factor,
-            std=np.sqrt(variance),
+            std=variance**0.5,
         )
 
 

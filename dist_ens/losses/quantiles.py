@@ -98,7 +98,7 @@ class Quantiles(Distribution):
 
     @override
     def shown_of(self, prediction: Prediction) -> dict[str, np.ndarray]:
-        return {"quantiles": np.asarray(prediction.quantiles)}
+        return {"quantiles": prediction.quantiles}
 
     @override
     def point(self, summary: Summary) -> np.ndarray:
@@ -108,7 +108,7 @@ class Quantiles(Distribution):
     @override
     def central_interval(self, summary: Summary, level: float) -> tuple[np.ndarray, np.ndarray]:
         """Returns the outermost quantiles, for every level."""
-        quantiles = summary["quantiles"].astype(np.float64)
+        quantiles = summary["quantiles"].astype(float)
         return quantiles[..., 0], quantiles[..., -1]
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq, minimize
-from scipy.special import log_softmax, softmax
+from scipy.special import softmax
 
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
+from dist_ens.ground.types import SomeArray
 
 # The smallest normal float32. Lower probabilities are raised to this one before and after a map. So
 # all logarithms are at least -87.34, and no calibrated probability is 0 in float32.
@@ -38,10 +39,13 @@ class Recalibration:
     parameters: JsonDict
     warnings: tuple[str, ...] = ()
 
-    def __call__(self, log_probs: np.ndarray) -> np.ndarray:
-        """Returns calibrated log-probabilities, finite and normalised; float64[rows, classes]."""
+    def __call__(self, log_probs: SomeArray) -> SomeArray:
+        """Returns calibrated log-probabilities, finite and normalised; float[rows, classes].
+
+        They are in float64 for arrays of NumPy, and in float32 for arrays of JAX.
+        """
         calibrated = _MAPS[self.method](_normalised(log_probs), **self.parameters)
-        return np.maximum(calibrated, np.log(MIN_PROB))
+        return calibrated.__array_namespace__().maximum(calibrated, np.log(MIN_PROB))
 
 
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Recalibration:
@@ -227,27 +231,35 @@ def _classes(numbers: list[int]) -> str:
     return f"class{'' if len(numbers) == 1 else 'es'} {listed}{more}"
 
 
-def _normalised(log_probs: np.ndarray) -> np.ndarray:
-    """Returns log-probabilities as float64[rows, classes], finite and normalised."""
-    log_probs = np.asarray(log_probs, np.float64)
-    return log_softmax(np.maximum(log_probs, np.log(MIN_PROB)), axis=1)
+def _normalised(log_probs: SomeArray) -> SomeArray:
+    """Returns log-probabilities as float[rows, classes], finite and normalised."""
+    xp = log_probs.__array_namespace__()
+    return _log_softmax(xp.maximum(log_probs.astype(float), np.log(MIN_PROB)))
 
 
-def _vector_map(log_probs: np.ndarray, scale: ArrayLike, bias: ArrayLike) -> np.ndarray:
-    return log_softmax(np.asarray(scale) * log_probs + np.asarray(bias), axis=1)
+def _log_softmax(logits: SomeArray) -> SomeArray:
+    """Returns the logarithm of the softmax of each row, for arrays of NumPy or of JAX."""
+    xp = logits.__array_namespace__()
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def _vector_map(log_probs: SomeArray, scale: ArrayLike, bias: ArrayLike) -> SomeArray:
+    return _log_softmax(np.asarray(scale)[None] * log_probs + np.asarray(bias)[None])
 
 
 def _isotonic_map(
-    log_probs: np.ndarray, thresholds: list[list[float]], values: list[list[float]]
-) -> np.ndarray:
-    columns = zip(np.exp(log_probs).T, thresholds, values, strict=True)
-    fitted = np.stack([np.interp(*column) for column in columns], axis=1)
-    fitted[fitted.sum(axis=1) == 0] = 1.0
-    return np.log(np.maximum(fitted / fitted.sum(axis=1, keepdims=True), MIN_PROB))
+    log_probs: SomeArray, thresholds: list[list[float]], values: list[list[float]]
+) -> SomeArray:
+    xp = log_probs.__array_namespace__()
+    columns = zip(xp.exp(log_probs).T, thresholds, values, strict=True)
+    fitted = xp.stack([xp.interp(p, *map(np.array, line)) for p, *line in columns], axis=1)
+    fitted = xp.where(fitted.sum(axis=1, keepdims=True) == 0, 1.0, fitted)
+    return xp.log(xp.maximum(fitted / fitted.sum(axis=1, keepdims=True), MIN_PROB))
 
 
 _MAPS: dict[str, Callable[..., np.ndarray]] = {
-    "temperature": lambda log_probs, temperature: log_softmax(log_probs / temperature, axis=1),
+    "temperature": lambda log_probs, temperature: _log_softmax(log_probs / temperature),
     "vector": _vector_map,
     "isotonic": _isotonic_map,
 }
