@@ -39,8 +39,8 @@ _COVERAGE = 0.9
 def main(_: list[str]) -> None:
     """Prints a row of the table for each data set."""
     if _ONE.value:
-        name, kind, seed = _ONE.value
-        print(json.dumps(_fitted(name, kind, int(seed))))
+        name, kind, number = _ONE.value
+        print(json.dumps(_fitted(name, kind, int(number))))
         return
     for name in _SETS:
         found: dict[str, list[dict[str, float]]] = {"bagging": [], "ensemble": []}

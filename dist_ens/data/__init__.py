@@ -2,9 +2,11 @@
 
 from dist_ens.data.arrays import source_of_arrays
 from dist_ens.data.digits import open_digits
+from dist_ens.data.hugging_face import hugging_face
 from dist_ens.data.idx import open_idx
 from dist_ens.data.npz import open_npz
 from dist_ens.data.order_rule import OrderRule, kfold, permuted, shared
+from dist_ens.data.pictures import open_folder
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec, Standardization
 from dist_ens.data.splits import ArraySplit, Split, TreeSplit
@@ -34,8 +36,10 @@ __all__ = [
     "Split",
     "Standardization",
     "TreeSplit",
+    "hugging_face",
     "kfold",
     "open_digits",
+    "open_folder",
     "open_idx",
     "open_npz",
     "open_text",

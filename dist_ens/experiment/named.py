@@ -38,7 +38,7 @@ _CLASSES, _RANGES = "num_classes", "input_ranges"  # Arguments that the data giv
 Options = dict[str, tuple[object, type]]
 _Function = Callable[..., Any]
 _OPEN, _DESCRIBE = "open_", "describe_"
-_PLACES = {"idx": "DIR", "tfds": "NAME", "digits": ""}  # Others are files.
+_PLACES = {"folder": "DIR", "idx": "DIR", "tfds": "NAME", "digits": ""}  # Others are files.
 _MODULES = [
     importlib.import_module(f"{data.__name__}.{found.name}")
     for found in pkgutil.iter_modules(data.__path__)
@@ -58,7 +58,10 @@ def _sources(verb: str) -> dict[str, _Function]:
 _OPENING, _DESCRIBING = _sources(_OPEN), _sources(_DESCRIBE)
 _KINDS = sorted(_OPENING.keys() - {"idx_test"})
 # Fields that only some kinds of source have.
-_OF_KINDS = ("target", "task", "row_id", "group", "time", "categories", "leave_out", "test")
+_OF_KINDS = (
+    *("target", "task", "row_id", "group", "time", "categories", "leave_out", "test"),
+    "image_size",
+)
 _KNOWN = ", ".join(f"{each}:{_PLACES.get(each, 'FILE')}".rstrip(":") for each in _KINDS)
 
 
@@ -193,8 +196,8 @@ def open_source(config: DataConfig) -> Source:
     """Opens the data set that a config names.
 
     It has a validation split if `config.validation` is above 0. Its `source` is `digits`,
-    `csv:FILE`, `parquet:FILE`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or `uci:FILE`.
-    Examples in memory have been checked. A TFDS source checks them when it reads them.
+    `csv:FILE`, `parquet:FILE`, `folder:DIR`, `idx:DIR`, `npz:FILE`, `tfds:NAME`, `text:FILE` or
+    `uci:FILE`. Examples in memory have been checked. A TFDS source checks them when it reads them.
     """
     return _opened(config).with_validation(config.validation)
 
@@ -220,7 +223,7 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
 
 def comes_in_memory(config: DataConfig) -> bool:
     """Returns whether opening the data set that a config names reads its examples into memory."""
-    return _parse(config.source)[0] != "tfds"
+    return _parse(config.source)[0] not in ("folder", "tfds")
 
 
 def _opened(config: DataConfig) -> Source:

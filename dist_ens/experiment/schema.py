@@ -70,8 +70,9 @@ class DataConfig:
     """The data set, and the examples that each member sees.
 
     Attributes:
-        source: Data source: `digits`, `csv:FILE`, `parquet:FILE`, `idx:DIR`, `npz:FILE`,
-            `tfds:NAME`, `text:FILE` or `uci:FILE`. The guide on config files says what each reads.
+        source: Data source: `digits`, `csv:FILE`, `parquet:FILE`, `folder:DIR`, `idx:DIR`,
+            `npz:FILE`, `tfds:NAME`, `text:FILE` or `uci:FILE`. The guide on config files says what
+            each reads.
         target: Name of the column of labels of a table, `csv:FILE` or `parquet:FILE`.
         test: Test rows of a table: the share that is drawn, in (0, 1); the name of a column that
             holds "test" or True in those rows; or the path of a second table.
@@ -82,6 +83,8 @@ class DataConfig:
         time: Name of a column of a table, by which the last rows are the test rows.
         categories: Names of columns of a table whose numbers are categories.
         leave_out: Names of columns of a table that are no inputs.
+        image_size: Height and width to which the pictures of `folder:DIR` are resized. None takes
+            the size of the first one, which all must have.
         data_dir: Folder of prepared TFDS data. None uses the default of TFDS.
         num_classes: Number of classes. By default it is the largest label of the training set plus
             1. Give it if the training set lacks a class. It stays None for real targets.
@@ -120,6 +123,7 @@ class DataConfig:
     time: str | None = None
     categories: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
+    image_size: tuple[int, ...] | None = None
     data_dir: str | None = None
     num_classes: int | None = None
     context_length: int = 128

@@ -1,0 +1,162 @@
+"""A source of pictures in folders, one folder for each class."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from dist_ens.data.source import Source
+from dist_ens.data.spec import Spec
+from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.file_reading import require_readable
+from dist_ens.ground.paths import given_path, shortened
+
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+_TEST_EVERY = 5  # One of so many pictures of a class is a test example, without a folder of them.
+
+
+@dataclasses.dataclass(frozen=True)
+class PictureSplit:
+    """Pictures that are read on demand, as uint8[height, width, 3].
+
+    `paths` are those of the files, `labels` their class numbers, int32[pictures]. A picture of
+    another size than `size`, height and width, is resized if `may_resize`, and refused otherwise.
+    """
+
+    in_memory: ClassVar[bool] = False
+    paths: Sequence[pathlib.Path]
+    labels: np.ndarray
+    size: tuple[int, int]
+    may_resize: bool
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Reads the pictures at some positions, int64[...]."""
+        read = [self._read(self.paths[index]) for index in indices.ravel()]
+        inputs = np.stack(read).reshape(*indices.shape, *self.size, 3)
+        return {"inputs": inputs, "labels": self.labels[indices]}
+
+    def _read(self, path: pathlib.Path) -> np.ndarray:
+        picture = read_picture(path)
+        if picture.shape[:2] == self.size:
+            return picture
+        if not self.may_resize:
+            raise UserError(
+                f"{shortened(str(path))} has {picture.shape[0]} x {picture.shape[1]} pixels, and "
+                f"the first picture {self.size[0]} x {self.size[1]}. Give data.image_size=(HEIGHT, "
+                "WIDTH), to which all are resized."
+            )
+        from PIL import Image
+
+        resized = Image.fromarray(picture).resize(self.size[::-1], Image.Resampling.BILINEAR)
+        return np.asarray(resized)
+
+
+def open_folder(folder: str, image_size: tuple[int, ...] | None = None) -> Source:
+    """Opens a folder of pictures, `DIR/CLASS/FILE`, or `DIR/train/CLASS/FILE` with `DIR/test`.
+
+    Without a folder `test`, a fifth of the pictures of each class is the test split, the same each
+    time. Inputs are uint8[height, width, 3] in [0, 255]. Pictures are read when they are needed.
+
+    Args:
+        folder: Path of the folder.
+        image_size: Height and width to which pictures are resized. None takes the size of the
+            first picture, which all must have.
+
+    Returns:
+        The source, whose classes have the names of the folders.
+
+    Raises:
+        UserError: If there are fewer than two classes, or a picture cannot be read.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for number in range(10):
+    ...         path = pathlib.Path(root, "cat" if number % 2 else "dog", f"{number}.png")
+    ...         path.parent.mkdir(exist_ok=True)
+    ...         Image.new("L", (6, 4), 20 * number).save(path)
+    ...     source = open_folder(root)
+    ...     example = source.train.take(np.array([0]))
+    >>> source.spec.class_names, len(source.train), example["inputs"].shape
+    (('cat', 'dog'), 8, (1, 4, 6, 3))
+    """
+    root = given_path(folder, "folder:DIR")
+    train = root / "train"
+    found = _pictures(train if train.is_dir() else root)
+    names = tuple(found)
+    if len(names) < 2:
+        raise UserError(
+            f"folder:{shortened(str(root))} has pictures of {len(names)} classes. Make one folder "
+            f"of pictures for each class, such as {root / 'cat'} and {root / 'dog'}."
+        )
+    if train.is_dir():
+        test = _pictures(root / "test")
+        if unknown := sorted({*test} - {*names}) or not test:
+            raise UserError(
+                f"folder:{shortened(str(root))} has a folder train, and test with "
+                f"{'no pictures' if not test else f'the class {unknown[0]!r}, not in train'}."
+            )
+        parts = found, test
+    else:
+        parts = _divided(found)
+    first = read_picture(found[names[0]][0])
+    size = (first.shape[0], first.shape[1]) if image_size is None else tuple(image_size)
+    height, width = size
+    splits = [_split_of(part, names, (height, width), image_size is not None) for part in parts]
+    spec = Spec((height, width, 3), "uint8", (), len(names), class_names=names)
+    return Source(spec, train=splits[0], test=splits[1])
+
+
+def read_picture(path: pathlib.Path) -> np.ndarray:
+    """Reads a picture as uint8[height, width, 3]."""
+    from PIL import Image
+
+    try:
+        require_readable(path)
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError) as error:  # Pillow raises these for damaged files.
+        raise UserError(
+            f"The picture {shortened(str(path))} cannot be read: {first_line(error)} Remove it."
+        ) from error
+
+
+def _pictures(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
+    """Returns the sorted paths of the pictures in each subfolder that has some, by its name."""
+    if not folder.is_dir():
+        raise UserError(f"{shortened(str(folder))} is no folder. Give one with a folder a class.")
+    found = {
+        each.name: sorted(path for path in each.rglob("*") if path.suffix.lower() in _SUFFIXES)
+        for each in sorted(folder.iterdir())
+        if each.is_dir()
+    }
+    return {name: paths for name, paths in found.items() if paths}
+
+
+def _divided(
+    found: dict[str, list[pathlib.Path]],
+) -> tuple[dict[str, list[pathlib.Path]], dict[str, list[pathlib.Path]]]:
+    """Returns the pictures of the training and of the test split, a fifth of each class."""
+    draw = np.random.RandomState(0)
+    train, test = {}, {}
+    for name, paths in found.items():
+        is_test = draw.permutation(len(paths)) % _TEST_EVERY == 0
+        train[name] = [path for path, held in zip(paths, is_test, strict=True) if not held]
+        test[name] = [path for path, held in zip(paths, is_test, strict=True) if held]
+    return train, test
+
+
+def _split_of(
+    pictures: dict[str, list[pathlib.Path]],
+    names: Sequence[str],
+    size: tuple[int, int],
+    may_resize: bool,
+) -> PictureSplit:
+    paths = [path for of_class in pictures.values() for path in of_class]
+    labels = [names.index(name) for name, of_class in pictures.items() for _ in of_class]
+    return PictureSplit(paths, np.array(labels, np.int32), size, may_resize)
