@@ -96,7 +96,8 @@ def open_folder(folder: str, image_size: tuple[int, ...] | None = None) -> Sourc
         )
     if train.is_dir():
         test = _pictures(root / "test")
-        if unknown := sorted({*test} - {*names}) or not test:
+        unknown = sorted({*test} - {*names})
+        if unknown or not test:
             raise UserError(
                 f"folder:{shortened(str(root))} has a folder train, and test with "
                 f"{'no pictures' if not test else f'the class {unknown[0]!r}, not in train'}."
