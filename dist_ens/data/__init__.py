@@ -1,6 +1,7 @@
 """Data sources, and their batches on the way to the devices of one host."""
 
 from dist_ens.data.arrays import source_of_arrays
+from dist_ens.data.columns import Column, TableRule
 from dist_ens.data.digits import open_digits
 from dist_ens.data.hugging_face import hugging_face
 from dist_ens.data.idx import open_idx
@@ -30,11 +31,13 @@ from dist_ens.data.splits import parts_of as parts_of
 
 __all__ = [
     "ArraySplit",
+    "Column",
     "OrderRule",
     "Source",
     "Spec",
     "Split",
     "Standardization",
+    "TableRule",
     "TreeSplit",
     "hugging_face",
     "kfold",
