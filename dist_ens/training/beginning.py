@@ -185,7 +185,7 @@ def _with_label_scale(ensemble: Ensemble, state: State, train: TrainingData) -> 
     if objective is None or not objective.standardize or train.split is None:
         return state
     labels = parts_of(train.split, [objective.LABELS])[objective.LABELS]
-    return set_label_scale(ensemble.layout, state, labels)
+    return set_label_scale(ensemble.layout, state, labels, objective.label_shape)
 
 
 def _steps_per_call(

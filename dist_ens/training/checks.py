@@ -76,10 +76,11 @@ def _try_labels(objective: Objective, train: TrainingData, say: Callable[[str], 
     parts = parts_of(train.split, (objective.LABELS, objective.WEIGHTS))
     label_checks.check_examples(objective, parts)
     labels = parts[objective.LABELS]
-    if objective.standardize and labels.min() == labels.max():  # Their std() may be rounded.
-        raise UserError(
-            "All labels are equal, so that standardize=True would divide by 0. Correct the labels, "
-            "or leave it out."
+    of_target = labels.reshape(-1, *objective.label_shape)
+    if objective.standardize and (of_target.min(axis=0) == of_target.max(axis=0)).any():
+        raise UserError(  # The std() of equal labels may be rounded.
+            "All labels of a target are equal, so that standardize=True would divide by 0. Correct "
+            "the labels, or leave it out."
         )
     if objective.num_classes is not None or objective.standardize:
         return
