@@ -14,6 +14,7 @@ from dist_ens.ground.errors import BrokenMembersError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.types import Score
 from dist_ens.losses import Categorical, Distribution
+from dist_ens.metrics.catalogue import EXACT_MATCH
 from dist_ens.metrics import CATALOGUE, Metric, Rows, bootstrap_weights, interval, scores_of
 
 if TYPE_CHECKING:
@@ -309,7 +310,7 @@ class Evaluation:
         if self.distribution.num_targets is None:
             return []
         of_classes, rows = self._scores_of_classes(), self._rows(self.groups, 0)
-        means = [metric for metric in self.metrics if metric.by_class is None]
+        means = [m for m in self.metrics if m.by_class is None and m is not EXACT_MATCH]
         return [
             {"target": target, **scores_of(means, each), **_at(of_classes, target)}
             for target, each in enumerate(rows.targets)

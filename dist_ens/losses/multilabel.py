@@ -132,9 +132,13 @@ class MultiLabel(Categorical):
 
     @override
     def with_shown(self, prediction: Prediction, shown: Summary) -> Prediction:
-        probs = np.stack([1 - shown["probs"], shown["probs"]], axis=-1)
-        found = super().with_shown(prediction, {"probs": probs})
-        return dataclasses.replace(found, mean=shown["probs"])
+        from scipy.special import entr  # As for `calibrate`, which few programs call.
+
+        probs = shown["probs"]
+        total = entr(probs) + entr(1 - probs)
+        return dataclasses.replace(
+            prediction, mean=probs, total=total, aleatoric=None, epistemic=None
+        )
 
 
 def multilabel(num_labels: int) -> Objective:

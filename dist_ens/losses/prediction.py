@@ -4,7 +4,6 @@ import dataclasses
 from functools import partial
 
 import jax
-import numpy as np
 from jax.typing import ArrayLike
 
 from dist_ens.ground.state import described
@@ -82,8 +81,7 @@ class Prediction:
             if values is None:
                 return None
             if field == "quantiles":  # Its last axis is one of levels, behind the targets.
-                moveaxis = jax.numpy.moveaxis if isinstance(values, jax.Array) else np.moveaxis
-                return moveaxis(moveaxis(values, -1, 0) * std + mean, 0, -1)
+                return (values.swapaxes(-1, -2) * std + mean).swapaxes(-1, -2)
             if field in _LOCATIONS:
                 return jax.tree.map(lambda leaf: leaf * std + mean, values)
             return values * std if field == "std" else values * std**2
