@@ -14,8 +14,8 @@ from dist_ens.ground.errors import BrokenMembersError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.types import Score
 from dist_ens.losses import Categorical, Distribution
-from dist_ens.metrics.catalogue import EXACT_MATCH
 from dist_ens.metrics import CATALOGUE, Metric, Rows, bootstrap_weights, interval, scores_of
+from dist_ens.metrics.catalogue import EXACT_MATCH
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -301,7 +301,9 @@ class _Pool:
         pool = np.full(count, 1 / count)
         slope = with_slope(pool)[1]
         smooth = np.isfinite(slope).all() and (count == 1 or slope.any())
-        if len(self._metric.statistics) > 1 or not smooth:
+        # The targets of an example may have different units.
+        in_units = self._metric.unit == "target" and self._evaluator.distribution.num_targets
+        if len(self._metric.statistics) > 1 or in_units or not smooth:
             raise UserError(
                 f"Stacking follows the slope of a mean over the examples, which the metric "
                 f"{self._metric.name!r} has not. Use metric='nll', or method='greedy'."

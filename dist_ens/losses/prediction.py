@@ -81,10 +81,14 @@ class Prediction:
             if values is None:
                 return None
             if field == "quantiles":  # Its last axis is one of levels, behind the targets.
-                return (values.swapaxes(-1, -2) * std + mean).swapaxes(-1, -2)
+                return located(values.swapaxes(-1, -2)).swapaxes(-1, -2)
             if field in _LOCATIONS:
-                return jax.tree.map(lambda leaf: leaf * std + mean, values)
-            return values * std if field == "std" else values * std**2
+                return jax.tree.map(located, values)
+            spread = _with_axes(std, values)
+            return values * spread if field == "std" else values * spread**2
+
+        def located(leaf: PyTree) -> PyTree:
+            return leaf * _with_axes(std, leaf) + _with_axes(mean, leaf)
 
         return dataclasses.replace(self, **{name: scaled(name) for name in _LOCATIONS + _SPREADS})
 
@@ -110,6 +114,12 @@ _NO_ARRAYS = ("unit", "class_names")
 _OF_MEMBERS = ("members", "member_variance")
 _LOCATIONS = ("mean", "members", "quantiles", "interval")
 _SPREADS = ("total", "aleatoric", "epistemic", "member_variance", "std")
+
+
+def _with_axes(number: ArrayLike, like: PyTree) -> PyTree:
+    """Returns a scalar, or an array [targets] with as many axes as an array [..., targets]."""
+    count = jax.numpy.ndim(number)
+    return number[(None,) * (like.ndim - count)] if count else number  # type: ignore[index]
 
 
 @partial(jax.jit, static_argnums=1)  # One program for all fields.

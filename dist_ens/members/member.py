@@ -295,7 +295,8 @@ def with_label_scale(member: Member, shape: tuple[int, ...]) -> Member:
 
 def standardized(labels: jax.Array, model_state: ModelState) -> jax.Array:
     """Returns labels minus their mean, divided by their standard deviation, float[...]."""
-    return (labels - model_state[MEAN]) / model_state[STD]
+    mean, std = (jnp.broadcast_to(model_state[name], labels.shape) for name in (MEAN, STD))
+    return (labels - mean) / std
 
 
 def has_label_scale(model_state: ModelState) -> bool:
