@@ -167,7 +167,7 @@ def test_each_target_is_standardised_by_its_own_numbers():
     other = wide.predict(of_wide, x)
     np.testing.assert_allclose(other.mean[:, 0], prediction.mean[:, 0], rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(other.mean[:, 1], 1000 * prediction.mean[:, 1], rtol=1e-3)
-    with pytest.raises(UserError, match="All labels of a target are equal"):
+    with pytest.raises(UserError, match="All labels of target 1 are equal"):
         trained(losses.gaussian(standardize=True, targets=2), y_scale=(1, 0))
 
 
@@ -215,6 +215,8 @@ def test_a_source_standardises_each_target_and_tells_it():
     np.testing.assert_allclose(given.target_mean, [y.mean(axis=0)])
     np.testing.assert_allclose(given.of_targets(y)[0], source.train.labels, atol=1e-6)
     assert Spec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    with pytest.raises(UserError, match=r"one-hot rows to class numbers with argmax"):
+        source_of_arrays((x, np.eye(2)[np.arange(50) % 2]), (x, y))
     with pytest.raises(UserError, match="the target 1 is constant"):
         source_of_arrays((x, y * [1, 0]), (x, y), standardize=True)
     with pytest.raises(UserError, match="finite mean and a finite, positive deviation"):

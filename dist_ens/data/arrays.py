@@ -115,16 +115,14 @@ def examples_in(where: str, inputs: ArrayLike, labels: ArrayLike) -> tuple[np.nd
     except ValueError as error:  # NumPy raises it for lists of unequal length.
         raise UserError(f"{where}: {first_line(error)} Make its rows equally long.") from error
     check_numbers(where, inputs)
-    is_one = labels.shape in ((len(inputs),), (len(inputs), 1))
-    are_several = not is_one and labels.ndim == 2 and len(labels) == len(inputs)
-    if labels.dtype.kind not in ("iubf" if are_several else "iufOSTU") or not (
-        is_one or are_several
-    ):
+    are_several = _are_several(labels) and len(labels) == len(inputs)
+    is_one = labels.shape in ((len(inputs),), (len(inputs), 1)) and labels.dtype.kind in "iufOSTU"
+    if not (is_one or are_several):
         raise UserError(
             f"{where} has {len(inputs)} inputs and labels {labels.dtype}{list(labels.shape)}. Give "
             "one label for each example: a class number (int), the name of a class (text), or a "
             "real target (float). Several targets of an example are columns of float, or of 0 and "
-            "1 (int)."
+            "1 (int). Convert one-hot rows to class numbers with argmax(axis=1)."
         )
     check_finite(f"{where}, labels", labels)
     if are_several and labels.dtype.kind != "f" and not np.isin(labels, (0, 1)).all():
@@ -134,6 +132,14 @@ def examples_in(where: str, inputs: ArrayLike, labels: ArrayLike) -> tuple[np.nd
             "real targets as floats."
         )
     return inputs, labels if are_several else labels.reshape(-1)
+
+
+def _are_several(labels: np.ndarray) -> bool:
+    """Returns whether labels have several columns, and are no one-hot rows of floats."""
+    if labels.ndim != 2 or labels.shape[1] < 2 or labels.dtype.kind not in "iubf":
+        return False
+    is_one_hot = np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all()
+    return labels.dtype.kind != "f" or not is_one_hot
 
 
 def _form(inputs: np.ndarray, labels: np.ndarray) -> str:
