@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dist_ens.evaluation.more_members import gain_of_more
+from dist_ens.evaluation.part_scores import by_class, by_target
 from dist_ens.evaluation.score_table import table_of
 from dist_ens.ground.errors import BrokenMembersError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.types import Score
-from dist_ens.losses import Categorical, Distribution
+from dist_ens.losses import Distribution
 from dist_ens.metrics import CATALOGUE, Metric, Rows, bootstrap_weights, interval, scores_of
-from dist_ens.metrics.catalogue import EXACT_MATCH
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,9 +25,6 @@ _DRAWS = 400
 # Many rows get fewer resamples, and no interval if there would be too few resamples.
 _MOST_DRAWN = 40_000_000
 _FEWEST_DRAWS = 100
-_OF_EACH_CLASS = ("accuracy", "nll", "brier")  # Scores that are means over the examples.
-# Classes are unbalanced if the largest has this many times the examples of the smallest.
-_UNBALANCED = 2
 _WIDTH = 160  # Width of a table as a text.
 
 
@@ -231,11 +228,11 @@ class Evaluation:
             self.left_out,
             self._intervals(groups, members) if intervals and self._num_draws else None,
             tuple(m for m in self.metrics if m.name not in CATALOGUE and m.name in groups[0]),
-            self._by_class() if self.num_groups == 1 else [],
+            by_class(self) if self.num_groups == 1 else [],
             {name: values.tolist() for name, values in self.hyper.items()},
             None if self.member_weights is None else self.member_weights.tolist(),
             self._more_members() if intervals else None,
-            self._by_target() if self.num_groups == 1 else [],
+            by_target(self) if self.num_groups == 1 else [],
         )
 
     def _more_members(self) -> JsonDict | None:
@@ -250,15 +247,9 @@ class Evaluation:
                 statistics = {metric.statistics[0]: means}
                 return metric.score(Rows(statistics, unit=unit, num_targets=self.num_targets))
 
-            by_order = np.array(
-                [
-                    [
-                        np.mean([score(*pair) for pair in zip(groups, self.units, strict=True)])
-                        for groups in of_order.swapaxes(0, 1)
-                    ]
-                    for of_order in self.by_order[name]
-                ]
-            )
+            units = self.units.reshape(self.num_groups, 1, -1)
+            of_means = np.vectorize(score, signature="(targets),(units)->()")
+            by_order = of_means(self.by_order[name], units).mean(axis=1)
             found[name] = gain_of_more(self.sizes, scores, drawn, by_order, metric.direction)
         return {name: gain for name, gain in found.items() if gain is not None}
 
@@ -281,51 +272,6 @@ class Evaluation:
     def _with_ids(self, of_members: Iterable[JsonDict]) -> list[JsonDict]:
         ids = self.member_ids.tolist()
         return [{"member_id": i, **values} for i, values in zip(ids, of_members, strict=True)]
-
-    def _by_class(self) -> list[JsonDict]:
-        """Returns the ensemble's scores on the examples of each class; see `Scores.by_class`."""
-        if not isinstance(self.distribution, Categorical) or self.distribution.num_targets:
-            return []
-        of_classes = self._scores_of_classes()
-        counts = np.bincount(self.labels[0], minlength=self.group_classwise.shape[2])
-        is_unbalanced = counts.max() >= _UNBALANCED * counts.min() and self.rows_per_example == 1
-        if not (self.class_names or of_classes or is_unbalanced):
-            return []
-        means = [metric for metric in self.metrics if metric.name in _OF_EACH_CLASS]
-        found: list[JsonDict] = []
-        for number, count in enumerate(counts.tolist()):
-            name = self.class_names[number] if self.class_names else number
-            scored: JsonDict = {"class": name, "examples": count}
-            if count:
-                of_class = self.labels[0] == number
-                values = {n: rows[0][of_class] for n, rows in self.groups.items()}
-                weights = None if self.weights is None else self.weights[of_class]
-                scored |= scores_of(means, Rows(values, weights=weights))
-                scored["recall"] = scored["accuracy"]
-            found.append(scored | _at(of_classes, number))
-        return found
-
-    def _by_target(self) -> list[JsonDict]:
-        """Returns the ensemble's scores on each of several targets."""
-        if self.distribution.num_targets is None:
-            return []
-        of_classes, rows = self._scores_of_classes(), self._rows(self.groups, 0)
-        means = [m for m in self.metrics if m.by_class is None and m is not EXACT_MATCH]
-        return [
-            {"target": target, **scores_of(means, each), **_at(of_classes, target)}
-            for target, each in enumerate(rows.targets)
-        ]
-
-    def _scores_of_classes(self) -> dict[str, np.ndarray]:
-        """Returns the scores of each class of the metrics that are their means, by name."""
-        rows = self._rows(self.groups, 0)
-        if not self.is_sound:
-            return {}
-        return {
-            metric.by_class[0]: np.asarray(metric.by_class[1](rows))
-            for metric in self.metrics
-            if metric.by_class is not None and all(name in rows for name in metric.statistics)
-        }
 
     def score_against_members(self) -> JsonDict:
         """Returns the scores of 1, 2, … random members, with intervals or NaN for many rows."""
@@ -386,10 +332,10 @@ class Evaluation:
         scores = []
         for position, sums in enumerate(classwise):
             draws = self._draws[position % self.num_groups] if are_drawn else None
-            scores.append(scores_of(self.metrics, self._rows(statistics, position, sums, draws)))
+            scores.append(scores_of(self.metrics, self.rows_of(statistics, position, sums, draws)))
         return scores
 
-    def _rows(
+    def rows_of(
         self,
         statistics: Mapping[str, np.ndarray],
         position: int,
@@ -402,15 +348,6 @@ class Evaluation:
         return Rows(
             values, classwise, self.units[group], self.weights, draws, group, self.num_targets
         )
-
-
-def _at(scores: Mapping[str, np.ndarray], number: int) -> dict[str, float]:
-    """Returns the scores of one class that has some, by name."""
-    return {
-        name: float(each[number])
-        for name, each in scores.items()
-        if number < len(each) and not np.isnan(each[number])
-    }
 
 
 def num_draws(num_rows: int) -> int:
