@@ -16,6 +16,10 @@ The first form predicts the examples in a file. It writes these arrays:
   sets                    with --conformal, whether a class is in the set: [examples, classes]
   lower, upper            with --conformal, ends of the intervals of real targets: [examples]
 
+Several targets are the axis after [examples]: mean [examples, targets], quantiles
+[examples, targets, levels]. Of labels that are 0 or 1, probs are those of 1, [examples, labels],
+and sets are [examples, labels, 2].
+
 The members' own predictions are never calibrated. A run on a table takes a table, CSV or Parquet,
 and can also write one: the name of each row, its prediction, and the arrays above that are not of
 single members, one column for each class or level.

@@ -102,10 +102,11 @@ def test_what_is_wrong_is_told_in_a_sentence(values, sentence):
 
 def test_every_loss_that_a_config_names_is_built():
     of_targets = {"gaussian": 2, "beta_gaussian": 2, "squared_error": 1, "quantiles": 3}
-    assert len(LOSSES) == 7
+    assert len(LOSSES) == 8
     for name in LOSSES:
-        num_classes = None if name in of_targets else 7
-        objective = make_objective(LossConfig(name=name), num_classes)
+        num_classes, num_targets = (2, 7) if name == "multilabel" else (7, None)
+        num_classes = None if name in of_targets else num_classes
+        objective = make_objective(LossConfig(name=name), num_classes, num_targets)
         assert objective.num_outputs == of_targets.get(name, 7)
 
 

@@ -31,7 +31,8 @@ def source_of_arrays(
 
     Args:
         train: Inputs [examples, ...] and labels [examples] of the training split: class numbers
-            (int), names of classes (text), or real targets (float).
+            (int), names of classes (text), or real targets (float). Several targets of an example
+            are real targets (float) or labels that are 0 or 1 (int or bool), [examples, targets].
         test: Inputs and labels of the test split.
         num_classes: Number of classes. None counts those of the training labels, which must all be
             present. Classes with names are numbered in the order of their sorted names.
@@ -60,17 +61,27 @@ def source_of_arrays(
             f"{name} has training examples of {forms[0]} and test examples of {forms[1]}. Give "
             "both the same."
         )
-    inputs, labels = examples[0]
-    if labels.dtype.kind != "f":
+    _, labels = examples[0]
+    if labels.dtype.kind != "f" and labels.ndim == 1:
         return _source_of_classes(where, examples, num_classes)
     if num_classes is not None:
-        raise UserError(f"{where[0]} has real targets. Leave num_classes={num_classes} out.")
+        raise UserError(f"{where[0]} has {_kind(labels)}. Leave num_classes={num_classes} out.")
+    if labels.dtype.kind != "f":
+        return _source_of_targets([(x, y.astype(np.int32)) for x, y in examples], 2)
     if standardize:
         rows, test_rows = (Examples(x[None], y[None]) for x, y in examples)
         return standardized_source(rows, test_rows, name)
-    return Source(
-        Spec(inputs.shape[1:], inputs.dtype.name, (), None), *starmap(ArraySplit, examples)
-    )
+    return _source_of_targets(examples, None)
+
+
+def _source_of_targets(
+    examples: Sequence[tuple[np.ndarray, np.ndarray]], num_classes: int | None
+) -> Source:
+    """Returns a source of two splits whose labels are one target or several, [examples, ...]."""
+    (inputs, labels), _ = examples
+    shape, num_targets = labels.shape[1:], next(iter(labels.shape[1:]), None)
+    spec = Spec(inputs.shape[1:], inputs.dtype.name, shape, num_classes, num_targets=num_targets)
+    return Source(spec, *starmap(ArraySplit, examples))
 
 
 def _source_of_classes(
@@ -95,24 +106,51 @@ def _source_of_classes(
 
 
 def examples_in(where: str, inputs: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the inputs and labels of a split as arrays, which are checked, labels [examples]."""
+    """Returns the inputs and labels of a split as arrays, which are checked.
+
+    Labels are [examples], or [examples, targets] for several targets.
+    """
     try:
         inputs, labels = np.asarray(inputs), np.asarray(labels)
     except ValueError as error:  # NumPy raises it for lists of unequal length.
         raise UserError(f"{where}: {first_line(error)} Make its rows equally long.") from error
     check_numbers(where, inputs)
-    if labels.shape not in ((len(inputs),), (len(inputs), 1)) or labels.dtype.kind not in "iufOSTU":
+    are_several = _are_several(labels) and len(labels) == len(inputs)
+    is_one = labels.shape in ((len(inputs),), (len(inputs), 1)) and labels.dtype.kind in "iufOSTU"
+    if not (is_one or are_several):
         raise UserError(
             f"{where} has {len(inputs)} inputs and labels {labels.dtype}{list(labels.shape)}. Give "
             "one label for each example: a class number (int), the name of a class (text), or a "
-            "real target (float)."
+            "real target (float). Several targets of an example are columns of float, or of 0 and "
+            "1 (int). Convert one-hot rows to class numbers with argmax(axis=1)."
         )
     check_finite(f"{where}, labels", labels)
-    return inputs, labels.reshape(-1)
+    if are_several and labels.dtype.kind != "f" and not np.isin(labels, (0, 1)).all():
+        raise UserError(
+            f"{where} has whole numbers from {labels.min()} to {labels.max()} in "
+            f"{labels.shape[1]} columns of labels. Labels of several columns are 0 or 1 each. Save "
+            "real targets as floats."
+        )
+    return inputs, labels if are_several else labels.reshape(-1)
+
+
+def _are_several(labels: np.ndarray) -> bool:
+    """Returns whether labels have several columns, and are no one-hot rows of floats."""
+    if labels.ndim != 2 or labels.shape[1] < 2 or labels.dtype.kind not in "iubf":
+        return False
+    is_one_hot = np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all()
+    return labels.dtype.kind != "f" or not is_one_hot
 
 
 def _form(inputs: np.ndarray, labels: np.ndarray) -> str:
     """Returns the shape and type of an input, and the kind of the labels, in words."""
-    numbers = "real targets" if labels.dtype.kind == "f" else "class numbers"
-    kind = "names of classes" if are_names(labels) else numbers
-    return f"{held_dtype(inputs.dtype)}{list(inputs.shape[1:])} and {kind}"
+    return f"{held_dtype(inputs.dtype)}{list(inputs.shape[1:])} and {_kind(labels)}"
+
+
+def _kind(labels: np.ndarray) -> str:
+    """Returns the kind of some labels in words."""
+    kind = "real targets" if labels.dtype.kind == "f" else "class numbers"
+    if labels.ndim == 2:
+        each = "real targets" if labels.dtype.kind == "f" else "labels that are 0 or 1"
+        return f"{labels.shape[1]} {each} for each example"
+    return "names of classes" if are_names(labels) else kind

@@ -62,7 +62,8 @@ def convert_inputs(spec: Spec, inputs: Inputs, where: str) -> np.ndarray:
     is_scaled = spec.standardization is not None and spec.standardization.has_inputs
     to = np.dtype("float64" if is_scaled else spec.input_dtype)
     converted = narrowed(inputs, to, where, exact=is_scaled)
-    if spec.label_shape and spec.num_classes and to.kind in "iu":  # Text: tokens, like the labels.
+    has_positions = spec.label_shape and spec.num_targets is None
+    if has_positions and spec.num_classes and to.kind in "iu":  # Text: tokens, like the labels.
         check_labels(where, converted, spec.num_classes)
     return converted
 

@@ -33,8 +33,9 @@ def open_npz(file: str, num_classes: int | None = None) -> Source:
     `x_test` and `y_test`; or `train_images`, `train_labels`, `test_images` and `test_labels`.
 
     Labels [examples] or [examples, 1] are class numbers (int), names of classes (text) or real
-    targets (float). Real targets are standardised, and so are the features of a table, inputs
-    [examples, features], beside them; see `source_of_arrays`.
+    targets (float). Several columns [examples, targets] are real targets (float), or labels that
+    are 0 or 1 (int or bool). Real targets are standardised, and so are the features of a table,
+    inputs [examples, features], beside them; see `source_of_arrays`.
 
     Args:
         file: Path of the file.
@@ -85,11 +86,11 @@ def read_npz(path: pathlib.Path, name: str, *alternatives: Sequence[str]) -> lis
 def _divided(inputs: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
     """Returns inputs and labels of the training split and of a random fifth, the test split.
 
-    A fifth of each class is held out. The choice is the same each time.
+    A fifth of each class is held out if an example has one class. The choice is the same each time.
     """
     order = np.random.RandomState(0).permutation(len(labels))
     place = np.arange(len(labels))
-    if labels.dtype.kind != "f":
+    if labels.dtype.kind != "f" and labels.ndim == 1:
         of_order = labels[order]
         if are_names(of_order):
             of_order = np.unique(of_order, return_inverse=True)[1]

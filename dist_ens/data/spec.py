@@ -14,6 +14,10 @@ from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.json_text import Json, JsonDict, fields_from_record
 from dist_ens.ground.narrowing import held_dtype, narrowed
 from dist_ens.ground.paths import shortened
+from dist_ens.metrics.metric import along
+
+# A number of each group, or of each target of each group.
+OfTargets = tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +31,10 @@ class Standardization:
             [groups, 0] if only the targets are standardised.
         input_std: Standard deviation of each feature in each group, in the original units; 1 for a
             constant feature, [groups, features].
-        target_mean: Mean of the targets in each group, in the original unit, [groups].
-        target_std: Standard deviation of the targets in each group, in the original unit, [groups].
+        target_mean: Mean of the targets in each group, in the original unit, [groups], or that of
+            each of several targets, [groups, targets].
+        target_std: Standard deviation of the targets in each group, in the original unit, in the
+            form of `target_mean`.
 
     >>> scale = Standardization(((3.0,),), ((2.0,),), (0.0,), (1.0,))
     >>> scale.of_inputs(np.array([[7.0], [3.0]])).tolist()  # (7 - 3) / 2 = 2
@@ -37,12 +43,20 @@ class Standardization:
 
     input_mean: tuple[tuple[float, ...], ...]
     input_std: tuple[tuple[float, ...], ...]
-    target_mean: tuple[float, ...]
-    target_std: tuple[float, ...]
+    target_mean: OfTargets
+    target_std: OfTargets
 
     def __post_init__(self) -> None:
-        means, stds = (*self.input_mean, self.target_mean), (*self.input_std, self.target_std)
-        is_whole = [*map(len, means)] == [*map(len, stds)] and len(means) == len(stds[-1]) + 1
+        means, stds = (
+            [*map(np.ravel, (*inputs, targets))]
+            for inputs, targets in (
+                (self.input_mean, self.target_mean),
+                (self.input_std, self.target_std),
+            )
+        )
+        is_whole = [*map(len, means)] == [*map(len, stds)] and len(means) == (
+            len(self.target_std) + 1
+        )
         numbers, positive = [*itertools.chain(*means, *stds)], [*itertools.chain(*stds)]
         if not (is_whole and np.isfinite(numbers).all() and np.greater(positive, 0).all()):
             raise UserError(
@@ -69,11 +83,9 @@ class Standardization:
 
     def of_targets(self, targets: np.ndarray) -> np.ndarray:
         """Returns targets [examples, ...] standardised for each group, float32[groups, ...]."""
-        axes = (1,) * np.ndim(targets)
-        mean, std = (
-            np.array(numbers).reshape(-1, *axes) for numbers in (self.target_mean, self.target_std)
-        )
-        standard = (np.asarray(targets, np.float64) - mean) / std
+        targets = np.asarray(targets, np.float64)[None]
+        mean, std = (along(np.array(each), targets) for each in (self.target_mean, self.target_std))
+        standard = (targets - mean) / std
         return narrowed(standard, np.float32, "labels, standardised, [group, example]")
 
 
@@ -86,15 +98,17 @@ class Spec:
         input_dtype: Name of the NumPy type in which JAX holds the inputs. A type wider than 32 bits
             is replaced: `int64` becomes `int32`.
         label_shape: Shape of the labels of one example: `()` for one label, `(length,)` for one at
-            each position.
+            each position, `(num_targets,)` for several targets.
         num_classes: Number of classes. Labels are integers in [0, num_classes). None for real
-            targets, float32.
+            targets, float32. It is 2 for several labels that are each 0 or 1.
         num_groups: Number of groups of members. Each group has its own training and test set in the
             splits.
         standardization: Means and standard deviations with which the source standardised its inputs
             and targets. None if it did not.
         class_names: Names of the classes, in the order of their numbers. None if they have none.
         table: Rule by which the rows of a table became inputs and labels. None for other data.
+        num_targets: Number of targets of one example: real numbers, or labels that are 0 or 1. None
+            if it has one label, or one at each position.
 
     >>> spec = Spec((8, 8), "float64", (), 10)
     >>> spec.input_dtype, spec.example_bytes  # 8 * 8 * 4 bytes and a label of 4
@@ -109,6 +123,7 @@ class Spec:
     standardization: Standardization | None = None
     class_names: tuple[str, ...] | None = None
     table: TableRule | None = None
+    num_targets: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("input_shape", "label_shape"):
@@ -169,8 +184,18 @@ class Spec:
         return here, there
 
     def __str__(self) -> str:
-        classes = self.num_classes
+        classes, targets = self.num_classes, self.num_targets
         labels = "with real targets" if classes is None else f"in {counted(classes, 'class')}"
+        if targets is not None:
+            kind = "real target" if classes is None else "label"
+            labels = f"with {counted(targets, kind)} each"
         groups = f", {self.num_groups} groups" if self.num_groups > 1 else ""
         columns = f" of a table: {self.table}" if self.table else ""
         return f"{self.input_dtype}{list(self.input_shape)} {labels}{groups}{columns}"
+
+
+def in_tuples(numbers: np.ndarray) -> OfTargets:
+    """Returns numbers, [groups] or [groups, targets], as tuples."""
+    if numbers.ndim == 1:
+        return tuple(numbers.tolist())
+    return tuple(map(tuple, numbers.tolist()))

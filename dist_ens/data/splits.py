@@ -149,12 +149,15 @@ class PartOfSplit:
 
 @dataclasses.dataclass(frozen=True)
 class LabelScaledSplit:
-    """A split of dicts whose labels, under a key, become `(label - mean) / std`."""
+    """A split of dicts whose labels, under a key, become `(label - mean) / std`.
+
+    Mean and std are float64[], or float64[targets] for several targets.
+    """
 
     split: Split
     key: str
-    mean: float
-    std: float
+    mean: np.ndarray
+    std: np.ndarray
 
     @property
     def in_memory(self) -> bool:

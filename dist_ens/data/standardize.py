@@ -5,14 +5,17 @@ from typing import NamedTuple
 import numpy as np
 
 from dist_ens.data.source import Source
-from dist_ens.data.spec import Spec, Standardization
+from dist_ens.data.spec import Spec, Standardization, in_tuples
 from dist_ens.data.splits import ArraySplit
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.narrowing import narrowed
 
 
 class Examples(NamedTuple):
-    """Inputs [splits, rows, ...] and real targets [splits, rows] of all splits of a data set."""
+    """Inputs [splits, rows, ...] and real targets of all splits of a data set.
+
+    Targets are [splits, rows], or [splits, rows, targets].
+    """
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -31,11 +34,13 @@ def standardized_source(train: Examples, test: Examples, name: str) -> Source:
     ([[-1.0], [1.0]], (15.0,))
     """
     num_splits, _, *shape = train.inputs.shape
+    of_targets = train.targets.shape[2:]
     target_mean, target_std = _moments(train.targets)
     if not target_std.all():
+        split, *target = np.argwhere(target_std == 0)[0].tolist()
         raise UserError(
-            f"{name}: the target is constant in the training rows of split "
-            f"{np.argmin(target_std)}. Check that it is the target, or leave the split out."
+            f"{name}: the target {''.join(f'{number} ' for number in target)}is constant in the "
+            f"training rows of split {split}. Check that it is the target, or leave the split out."
         )
     mean = std = np.empty((num_splits, 0))
     is_table = len(shape) == 1
@@ -46,17 +51,25 @@ def standardized_source(train: Examples, test: Examples, name: str) -> Source:
     def split_of(part: Examples) -> ArraySplit:
         inputs = _scaled(f"{name}, inputs", part.inputs, mean, std) if is_table else part.inputs
         targets = _scaled(f"{name}, targets", part.targets, target_mean, target_std)
-        return ArraySplit(inputs.reshape(-1, *shape), targets.ravel())
+        return ArraySplit(inputs.reshape(-1, *shape), targets.reshape(-1, *of_targets))
 
     standardization = Standardization(
         input_mean=tuple(map(tuple, mean.tolist())),
         input_std=tuple(map(tuple, std.tolist())),
-        target_mean=tuple(target_mean.tolist()),
-        target_std=tuple(target_std.tolist()),
+        target_mean=in_tuples(target_mean),
+        target_std=in_tuples(target_std),
     )
     train_split, test_split = split_of(train), split_of(test)
     dtype = train_split.inputs.dtype.name
-    spec = Spec(tuple(shape), dtype, (), None, num_splits, standardization)
+    spec = Spec(
+        tuple(shape),
+        dtype,
+        of_targets,
+        None,
+        num_splits,
+        standardization,
+        num_targets=next(iter(of_targets), None),
+    )
     return Source(spec, train=train_split, test=test_split)
 
 

@@ -333,7 +333,7 @@ class Ensemble(Variants):
         member = self.network if is_whole else self.member
         state = state_from(self, params, model_states, member)
         if self.objective is not None and self.objective.standardize:
-            return begin_label_scale(self.layout, state)
+            return begin_label_scale(self.layout, state, self.objective.label_shape)
         return state
 
     def update(self, state: State, batch: Batch) -> tuple[State, Metrics]:

@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 def network_for(member: Member, objective: Objective | None, dtype: str | None) -> Member:
     """Returns the member that is trained: with its compute type, and the scale of its labels."""
     network = with_compute_dtype(member, dtype or "float32")
-    return with_label_scale(network) if objective and objective.standardize else network
+    if objective is None or not objective.standardize:
+        return network
+    return with_label_scale(network, objective.label_shape)
 
 
 def state_of_one(
@@ -237,30 +239,48 @@ def shapes_of(tree: PyTree) -> Shapes:
     return jax.tree.map(shape_of, tree)
 
 
-def begin_label_scale(layout: Layout, state: State) -> State:
+def begin_label_scale(layout: Layout, state: State, shape: tuple[int, ...]) -> State:
     """Returns a state whose model state also holds a scale of labels, its own if it has one."""
     given = state.model_state
     if has_label_scale(given):
         return state
-    return state._replace(model_state={NETWORK: given, **_held(layout, 0.0, 1.0)})
+    held = _held(layout, np.zeros(shape), np.ones(shape))
+    return state._replace(model_state={NETWORK: given, **held})
 
 
-def set_label_scale(layout: Layout, state: State, labels: np.ndarray) -> State:
-    """Returns a state that standardises labels by the statistics of all training labels."""
+def set_label_scale(
+    layout: Layout,
+    state: State,
+    labels: np.ndarray,
+    shape: tuple[int, ...],
+    weights: np.ndarray | None = None,
+) -> State:
+    """Returns a state that standardises labels by the statistics of all training labels.
+
+    `shape` is (targets,) if each target has statistics of its own, and () otherwise. `weights` are
+    those of the examples, or of the rows of their labels.
+    """
     values = np.asarray(labels, np.float64)
-    held = _held(layout, float(values.mean()), float(values.std()))
+    rows = values.shape[: values.ndim - len(shape)]
+    if weights is not None:
+        of_rows = weights.reshape(weights.shape + (1,) * (len(rows) - weights.ndim))
+        weights = np.broadcast_to(of_rows, rows).ravel()
+    values = values.reshape(-1, *shape)
+    mean = np.average(values, axis=0, weights=weights)
+    std = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
+    held = _held(layout, mean, std)
     return state._replace(model_state={**state.model_state, **held})
 
 
-def _held(layout: Layout, mean: float, std: float) -> dict[str, jax.Array]:
-    """Returns the mean and the standard deviation as every member holds them, float32[members]."""
+def _held(layout: Layout, mean: np.ndarray, std: np.ndarray) -> dict[str, jax.Array]:
+    """Returns the mean and std as every member holds them, float32[members, ...]."""
     return {
-        name: layout.put(np.full(layout.num_members, number, np.float32), MEMBERS)
-        for name, number in ((MEAN, mean), (STD, std))
+        name: layout.put(np.stack([value.astype(np.float32)] * layout.num_members), MEMBERS)
+        for name, value in ((MEAN, mean), (STD, std))
     }
 
 
-def label_scale(state: State) -> tuple[float, float]:
-    """Returns the labels' mean and standard deviation that a state holds, as Python numbers."""
+def label_scale(state: State) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the labels' mean and std that a state holds, float64[] or float64[targets]."""
     mean, std = to_host((state.model_state[MEAN], state.model_state[STD]))
-    return float(mean[0]), float(std[0])
+    return mean[0].astype(np.float64), std[0].astype(np.float64)

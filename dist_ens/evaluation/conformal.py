@@ -10,6 +10,7 @@ Examples to predict are arrays of NumPy, in float64, or of JAX in an exported fu
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Self
 
 import jax
@@ -41,17 +42,20 @@ class ConformalRule:
     `labels` and the leaves of the prediction, for cv+ and jackknife+ `residuals`, `out_of_bag`,
     bool[members, n], and `weights` of the members if they are not equal. `mean` and `std` are
     those by which real targets were standardised.
+
+    With several targets the arrays are [n, targets], and a rule is fitted for each target alone. So
+    the coverage holds for each target, and not for all targets of an example together.
     """
 
     method: str
     examples: Mapping[str, np.ndarray]
-    mean: float = 0.0
-    std: float = 1.0
+    mean: float | list[float] = 0.0
+    std: float | list[float] = 1.0
 
     def sets(self, probs: SomeArray, u: SomeArray, level: float) -> SomeArray:
         """Returns which classes are in each set, from uncalibrated `probs`."""
-        quantile = conformal_quantile(self.examples["scores"], level)
-        return class_scores(self.method, probs, u) <= quantile + _ROUNDING
+        quantile = of_each_target(partial(conformal_quantile, level=level), self.examples["scores"])
+        return class_scores(self.method, probs, u) <= quantile[..., None] + _ROUNDING
 
     def own_interval(
         self,
@@ -61,9 +65,9 @@ class ConformalRule:
         level: float,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ends of `interval` in the targets' own unit, from predictions in it."""
-        mean, std = self.mean, self.std
+        mean, std = np.array(self.mean), np.array(self.std)
         own = {name: values[None] for name, values in shown.items()}
-        standard = distribution.shown(own, np.array([-mean / std]), np.array([1 / std]))
+        standard = distribution.shown(own, -mean[None] / std, 1 / std[None])
         summary = distribution.from_shown({name: values[0] for name, values in standard.items()})
         low, high = self.interval(distribution, summary, lambda: (points() - mean) / std, level)
         return low * std + mean, high * std + mean
@@ -78,11 +82,16 @@ class ConformalRule:
         """Returns the lower and upper ends of the intervals in the calibration examples' unit."""
         examples = self.examples
         if self.method != "cqr":
-            weights = examples.get("weights")
-            return jackknife_plus(examples["residuals"], examples[_MASK], points(), level, weights)
+            mask, weights = examples[_MASK], examples.get("weights")
+
+            def ends(residuals: np.ndarray, points: np.ndarray) -> np.ndarray:
+                return np.stack(jackknife_plus(residuals, mask, points, level, weights))
+
+            low, high = of_each_target(ends, examples["residuals"], points())
+            return low, high
         held = {name: values for name, values in examples.items() if name != "labels"}
-        ends = distribution.central_interval(held, level)
-        margin = cqr_margin(*ends, examples["labels"], level)
+        arrays = *distribution.central_interval(held, level), examples["labels"]
+        margin = of_each_target(partial(cqr_margin, level=level), *arrays)
         low, high = distribution.central_interval(summary, level)
         return low - margin, high + margin
 
@@ -103,6 +112,19 @@ class ConformalRule:
             rows = [np.frombuffer(bytes.fromhex(row), np.uint8) for row in examples[_MASK]]
             examples[_MASK] = [np.unpackbits(row, count=count).astype(bool) for row in rows]
         return cls(**{**values, "examples": {n: np.array(leaf) for n, leaf in examples.items()}})
+
+
+def of_each_target(
+    fn: Callable[..., np.ndarray | float], examples: np.ndarray, *others: np.ndarray
+) -> np.ndarray:
+    """Returns `fn(examples, *others)`, or its results for each target along a last axis.
+
+    There are several targets if `examples` are [n, targets], and not [n].
+    """
+    if examples.ndim == 1:
+        return np.asarray(fn(examples, *others))
+    arrays = (np.moveaxis(each, -1, 0) for each in (examples, *others))
+    return np.stack([fn(*of_target) for of_target in zip(*arrays, strict=True)], axis=-1)
 
 
 def uniform_of(inputs: Inputs) -> np.ndarray:
@@ -261,9 +283,14 @@ def jackknife_plus(
 def out_of_bag_means(
     out_of_bag: np.ndarray, member_predictions: np.ndarray, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Computes the mean prediction of each training example by members not trained on it."""
+    """Computes the mean prediction of each training example by members not trained on it.
+
+    Predictions are float[members, n], or float[members, n, targets].
+    """
     predictions = np.asarray(member_predictions, np.float64)
-    return (_out_of_bag_weights(out_of_bag, weights) * predictions).sum(axis=0)
+    weights = _out_of_bag_weights(out_of_bag, weights)
+    weights = weights.reshape(*weights.shape, *(1,) * (predictions.ndim - 2))
+    return (weights * predictions).sum(axis=0)
 
 
 def _kth_smallest(values: SomeArray, k: int) -> SomeArray:

@@ -92,7 +92,9 @@ def _risks_of_targets(
     evaluation: Evaluation, both: Mapping[str, Mapping[str, np.ndarray]]
 ) -> JsonDict:
     """Returns the RMSE of the most certain predictions, over the share of predictions."""
-    ranked = {}
+    ranked: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    if evaluation.num_targets > 1:  # Errors of targets in different units have no mean.
+        return {}
     for who, values in both.items():
         name = next((name for name in _DOUBTS if name in values), None)
         if name is None or "squared_error" not in values:
@@ -131,10 +133,12 @@ def _disagreement(evaluation: Evaluation) -> JsonDict:
     count = min(len(member_ids), _MOST_PAIRED)
     paired = np.linspace(0, len(member_ids) - 1, count).round().astype(int)
     predictions = evaluation.pooled_members["prediction"][paired].astype(np.float64)
+    if evaluation.num_targets > 1 and "correct" not in evaluation.members:
+        return {}
     if "correct" in evaluation.members:
         found = [(predictions != one).mean(axis=1).tolist() for one in predictions]
     else:
-        unit = evaluation.units[0]
+        unit = float(evaluation.units.ravel()[0])
         found = [
             (np.sqrt(np.square(predictions - one).mean(axis=1)) * unit).tolist()
             for one in predictions
@@ -149,7 +153,7 @@ def _highest_first(values: np.ndarray) -> np.ndarray:
 
 def _examples(evaluation: Evaluation, order: np.ndarray) -> list[dict[str, float | str]]:
     """Returns the first rows in an order, with targets in their unit and names of classes."""
-    unit, zero = evaluation.units[0], evaluation.zeros[0]
+    unit, zero = (float(each.ravel()[0]) for each in (evaluation.units, evaluation.zeros))
     rows = {"label": evaluation.labels[0]}
     rows |= {name: each[0] for name, each in evaluation.groups.items() if name in EXAMPLE_FIELDS}
     names = evaluation.class_names

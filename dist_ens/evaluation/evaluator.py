@@ -26,7 +26,7 @@ from dist_ens.layout import BATCH, to_host
 from dist_ens.losses import Categorical, Distribution, Gaussian, Objective
 from dist_ens.losses.distribution import checked_weights
 from dist_ens.metrics import Metric
-from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, one_a_row
+from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, named_metrics, one_a_row
 from dist_ens.processes import progress
 from dist_ens.processes.stop_signal import StopSignal
 
@@ -49,13 +49,12 @@ class Evaluator:
         batch_size: int,
         spec: Spec | None = None,
         distribution: Distribution | None = None,
-        metrics: Sequence[Metric] = (),
+        metrics: Sequence[Metric | str] = (),
         left_out: Sequence[int] = (),
         weights: ArrayLike | None = None,
     ) -> None:
         self.ensemble, self.left_out = ensemble, tuple(left_out)
         self._spec = spec
-        self.own_metrics = tuple(metrics)
         self._layout, self._num_groups = ensemble.layout, ensemble.num_groups
         check_ids_of_groups(ensemble.ids.tolist(), self._num_groups)
         count = ensemble.num_predictors
@@ -66,14 +65,16 @@ class Evaluator:
             )
         self._standardization = given = spec.standardization if spec else None
         # By these the source divided the targets of each group, after it subtracted those.
-        self.units = given.target_std if given else (1.0,) * self._num_groups
-        self.zeros = given.target_mean if given else (0.0,) * self._num_groups
+        # They are float64[groups], or float64[groups, targets].
+        self.units = np.array(given.target_std) if given else np.ones(self._num_groups)
+        self.zeros = np.array(given.target_mean) if given else np.zeros(self._num_groups)
         # Each batch has the same examples on every mesh, so that a network which samples draws the
         # same numbers for them. It is filled up to divide over the columns.
         self._batch_size, columns = batch_size, self._layout.data_axis
         self.filled_size = math.ceil(batch_size / columns) * columns
         of_classes = spec is None or spec.num_classes is not None
         self.distribution = distribution or (Categorical() if of_classes else Gaussian())
+        self.own_metrics = named_metrics(metrics, self.distribution.optional_metrics)
         self.metrics = (*self.distribution.metrics, *self.own_metrics)
         names = [metric.name for metric in self.own_metrics]
         names += {metric.name for metric in self.distribution.metrics}
@@ -163,7 +164,8 @@ class Evaluator:
         all_rows, counts = self._counted(all_rows, length, outputs.shape[-1])
         labels, groups, members, of_sizes, weights = all_rows
         self.directions(groups, totals[0])
-        num_counted = labels.shape[1] if weights is None else weights.sum()
+        targets = self.distribution.num_targets or 1
+        num_counted = (labels.shape[1] if weights is None else weights.sum()) / targets
         member_ids = self.ensemble.predictor_ids(state)
         hyper = to_host(state.hyper or {})
         return Evaluation(
@@ -190,7 +192,7 @@ class Evaluator:
                 for name, leaf in of_sizes.items()
             },
             by_order={
-                name: leaf.reshape(-1, self._num_groups, len(programs.sizes)) / num_counted
+                name: leaf.reshape(-1, self._num_groups, len(programs.sizes), targets) / num_counted
                 for name, leaf in totals[2].items()
             },
         )
@@ -204,7 +206,7 @@ class Evaluator:
         of_examples = labels.reshape(self._num_groups, length, -1).swapaxes(0, 1)
         check_finite(self.ensemble.objective, of_examples)
         if isinstance(self.distribution, Categorical):
-            check_classes(labels, num_outputs)
+            check_classes(labels, num_outputs if self.distribution.num_targets is None else 2)
         if weights is None:
             return rows, slice(None)
         check_weights(weights[0])
@@ -215,16 +217,25 @@ class Evaluator:
         return (*others, None if (weights == 1).all() else weights), counts
 
     def aligned(self, outputs: Outputs, labels: Labels, weights: Weights) -> tuple[Labels, Weights]:
-        """Returns checked labels and weights of a batch, without a last axis of length 1."""
+        """Returns checked labels and weights of a batch, without a last axis of length 1.
+
+        The weights of several targets are those of their rows, [batch, ..., targets].
+        """
         rows = outputs.shape[1:-1]
         if self.ensemble.dropout_samples is not None:
             rows = (rows[0], *rows[2:])
         groups = (self._num_groups,) if self._num_groups > 1 else ()
         of_group = jax.ShapeDtypeStruct(labels.shape[len(groups) :], labels.dtype)
         check_labels(self.distribution, (*rows, outputs.shape[-1]), of_group, weights)
+        targets = () if self.distribution.num_targets is None else (self.distribution.num_targets,)
         if weights is not None:
             weights = one_a_row(weights, rows)
-        return one_a_row(labels, (*groups, *rows)), weights
+            if targets:
+                missing = (1,) * (len(rows) + 1 - weights.ndim)
+                weights = jnp.broadcast_to(
+                    weights.reshape(*weights.shape, *missing), (*rows, *targets)
+                )
+        return one_a_row(labels, (*groups, *rows, *targets)), weights
 
     def outputs_shape(self, state: State, inputs: Shapes) -> Shapes:
         """Returns the shape and type of all members' outputs, from the state of one wave."""
@@ -334,7 +345,7 @@ class Evaluator:
         if self._standardization is None:
             return self.distribution.shown(summary)
         times = len(next(iter(summary.values()))) // self._num_groups
-        scale = (np.tile(np.array(each), times) for each in (self.zeros, self.units))
+        scale = (np.concatenate([each] * times) for each in (self.zeros, self.units))
         return self.distribution.shown(summary, *scale)
 
     def _sound(

@@ -59,6 +59,8 @@ def calibrate(
 
         p(c | x) = softmax_c(log p(c | x) / T),    variance * scale
 
+    Labels that are 0 or 1 share one temperature. Real targets have a scale each.
+
     Args:
         ensemble: Ensemble with an objective.
         state: State of the ensemble, or of some members.
@@ -68,7 +70,8 @@ def calibrate(
             targets with a predicted variance. Default: the first of these that the objective has.
             None fits no map.
         conformal: Method for conformal predictions: `lac`, `aps` or `raps` for sets of classes,
-            `cqr` for intervals of real targets. Default: none.
+            `cqr` for intervals of real targets. Default: none. Each of several targets has its own
+            intervals, or for labels that are 0 or 1 its own sets (`lac`), of that coverage.
         level: Coverage of the sets or intervals, in (0, 1). `calibration.at(level)` changes it.
         batch_size: Number of examples at a time.
         weights: Weights of the members in the pool, float[members], as for `Ensemble.predict`,
@@ -161,7 +164,7 @@ def fit_rule(
     _require_fitting(method, distribution, distribution.conformal)
     split = _required(split)
     quantile_rank(len(split), level)
-    scale = evaluator.zeros[0], evaluator.units[0]
+    scale = evaluator.zeros[0].tolist(), evaluator.units[0].tolist()
     if method in LEFT_OUT_BY:
         if out_of_bag is None:
             raise UserError(
@@ -179,8 +182,8 @@ def fit_rule(
     summary, labels = pooled_of(evaluator, state, split)
     if method in SETS:
         probs, u = distribution.probabilities(summary), uniform_of_split(method, split)
-        scores = class_scores(method, probs, u)[np.arange(len(labels)), labels]
-        return ConformalRule(method, {"scores": np.sort(scores)})
+        scores = _of_labels(class_scores(method, probs, u), labels)
+        return ConformalRule(method, {"scores": np.sort(scores, axis=0)})
     return ConformalRule(method, {**summary, "labels": labels}, *scale)
 
 
@@ -218,8 +221,7 @@ def conformal_scores(
     if rule.method in SETS:
         u = uniform_of_split(rule.method, test)
         sets = rule.sets(distribution.probabilities(summary), u, level)
-        covered, sizes = sets[np.arange(len(labels)), labels], sets.sum(axis=1)
-        name, unit = "mean_set_size", 1.0
+        covered, sizes, name = _of_labels(sets, labels), sets.sum(axis=-1), "mean_set_size"
     else:
 
         def points() -> np.ndarray:
@@ -227,13 +229,21 @@ def conformal_scores(
 
         low, high = rule.interval(distribution, summary, points, level)
         covered = (low <= labels) & (labels <= high)
-        sizes = np.maximum(high - low, 0)  # The lower end of an empty interval is the larger one.
-        name, unit = "mean_width", evaluator.units[0]
+        # The lower end of an empty interval is the larger one.
+        sizes, name = np.maximum(high - low, 0) * evaluator.units[0], "mean_width"
+    rows = {"coverage": covered, name: sizes}  # [examples], or [examples, targets].
 
     def scores(weights: np.ndarray | None) -> dict[str, Score]:
-        return {"coverage": mean_of(covered, weights), name: mean_of(sizes, weights) * unit}
+        of_examples = {n: values.reshape(len(test), -1).mean(axis=1) for n, values in rows.items()}
+        return {n: mean_of(values, weights) for n, values in of_examples.items()}
 
     found: JsonDict = {"method": rule.method, "level": level, **scores(None)}
+    if labels.ndim > 1:
+        means = {n: values.mean(axis=0).tolist() for n, values in rows.items()}
+        found["by_target"] = [
+            {"target": number, **{n: values[number] for n, values in means.items()}}
+            for number in range(labels.shape[1])
+        ]
     draws = num_draws(len(test))
     if draws:
         drawn = scores(bootstrap_weights(len(test), draws, 0))
@@ -247,12 +257,19 @@ def pooled_of(
     """Returns pooled predictions, [examples, ...], and labels of a split, in its unit."""
     if evaluator.ensemble.num_groups > 1:
         raise UserError("Only one group can be calibrated. Train on a table with one split.")
-    labels = one_a_row(labels_of(split), (len(split),))
+    targets = evaluator.distribution.num_targets
+    labels = one_a_row(labels_of(split), (len(split), *([] if targets is None else [targets])))
     summary = {n: leaf[0] for n, leaf in evaluator.pooled_predictions(state, split).items()}
     if "log_probs" in summary:
-        check_labels(evaluator.distribution, summary["log_probs"].shape, labels)
-        check_classes(labels, summary["log_probs"].shape[-1])
+        shape = summary["log_probs"].shape
+        check_labels(evaluator.distribution, shape if targets is None else shape[:-1], labels)
+        check_classes(labels, shape[-1])
     return summary, labels
+
+
+def _of_labels(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Returns the value of each label, [...], among those of all classes, [..., classes]."""
+    return np.take_along_axis(values, labels.astype(np.int64)[..., None], axis=-1)[..., 0]
 
 
 def uniform_of_split(method: str, split: Split) -> np.ndarray:

@@ -45,17 +45,25 @@ def check_inputs(objective: Objective | None, data: Data, name: str = "The data"
 def check_labels(
     distribution: Distribution, outputs: Shape, labels: Labels, weights: Weights = None
 ) -> None:
-    """Raises a `UserError` unless there is one label for each row of a member's outputs.
+    """Raises a `UserError` unless there are the labels of each row of a member's outputs.
 
-    Labels may have a last axis of length 1. Weights are those of labels or of examples.
+    Labels of one target may have a last axis of length 1. Weights are those of rows or of examples.
     """
     rows, of_classes = outputs[:-1], isinstance(distribution, Categorical)
-    allowed, hint = {rows, (*rows, 1)}, ""
-    if of_classes and labels.shape == outputs:
+    allowed, hint, types = {rows, (*rows, 1)}, "", "iu"
+    if distribution.num_targets is not None:
+        if labels.shape != (*rows, distribution.num_targets):
+            raise UserError(
+                f"The labels have the shape {_shown(labels.shape)}, and the objective has "
+                f"{counted(distribution.num_targets, 'target')}. Give labels of the shape "
+                f"{_shown((*rows, distribution.num_targets))}, or another number of targets."
+            )
+        allowed, types = {*allowed, labels.shape}, "iub"
+    elif of_classes and labels.shape == outputs:
         hint = "One-hot rows are converted to classes by argmax(axis=-1). "
     for name, given, shapes in (
         ("labels", labels, allowed),
-        ("weights", weights, {*allowed, rows[:1]}),
+        ("weights", weights, {rows, (*rows, 1), rows[:1]}),
     ):
         if given is not None and given.shape not in shapes:
             raise UserError(
@@ -63,7 +71,7 @@ def check_labels(
                 f"have the shape {_shown(outputs)}. {hint}Give one number for each row of the "
                 f"outputs: shape {_shown(rows)}."
             )
-    if of_classes and labels.dtype.kind not in "iu":
+    if of_classes and labels.dtype.kind not in types:
         raise UserError(
             f"The labels have the type {labels.dtype}, and classes are whole numbers. Convert the "
             "labels with astype(int)."
@@ -81,7 +89,18 @@ def check_examples(
     if objective.WEIGHTS in examples:
         check_weights(np.ravel(examples[objective.WEIGHTS]), batch)
     subject = f"The labels of {batch}" if batch else "The labels"
-    if objective.num_classes is not None:
+    check_values(objective, labels, subject)
+
+
+def check_values(objective: Objective, labels: np.ndarray, subject: str) -> None:
+    """Raises a `UserError` if a label is no class, or no number, that an objective takes."""
+    if objective.num_classes is not None and objective.label_shape and labels.dtype.kind == "f":
+        if ((labels < 0) | (labels > 1)).any():
+            raise UserError(
+                f"{subject} lie in [{labels.min():g}, {labels.max():g}], and {objective.name} has "
+                "labels that are 0 or 1, or probabilities. Correct the labels."
+            )
+    elif objective.num_classes is not None:
         check_classes(labels, objective.num_classes, subject)
     check_finite(objective, labels, subject)
 
@@ -115,7 +134,8 @@ def check_finite(
     if objective is None or labels.dtype.kind != "f" or np.isfinite(labels).all():
         return
     wrong = labels[~np.isfinite(labels)][0]
-    shape = () if objective.num_classes is None else (objective.num_classes,)
+    of_classes = () if objective.num_classes is None else (objective.num_classes,)
+    shape = objective.label_shape or of_classes
     outputs = jnp.zeros((1, objective.num_outputs))
     if not np.isfinite(objective.example_loss(outputs, jnp.full((1, *shape), wrong))).all():
         rows = np.flatnonzero(~np.isfinite(labels).reshape(len(labels), -1).all(axis=1))

@@ -78,7 +78,7 @@ def held_out_scores(
 
 
 def held_out_means(evaluator: Evaluator, state: State, split: Split) -> np.ndarray:
-    """Returns the members' means or medians of a split, in its unit; [members, examples]."""
+    """Returns the members' means or medians of a split, in its unit; [members, examples, ...]."""
     parts = [
         evaluator.distribution.point(summary)
         for summary in evaluator.member_predictions(state, split)
@@ -101,9 +101,10 @@ def scores_of_summaries(
     rows = {name: np.concatenate([each[name] for each in values]) for name in values[0]}
     num_rows = len(next(iter(rows.values())))
     metrics, unit = evaluator.metrics, evaluator.units[0]
-    scores = scores_of(metrics, Rows(rows, classwise, unit))
+    targets = evaluator.distribution.num_targets or 1
+    scores = scores_of(metrics, Rows(rows, classwise, unit, num_targets=targets))
     if not num_draws(num_rows):
         return scores, None, rows
     draws = draws_of(np.repeat(np.arange(num_examples), num_rows // num_examples))
-    drawn = scores_of(metrics, Rows(rows, classwise, unit, draws=draws))
+    drawn = scores_of(metrics, Rows(rows, classwise, unit, draws=draws, num_targets=targets))
     return scores, intervals_of(metrics, drawn, scores), rows

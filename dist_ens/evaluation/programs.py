@@ -61,6 +61,10 @@ class Programs:
                     "have already. Choose another name."
                 )
             found = jnp.asarray(metric.statistic(self._distribution.summary(prediction), labels))
+            if metric.by_class is not None and found.shape[:-1] == labels.shape:
+                of_classes = jnp.moveaxis(found, -1, 0)
+                values |= {f"{metric.name}_{number}": v for number, v in enumerate(of_classes)}
+                continue
             if found.shape != labels.shape:
                 raise UserError(
                     f"The metric {metric.name!r} returns values of shape {list(found.shape)} for "
@@ -145,8 +149,8 @@ class Programs:
         """The program that scores ensembles of the first members in some random orders.
 
         For each name in `by_size` it returns the first statistic of the metric, float32[sizes *
-        groups, batch, rows of an example], and its weighted sum over the batch in each order,
-        float32[orders * groups * sizes, columns].
+        groups, batch, rows of an example], and its weighted sum over the batch in each order, for
+        each target, float32[orders * groups * sizes * targets, columns].
         """
         distribution, count = self._distribution, len(self._pooled)
         random = np.random.default_rng(0)
@@ -168,9 +172,13 @@ class Programs:
 
             drawn = jax.lax.map(of_order, jnp.asarray(orders))
             counted = counts.reshape(1, 1, len(labels), -1)
-            sums = jax.tree.map(
-                lambda leaf: (jnp.where(counted > 0, leaf, 0) * counted).sum(axis=(-2, -1)), drawn
-            )
+
+            def summed(leaf: jax.Array) -> jax.Array:
+                total = (jnp.where(counted > 0, leaf, 0) * counted).sum(axis=-2)
+                targets = distribution.num_targets or 1
+                return total.reshape(*total.shape[:2], -1, targets).sum(axis=2)
+
+            sums = jax.tree.map(summed, drawn)
             return jax.tree.map(lambda leaf: leaf.mean(axis=0), drawn), sums
 
         def score(

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dist_ens.metrics.catalogue import formatted, in_table
+from dist_ens.ground.errors import counted
+from dist_ens.metrics.catalogue import MULTILABEL, UNBALANCED, formatted, in_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 # Largest numbers of members, of classes and of scores in a table.
 _MOST_ROWS, _MOST_COLUMNS = 20, 10
+# Metrics that are means over classes, by the name of the score of one class.
+_OF_MEANS = {m.by_class[0]: m.name for m in (*UNBALANCED, *MULTILABEL) if m.by_class is not None}
 
 
 def table_of(scores: "Scores", title: str | None, others: str) -> "Table":
@@ -31,6 +34,7 @@ def table_of(scores: "Scores", title: str | None, others: str) -> "Table":
         style: str | None = None,
         settings: Sequence[float] | None = None,
     ) -> None:
+        values = {_OF_MEANS.get(name, name): value for name, value in values.items()}
         cells = (formatted(values, name) if name in values else "" for name in names)
         shown = [f"{value:.3g}" for value in settings or ()] or [""] * len(scores.hyper)
         table.add_row(label, *shown, *cells, style=style)
@@ -49,10 +53,13 @@ def table_of(scores: "Scores", title: str | None, others: str) -> "Table":
         row(f"member {member['member_id']}{out}", member, "dim", settings)
     if len(scores.members) > _MOST_ROWS:
         table.add_row(f"… {len(scores.members) - _MOST_ROWS} more {others}", style="dim")
-    if scores.by_class:
-        table.add_section()
-    for each in scores.by_class[:_MOST_ROWS]:
-        row(f"class {each['class']}", each)
-    if len(scores.by_class) > _MOST_ROWS:
-        table.add_row(f"… {len(scores.by_class) - _MOST_ROWS} more classes", style="dim")
+    named = [each for each in scores.by_class if isinstance(each["class"], str)]
+    for kind, parts in (("class", named), ("target", scores.by_target)):
+        if parts:
+            table.add_section()
+        for each in parts[:_MOST_ROWS]:
+            row(f"{kind} {each[kind]}", {n: v for n, v in each.items() if n != kind})
+        if len(parts) > _MOST_ROWS:
+            more = counted(len(parts) - _MOST_ROWS, f"more {kind}")
+            table.add_row(f"… {more}", style="dim")
     return table

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dist_ens.evaluation.more_members import gain_of_more
+from dist_ens.evaluation.part_scores import by_class, by_target
 from dist_ens.evaluation.score_table import table_of
 from dist_ens.ground.errors import BrokenMembersError
 from dist_ens.ground.json_text import JsonDict
@@ -24,7 +25,6 @@ _DRAWS = 400
 # Many rows get fewer resamples, and no interval if there would be too few resamples.
 _MOST_DRAWN = 40_000_000
 _FEWEST_DRAWS = 100
-_OF_EACH_CLASS = ("accuracy", "nll", "brier")  # Scores that are means over the examples.
 _WIDTH = 160  # Width of a table as a text.
 
 
@@ -46,9 +46,14 @@ class Scores:
             `mean_member`, dicts by name, and `members`, a list of dicts with `member_id`. None if
             they were not requested, or there are too many rows to resample.
         metrics: Metrics outside the catalogue.
-        by_class: Scores of the ensemble on the examples of each class, with the name of the `class`
-            and its number of `examples`. Empty if the classes have no names.
+        by_class: Scores of the ensemble on the examples of each class, with the name or number of
+            the `class` and its number of `examples`. `recall` is the accuracy on them. Optional
+            metrics add the score of the class, such as `auroc`. Empty if the classes have no names,
+            the largest has less than twice the examples of the smallest (or there is one at each
+            position), and no such metric is computed.
         hyper: Settings of the members by name, in the order of `members`; see `Ensemble`.
+        by_target: Scores of the ensemble on each of several targets, with the number of the
+            `target`. Empty for one target.
     """
 
     groups: list[dict[str, float]]
@@ -60,6 +65,7 @@ class Scores:
     hyper: Mapping[str, Sequence[float]] = dataclasses.field(default_factory=dict)
     member_weights: Sequence[float] | None = None
     more_members: JsonDict | None = None
+    by_target: Sequence[JsonDict] = ()
 
     @property
     def ensemble(self) -> dict[str, float]:
@@ -94,6 +100,8 @@ class Scores:
             scores["members_interval"] = self.intervals["members"]
         if self.by_class:
             scores["by_class"] = list(self.by_class)
+        if self.by_target:
+            scores["by_target"] = list(self.by_target)
         if self.hyper:
             scores["hyper"] = dict(self.hyper)
         if self.metrics:
@@ -126,8 +134,11 @@ class Scores:
 class Evaluation:
     """The row statistics of a data set. A row is an example, or a position in an example.
 
+    With several targets it is a target of one of these; the targets of an example are in order.
+
     Attributes:
-        units: Standard deviation by which the targets of each group were divided.
+        units: Standard deviation by which the targets of each group were divided, float64[groups]
+            or float64[groups, targets].
         zeros: Mean that was subtracted from the targets of each group before the division.
         member_ids: Ids of the members. The member at position m is in group m % groups.
         left_out: Ids of the members that are not pooled, or with weight 0.
@@ -144,13 +155,13 @@ class Evaluation:
             drawn members, float32[sizes, groups, rows].
         hyper: Settings of the members by name, float32[members] each.
         by_order: Means of these over the rows in each random order of the members, of which
-            `by_size` is the mean, float64[orders, groups, sizes].
+            `by_size` is the mean, float64[orders, groups, sizes, targets].
     """
 
     distribution: Distribution
     metrics: Sequence[Metric]
-    units: Sequence[float]
-    zeros: Sequence[float]
+    units: np.ndarray
+    zeros: np.ndarray
     member_ids: np.ndarray
     left_out: Sequence[int]
     rows_per_example: int
@@ -172,6 +183,11 @@ class Evaluation:
     def num_groups(self) -> int:
         """Number of groups of members."""
         return len(self.units)
+
+    @property
+    def num_targets(self) -> int:
+        """Number of rows of an example or position, one for each target."""
+        return self.distribution.num_targets or 1
 
     @property
     def broken_members(self) -> list[int]:
@@ -212,10 +228,11 @@ class Evaluation:
             self.left_out,
             self._intervals(groups, members) if intervals and self._num_draws else None,
             tuple(m for m in self.metrics if m.name not in CATALOGUE and m.name in groups[0]),
-            self._by_class() if self.num_groups == 1 else [],
+            by_class(self) if self.num_groups == 1 else [],
             {name: values.tolist() for name, values in self.hyper.items()},
             None if self.member_weights is None else self.member_weights.tolist(),
             self._more_members() if intervals else None,
+            by_target(self) if self.num_groups == 1 else [],
         )
 
     def _more_members(self) -> JsonDict | None:
@@ -226,11 +243,13 @@ class Evaluation:
         for name, (scores, drawn) in self._scores_by_size.items():
             metric = next(metric for metric in self.metrics if metric.name == name)
 
-            def score(mean: float, unit: float, metric: Metric = metric) -> float:
-                return metric.score(Rows({metric.statistics[0]: np.array([mean])}, unit=unit))
+            def score(means: np.ndarray, unit: np.ndarray, metric: Metric = metric) -> Score:
+                statistics = {metric.statistics[0]: means}
+                return metric.score(Rows(statistics, unit=unit, num_targets=self.num_targets))
 
-            units = np.array(self.units)[:, None]
-            by_order = np.vectorize(score)(self.by_order[name], units).mean(axis=1)
+            units = self.units.reshape(self.num_groups, 1, -1)
+            of_means = np.vectorize(score, signature="(targets),(units)->()")
+            by_order = of_means(self.by_order[name], units).mean(axis=1)
             found[name] = gain_of_more(self.sizes, scores, drawn, by_order, metric.direction)
         return {name: gain for name, gain in found.items() if gain is not None}
 
@@ -253,20 +272,6 @@ class Evaluation:
     def _with_ids(self, of_members: Iterable[JsonDict]) -> list[JsonDict]:
         ids = self.member_ids.tolist()
         return [{"member_id": i, **values} for i, values in zip(ids, of_members, strict=True)]
-
-    def _by_class(self) -> list[JsonDict]:
-        """Returns the ensemble's scores on the examples of each class that has a name."""
-        means = [metric for metric in self.metrics if metric.name in _OF_EACH_CLASS]
-        found: list[JsonDict] = []
-        for number, name in enumerate(self.class_names):
-            of_class = self.labels[0] == number
-            scored: JsonDict = {"class": name, "examples": int(of_class.sum())}
-            if of_class.any():
-                values = {n: rows[0][of_class] for n, rows in self.groups.items()}
-                weights = None if self.weights is None else self.weights[of_class]
-                scored |= scores_of(means, Rows(values, weights=weights))
-            found.append(scored)
-        return found
 
     def score_against_members(self) -> JsonDict:
         """Returns the scores of 1, 2, … random members, with intervals or NaN for many rows."""
@@ -295,7 +300,13 @@ class Evaluation:
         metric = next(metric for metric in self.metrics if metric.name == name)
         of_groups = [
             metric.score(
-                Rows({metric.statistics[0]: row}, unit=unit, weights=self.weights, draws=of_group)
+                Rows(
+                    {metric.statistics[0]: row},
+                    unit=unit,
+                    weights=self.weights,
+                    draws=of_group,
+                    num_targets=self.num_targets,
+                )
             )
             for row, unit, of_group in zip(rows, self.units, draws, strict=True)
         ]
@@ -320,12 +331,23 @@ class Evaluation:
         """Returns the scores of the predictors of some statistics, in resamples if `are_drawn`."""
         scores = []
         for position, sums in enumerate(classwise):
-            group = position % self.num_groups
-            values = {name: rows[position] for name, rows in statistics.items()}
-            draws = self._draws[group] if are_drawn else None
-            rows = Rows(values, sums, self.units[group], self.weights, draws, seed=group)
-            scores.append(scores_of(self.metrics, rows))
+            draws = self._draws[position % self.num_groups] if are_drawn else None
+            scores.append(scores_of(self.metrics, self.rows_of(statistics, position, sums, draws)))
         return scores
+
+    def rows_of(
+        self,
+        statistics: Mapping[str, np.ndarray],
+        position: int,
+        classwise: np.ndarray | None = None,
+        draws: np.ndarray | None = None,
+    ) -> Rows:
+        """Returns the rows of the predictor at a position of some statistics."""
+        values = {name: rows[position] for name, rows in statistics.items()}
+        group = position % self.num_groups
+        return Rows(
+            values, classwise, self.units[group], self.weights, draws, group, self.num_targets
+        )
 
 
 def num_draws(num_rows: int) -> int:

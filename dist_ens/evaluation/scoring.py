@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from dist_ens.data import LabelScaledSplit, Spec, Split, Standardization, TreeSplit
 from dist_ens.data.checks import check_parts
+from dist_ens.data.spec import in_tuples
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.checks import check_ids_of_groups
 from dist_ens.ensemble.failures import frozen_positions
@@ -38,7 +39,7 @@ def evaluate(
     *,
     objective: Objective | None = None,
     eval_loss: Callable[..., PyTree] | None = None,
-    metrics: Sequence[Metric] | None = None,
+    metrics: Sequence[Metric | str] | None = None,
     batch_size: int = BATCH_SIZE,
     intervals: bool = True,
     weights: ArrayLike | None = None,
@@ -60,7 +61,8 @@ def evaluate(
             the ensemble.
         eval_loss: Function by which to score such an ensemble, `eval_loss(state, batch, key) ->
             (loss, metrics)`. Default: that of the ensemble.
-        metrics: Metrics in addition to those of the objective.
+        metrics: Metrics in addition to those of the objective, or names of its optional metrics,
+            such as "balanced_accuracy", "macro_f1", "auroc" and "average_precision" of classes.
         batch_size: Number of examples at a time. A loss function takes all examples as one batch,
             unless this needs more than half of the free memory of a device.
         intervals: Whether to compute 95 % bootstrap intervals.
@@ -115,7 +117,7 @@ def score(
     state: State,
     data: Data | Examples,
     *,
-    metrics: Sequence[Metric] = (),
+    metrics: Sequence[Metric | str] = (),
     batch_size: int = BATCH_SIZE,
     intervals: bool = True,
     by_size: bool = False,
@@ -146,7 +148,7 @@ def score_directions(
     batch: Batch,
     examples: Examples,
     *,
-    metrics: Sequence[Metric] = (),
+    metrics: Sequence[Metric | str] = (),
     batch_size: int = BATCH_SIZE,
 ) -> dict[str, str | None]:
     """Returns the direction of each score: "lower", "higher" or None.
@@ -172,7 +174,9 @@ def score_directions(
         ) from error
 
 
-def scorable(ensemble: Ensemble, examples: Examples, metrics: Sequence[Metric] = ()) -> Examples:
+def scorable(
+    ensemble: Ensemble, examples: Examples, metrics: Sequence[Metric | str] = ()
+) -> Examples:
     """Returns examples with the parts that an ensemble scores; raises if they do not fit it."""
     spec, objective = examples.spec, ensemble.objective
     if spec is not None and spec.num_groups != ensemble.num_groups:
@@ -183,9 +187,11 @@ def scorable(ensemble: Ensemble, examples: Examples, metrics: Sequence[Metric] =
     if objective is not None:
         return examples._replace(split=parts_of_objective(objective, examples.split))
     if metrics:
+        first = metrics[0]
         raise UserError(
-            f"The metric {metrics[0].name!r} needs a predictive distribution, and the loss of this "
-            "ensemble is a function. Return the metric from it as an auxiliary scalar."
+            f"The metric {first if isinstance(first, str) else first.name!r} needs a predictive "
+            "distribution, and the loss of this ensemble is a function. Return the metric from it "
+            "as an auxiliary scalar."
         )
     return examples
 
@@ -213,7 +219,7 @@ def evaluator_of(
     ensemble: Ensemble,
     state: State,
     examples: Examples,
-    metrics: Sequence[Metric],
+    metrics: Sequence[Metric | str],
     batch_size: int,
     weights: ArrayLike | None = None,
 ) -> tuple[Evaluator, Split]:
@@ -226,13 +232,13 @@ def evaluator_of(
     if objective.standardize:  # After the source, which may have standardised the labels too.
         mean, std = label_scale(state)
         split = LabelScaledSplit(split, objective.LABELS, mean, std)
-        zeros = given.target_mean if given else (0.0,) * groups
-        units = given.target_std if given else (1.0,) * groups
+        zeros = np.array(given.target_mean if given else [0 * mean] * groups)
+        units = np.array(given.target_std if given else [0 * std + 1] * groups)
         given = Standardization(
             input_mean=((),) * groups,
             input_std=((),) * groups,
-            target_mean=tuple(mean * unit + zero for zero, unit in zip(zeros, units, strict=True)),
-            target_std=tuple(std * unit for unit in units),
+            target_mean=in_tuples(mean * units + zeros),
+            target_std=in_tuples(std * units),
         )
     spec = Spec((), "float32", (), len(names) or None, groups, given, names or None)
     evaluator = Evaluator(ensemble, batch_size, spec, objective.distribution, metrics)

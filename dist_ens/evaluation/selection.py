@@ -253,6 +253,8 @@ class _Pool:
         """Returns what the metric needs of `_statistics_of`, so that the rest is not computed."""
         rows, classwise = self._statistics_of(*args)
         needed = {*self._metric.statistics, "nll"}  # Metrics of order look whether the NLL is NaN.
+        if self._metric.statistic is not None:  # It may have a statistic for each class.
+            needed |= {name for name in rows if name.startswith(f"{self._metric.name}_")}
         classwise = classwise if CLASSWISE in needed else jnp.zeros(0)
         return {name: leaf for name, leaf in rows.items() if name in needed}, classwise
 
@@ -268,7 +270,9 @@ class _Pool:
         if counts is not None:
             rows = {name: leaf[counts > 0] for name, leaf in rows.items()}
             counts = counts[counts > 0]
-        score = self._metric.score(Rows(rows, classwise, self._evaluator.units[0], counts))
+        targets = self._evaluator.distribution.num_targets or 1
+        unit = self._evaluator.units[0]
+        score = self._metric.score(Rows(rows, classwise, unit, counts, num_targets=targets))
         return math.inf if np.isnan(score) else self._sign * float(score)
 
     def choice(self, choices: Sequence[int], path: Sequence[float]) -> Choice:
@@ -297,7 +301,9 @@ class _Pool:
         pool = np.full(count, 1 / count)
         slope = with_slope(pool)[1]
         smooth = np.isfinite(slope).all() and (count == 1 or slope.any())
-        if len(self._metric.statistics) > 1 or not smooth:
+        # The targets of an example may have different units.
+        in_units = self._metric.unit == "target" and self._evaluator.distribution.num_targets
+        if len(self._metric.statistics) > 1 or in_units or not smooth:
             raise UserError(
                 f"Stacking follows the slope of a mean over the examples, which the metric "
                 f"{self._metric.name!r} has not. Use metric='nll', or method='greedy'."

@@ -61,7 +61,7 @@ class Built:
             eval_data=eval_data_of(
                 Examples(self.source.test, self.run.spec),
                 None,
-                self.parts.metrics,
+                (*evaluation.metrics, *self.parts.metrics),
                 batch_size=evaluation.global_batch_size,
             ),
             eval_every="epoch" if evaluation.every_epoch else evaluation.every_steps,
@@ -110,7 +110,8 @@ def objective_of(run: Run, parts: OwnParts = NOTHING) -> Objective | None:
     """Returns the objective of a run, with its pooling; None for a loss function."""
     if not parts.has_objective:
         return None
-    objective = parts.objective or make_objective(run.experiment.loss, run.spec.num_classes)
+    spec, loss = run.spec, run.experiment.loss
+    objective = parts.objective or make_objective(loss, spec.num_classes, spec.num_targets)
     if objective.standardize:
         raise UserError(
             f"make_objective returned {objective.name} with standardize=True. Leave it out, and "

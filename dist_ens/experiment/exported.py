@@ -124,7 +124,9 @@ def exported(
     def predict(inputs: Inputs) -> Prediction:
         prediction = here.programs.pooled(outputs(prepare(inputs)), state, weights)
         if scale is not None:
-            prediction = prediction.in_unit(scale.target_mean[0], scale.target_std[0])
+            prediction = prediction.in_unit(
+                np.float32(scale.target_mean[0]), np.float32(scale.target_std[0])
+            )
         if calibration is not None:
             distribution = objective_of(here).distribution
             with jax.default_matmul_precision("highest"):

@@ -204,7 +204,7 @@ class LoadedRun(NamedTuple):
         prediction = self.ensemble.predict(state, inputs, weights=weights)
         # A mean may be far larger than its deviation, which float32 would lose.
         prediction = jax.tree.map(lambda leaf: to_host(leaf).astype(np.float64), prediction)
-        return prediction.in_unit(given.target_mean[0], given.target_std[0])
+        return prediction.in_unit(np.array(given.target_mean[0]), np.array(given.target_std[0]))
 
     def _chosen_weights(self) -> np.ndarray | None:
         """Returns the weights of all predictors by the choice; None without one."""
@@ -233,7 +233,7 @@ class LoadedRun(NamedTuple):
         self,
         data: Data | None = None,
         *,
-        metrics: Sequence[Metric] | None = None,
+        metrics: Sequence[Metric | str] | None = None,
         batch_size: int | None = None,
         intervals: bool = True,
     ) -> Scores:
@@ -244,7 +244,7 @@ class LoadedRun(NamedTuple):
                 batches of a table are in the units of the table, and a split is standardised as
                 the run's source does it. Default: the test split of the run's own data, if it was
                 started from a config.
-            metrics: Metrics beside those of the run.
+            metrics: Metrics beside those of the run, or names; see `dist_ens.evaluate`.
             batch_size: Number of examples in an evaluation batch. Default: that of the run's
                 config, or 1000.
             intervals: Whether to compute 95 % bootstrap intervals.
@@ -257,15 +257,15 @@ class LoadedRun(NamedTuple):
             data = Examples(source.test, source.spec)
         elif self.run is not None:
             data = _examples(self.run.spec, data)
+        asked = self.run.experiment.evaluation if self.run else None
+        of_config = () if asked is None else asked.metrics
         if batch_size is None:
-            batch_size = (
-                self.run.experiment.evaluation.global_batch_size if self.run else BATCH_SIZE
-            )
+            batch_size = BATCH_SIZE if asked is None else asked.global_batch_size
         return evaluate(
             self.ensemble,
             self.state,
             data,
-            metrics=(*self.parts.metrics, *(metrics or ())),
+            metrics=(*of_config, *self.parts.metrics, *(metrics or ())),
             batch_size=batch_size,
             intervals=intervals,
             weights=self._chosen_weights(),

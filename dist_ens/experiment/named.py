@@ -34,7 +34,14 @@ from dist_ens.losses import Objective
 from dist_ens.members import Member
 from dist_ens.methods import Method
 
-_CLASSES, _RANGES = "num_classes", "input_ranges"  # Arguments that the data gives.
+# Arguments that the data gives. The labels of a loss are told by the first that it has of three.
+_CLASSES, _LABELS, _TARGETS = "num_classes", "num_labels", "targets"
+_RANGES = "input_ranges"
+_FITTING = {
+    _CLASSES: ("classes", "categorical"),
+    _LABELS: ("several columns of 0 or 1", "multilabel"),
+    _TARGETS: ("real targets", "gaussian"),
+}
 Options = dict[str, tuple[object, type]]
 _Function = Callable[..., Any]
 _OPEN, _DESCRIBE = "open_", "describe_"
@@ -136,7 +143,7 @@ def loss_options(name: str) -> Options:
     require_one_of("loss.name", name, [AUTO, *LOSSES])
     if name == AUTO:
         return method_options()
-    return _options(LOSSES[name], (_CLASSES, "standardize")) | method_options()
+    return _options(LOSSES[name], (*_FITTING, "standardize")) | method_options()
 
 
 def method_options() -> Options:
@@ -144,23 +151,26 @@ def method_options() -> Options:
     return dict.fromkeys(_METHODS, (0.0, float))
 
 
-def make_objective(config: LossConfig, num_classes: int | None) -> Objective:
-    """Returns the objective of the loss that a config names."""
+def make_objective(
+    config: LossConfig, num_classes: int | None, num_targets: int | None = None
+) -> Objective:
+    """Returns the objective of the loss that a config names, for data with the `Spec`'s numbers."""
+    given, number = _TARGETS, num_targets
+    if num_classes is not None:
+        given, number = (_CLASSES, num_classes) if num_targets is None else (_LABELS, num_targets)
     if config.name == AUTO:
-        name = "gaussian" if num_classes is None else "categorical"
-        config = dataclasses.replace(config, name=name)
+        config = dataclasses.replace(config, name=_FITTING[given][1])
     options = checked_options("loss", config, loss_options(config.name))
     function = LOSSES[config.name]
-    is_of_classes = _CLASSES in inspect.signature(function).parameters
-    if is_of_classes != (num_classes is not None):
-        labels, fitting = (
-            ("real targets", "gaussian") if num_classes is None else ("classes", "categorical")
-        )
+    if given not in inspect.signature(function).parameters:
+        labels, fitting = _FITTING[given]
+        one_hot = " If the rows are one-hot, save argmax(axis=1)." if given == _LABELS else ""
         raise UserError(
-            f"loss.name={config.name!r} does not fit labels that are {labels}. Try {fitting}."
+            f"loss.name={config.name!r} does not fit labels that are {labels}. Try "
+            f"{fitting}.{one_hot}"
         )
     options = {name: value for name, value in options.items() if name not in _METHODS}
-    return function(*([num_classes] if is_of_classes else []), **options)
+    return function(**{given: number}, **options)
 
 
 def make_methods(config: LossConfig, input_ranges: Callable[[], np.ndarray]) -> list[Method]:

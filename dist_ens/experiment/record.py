@@ -31,6 +31,7 @@ MAY_CHANGE_ON_RESUME = (
     "evaluation.every_steps",
     "evaluation.every_epoch",
     "evaluation.global_batch_size",
+    "evaluation.metrics",
     "logging",
 )
 
@@ -142,16 +143,17 @@ class Run:
         return self.experiment.total_members(self.spec.num_groups)
 
     def evaluator(
-        self, ensemble: Ensemble, pooling: str | None = None, metrics: Sequence[Metric] = ()
+        self, ensemble: Ensemble, pooling: str | None = None, metrics: Sequence[Metric | str] = ()
     ) -> Evaluator:
-        """Returns the evaluator of an ensemble of this run; metrics are beside its own."""
+        """Returns the evaluator of an ensemble of this run; metrics are beside the config's."""
         if ensemble.objective is None:
             raise UserError("A loss function says nothing of predictions. Give make_objective.")
         distribution = ensemble.objective.distribution
         if pooling is not None:
             distribution = distribution.with_pooling(pooling)
-        batch_size = self.experiment.evaluation.global_batch_size
-        return Evaluator(ensemble, batch_size, self.spec, distribution, tuple(metrics))
+        asked = self.experiment.evaluation
+        metrics = *asked.metrics, *metrics
+        return Evaluator(ensemble, asked.global_batch_size, self.spec, distribution, metrics)
 
     def require_own_keys(self, folder: object) -> None:
         """Raises a `UserError` unless this version of dist_ens draws the run's random numbers."""

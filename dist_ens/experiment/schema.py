@@ -170,9 +170,10 @@ class LossConfig:
 
     Attributes:
         name: Name of a function of `dist_ens.losses` that returns an objective. For classes:
-            `categorical`, `class_mean_categorical` or `one_vs_rest`. For real targets: `gaussian`,
+            `categorical`, `class_mean_categorical` or `one_vs_rest`. For several labels of an
+            example that are 0 or 1: `multilabel`. For one or several real targets: `gaussian`,
             `beta_gaussian`, `squared_error` or `quantiles`. `auto` is `categorical` for classes,
-            and `gaussian` for real targets.
+            `multilabel` for such labels and `gaussian` for real targets.
         options: Arguments of that loss, such as `beta` of `beta_gaussian` and `levels` of
             `quantiles`, and methods that change it, such as `label_smoothing`, `mixup` and
             `adversarial`. Each is a separate field beside `name`:
@@ -340,6 +341,8 @@ class EvaluationConfig:
             - `mixture`: takes the mixture of the members' normal distributions.
         dropout_samples: Number of predictions with dropout that are averaged for each member. None
             predicts once, without dropout.
+        metrics: Names of optional metrics of the loss, such as `balanced_accuracy`, `macro_f1`,
+            `auroc` and `average_precision` of classes.
     """
 
     every_steps: int | None = None
@@ -347,6 +350,7 @@ class EvaluationConfig:
     global_batch_size: int = 1000
     pooling: str = "probs"
     dropout_samples: int | None = None
+    metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.every_epoch and self.every_steps is not None:

@@ -21,17 +21,16 @@ from dist_ens.losses.distribution import Distribution, Loss, Objective, Training
 from dist_ens.losses.gaussian import (
     SMALLEST_VARIANCE,
     Gaussian,
-    Point,
     beta_gaussian,
     beta_nll,
     gaussian,
     gaussian_nll,
-    mse,
     normal_distribution,
-    squared_error,
     squared_error_score,
 )
 from dist_ens.losses.heads import of_heads as of_heads
+from dist_ens.losses.multilabel import MultiLabel, multilabel
+from dist_ens.losses.points import Point, mse, squared_error
 from dist_ens.losses.prediction import Prediction, predict_leaves
 from dist_ens.losses.quantiles import Quantiles, pinball, quantiles
 
@@ -42,6 +41,7 @@ __all__ = [
     "Distribution",
     "Gaussian",
     "Loss",
+    "MultiLabel",
     "Objective",
     "Point",
     "Prediction",
@@ -61,6 +61,7 @@ __all__ = [
     "log_softmax",
     "squared_error_score",
     "mse",
+    "multilabel",
     "normal_distribution",
     "one_vs_rest",
     "pinball",

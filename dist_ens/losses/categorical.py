@@ -19,7 +19,7 @@ from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.numbers import whole_number
 from dist_ens.losses.distribution import Distribution, Objective, Summary, Values, with_samples
 from dist_ens.losses.prediction import Prediction
-from dist_ens.metrics.catalogue import CLASSIFICATION
+from dist_ens.metrics.catalogue import CLASSIFICATION, UNBALANCED
 from dist_ens.metrics.classification import (
     classification_values,
     classwise_sums,
@@ -129,6 +129,7 @@ class Categorical(Distribution):
     log_probs: Callable[[jax.Array], jax.Array] = log_softmax
     pooling: str = "probs"
     metrics: ClassVar[tuple[Metric, ...]] = CLASSIFICATION
+    optional_metrics: ClassVar[tuple[Metric, ...]] = UNBALANCED
     error_statistic: ClassVar[str] = "nll"
     uncertainty_statistic: ClassVar[str | None] = "entropy"
     poolings: ClassVar[tuple[str, ...]] = ("probs", "logits", "vote")

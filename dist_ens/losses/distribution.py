@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.losses.prediction import Prediction
-from dist_ens.metrics.metric import Metric
+from dist_ens.metrics.metric import Metric, along
 from dist_ens.metrics.pooling import mean_of_members
 
 Values = dict[str, jax.Array]
@@ -39,6 +39,7 @@ class Distribution(Protocol):
     Attributes:
         metrics: Metrics, in the order of the scores. A metric is computed if its row statistics
             exist.
+        optional_metrics: Metrics that are computed only if they are asked for by name.
         error_statistic: Row statistic that measures the error of a prediction. It is NaN where the
             prediction is NaN. The hardest examples of a report are the wrong ones where it is
             highest.
@@ -46,6 +47,9 @@ class Distribution(Protocol):
             there is no such statistic.
         poolings: Ways to pool members, the default first.
         pooling: Way in which members are pooled.
+        num_targets: Number of targets of an example, which are the last axis of its labels, its
+            row statistics and the leaves of its summary. None if an example has one label, or one
+            at each position.
         calibrations: Names of the maps that `calibrate` can fit.
         conformal: Names of the conformal methods for this distribution.
         lost_in_summary: Row statistics that a summary does not determine.
@@ -57,10 +61,12 @@ class Distribution(Protocol):
     """
 
     metrics: ClassVar[tuple[Metric, ...]]
+    optional_metrics: ClassVar[tuple[Metric, ...]] = ()
     error_statistic: ClassVar[str] = "squared_error"
     uncertainty_statistic: ClassVar[str | None] = None
     poolings: ClassVar[tuple[str, ...]] = ("probs",)
     pooling: str = "probs"
+    num_targets: int | None = None
     calibrations: ClassVar[tuple[str, ...]] = ()
     conformal: ClassVar[tuple[str, ...]] = ()
     lost_in_summary: ClassVar[tuple[str, ...]] = ()
@@ -133,8 +139,8 @@ class Distribution(Protocol):
     ) -> dict[str, np.ndarray]:
         """Returns the predictions that users see; default: the summary, as locations of targets.
 
-        Mean and std, float64[n], are those by which the targets of each of n predictors were
-        standardised; None if they were not.
+        Mean and std, float64[n] or float64[n, targets], are those by which the targets of each of n
+        predictors were standardised; None if they were not.
         """
         if mean is None or std is None:
             return dict(summary)
@@ -198,11 +204,6 @@ def with_samples(outputs: jax.Array, has_samples: bool) -> jax.Array:
     return outputs if has_samples else outputs[:, None]
 
 
-def along(values: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Returns values [n] with trailing axes of length 1, which broadcast against `like`."""
-    return values.reshape(-1, *(1,) * (like.ndim - 1))
-
-
 def checked_weights(
     weights: ArrayLike | None, num_members: int, distribution: Distribution | None = None
 ) -> np.ndarray | None:
@@ -253,13 +254,15 @@ class Objective:
     Attributes:
         name: Name of the objective.
         example_loss: Function of outputs [batch, ..., outputs] and labels [batch, ...] that
-            returns the loss of each label, float[batch, ...].
+            returns the loss of each label, float[batch, ...]. Labels of several targets are
+            [batch, ..., targets], and their loss is one number for each row of the outputs.
         distribution: Predictive distribution that the outputs parametrise. It brings the default
             metrics.
         training_scores: Function of outputs and labels that returns the scores to report with the
             training loss, `{name: float[batch, ...]}`.
         num_outputs: Number of outputs of the network for each label.
-        num_classes: Number of classes; None for real targets.
+        num_classes: Number of classes; None for real targets. It is 2 for several labels of an
+            example that are 0 or 1.
         standardize: Whether the targets are standardised by their training mean and standard
             deviation, which `fit` sets in a state at step 0.
         has_heads: Whether outputs are those of a member with heads, [heads, batch, ..., outputs],
@@ -294,6 +297,12 @@ class Objective:
     has_heads: bool = False
     joint: Loss | None = None
 
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Shape of the labels of one row of the outputs: (), or (targets,) for several targets."""
+        targets = self.distribution.num_targets
+        return () if targets is None else (targets,)
+
     def losses(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
         """Returns the loss of each label, float[batch, ...], of a member's outputs."""
         if not self.has_heads:
@@ -312,7 +321,8 @@ class Objective:
     def shares_of_labels(self, labels: jax.Array) -> jax.Array:
         """Returns labels that can be averaged: shares of the classes, or the real targets.
 
-        Labels of classes are int[batch, ...], or already shares, float[batch, ..., classes].
+        Labels of classes are int[batch, ...], or already shares, float[batch, ..., classes]. The
+        shares of several labels that are 0 or 1 are those of the ones, float[batch, ..., targets].
 
         >>> from dist_ens.losses import categorical
         >>> categorical(2).shares_of_labels(jax.numpy.array([1]))
@@ -320,4 +330,6 @@ class Objective:
         """
         if self.num_classes is None or jax.numpy.issubdtype(labels.dtype, jax.numpy.floating):
             return labels
+        if self.label_shape:
+            return labels.astype(jax.numpy.float32)
         return jax.nn.one_hot(labels, self.num_classes)

@@ -1,6 +1,7 @@
-"""Objectives for real targets: the Gaussian NLL, the beta-NLL and the squared error.
+"""Objectives for real targets with a predicted variance: the Gaussian NLL and the beta-NLL.
 
-Outputs are a mean and a raw variance, float[..., 2], or a mean alone; targets are float[...].
+Outputs are a mean and a raw variance, float[..., 2]; targets are float[...]. The
+outputs of several targets are all means, then all raw variances; see `of_each_target`.
 """
 
 import dataclasses
@@ -19,14 +20,15 @@ from dist_ens.losses.distribution import (
     Distribution,
     Objective,
     Summary,
+    TrainingScores,
     Values,
-    along,
     with_samples,
 )
 from dist_ens.losses.prediction import Prediction
+from dist_ens.losses.targets import checked_targets, of_each_target, summed
 from dist_ens.metrics.catalogue import REGRESSION
-from dist_ens.metrics.metric import Metric, one_a_row
-from dist_ens.metrics.pooling import mean_of_members, variance_of_members
+from dist_ens.metrics.metric import Metric, along, one_a_row
+from dist_ens.metrics.pooling import mean_of_members
 from dist_ens.metrics.regression import mixture_moments, regression_values
 
 # This smallest predicted variance keeps the logarithm finite.
@@ -90,17 +92,31 @@ def squared_error_score(outputs: jax.Array, targets: jax.Array) -> dict[str, jax
     return {"squared_error": jnp.square(one_a_row(targets, mean.shape) - mean)}
 
 
+def mean_squared_error_score(num_targets: int | None) -> TrainingScores:
+    """Returns `squared_error_score`, the mean over the targets of several."""
+    if num_targets is None:
+        return squared_error_score
+
+    def score(outputs: jax.Array, targets: jax.Array) -> dict[str, jax.Array]:
+        found = squared_error_score(of_each_target(outputs, num_targets), targets)
+        return {name: values.mean(axis=-1) for name, values in found.items()}
+
+    return score
+
+
 @dataclasses.dataclass(frozen=True)
 class Gaussian(Distribution):
     """The normal distribution of a real target. Several members form a mixture.
 
     A prediction holds the `mean` and the `variance` of each component of the mixture,
     float32[batch, ..., components]. A member has one component for each sample. It also holds the
-    `weight` of each component if these are not equal.
+    `weight` of each component if these are not equal. Several targets are independent, and the last
+    axis before the components.
 
     Attributes:
         pooling: Way in which members are pooled. "probs" replaces the mixture by one normal
             distribution with the same mean and variance. "mixture" scores the mixture itself.
+        num_targets: Number of targets of an example. None for labels [batch, ...].
 
     >>> prediction = Gaussian().predict(jnp.array([[[1.0, 0.0]], [[3.0, 0.0]]]))
     >>> prediction.mean.tolist(), prediction.epistemic.tolist()  # means 1 and 3
@@ -108,6 +124,7 @@ class Gaussian(Distribution):
     """
 
     pooling: str = "probs"
+    num_targets: int | None = None
     metrics: ClassVar[tuple[Metric, ...]] = REGRESSION
     uncertainty_statistic: ClassVar[str | None] = "variance"
     poolings: ClassVar[tuple[str, ...]] = ("probs", "mixture")
@@ -118,7 +135,8 @@ class Gaussian(Distribution):
 
     @override
     def from_outputs(self, outputs: jax.Array) -> Values:
-        mean, variance = normal_distribution(outputs.astype(jnp.float32))
+        outputs = of_each_target(outputs.astype(jnp.float32), self.num_targets)
+        mean, variance = normal_distribution(outputs)
         return {"mean": jnp.moveaxis(mean, 0, -1), "variance": jnp.moveaxis(variance, 0, -1)}
 
     @override
@@ -204,11 +222,14 @@ class Gaussian(Distribution):
         # The module imports scipy.optimize, which takes half a second.
         from dist_ens.metrics.recalibration import fit_variance_scale
 
-        return {"scale": fit_variance_scale(summary["mean"], summary["variance"], labels)}, ()
+        scale = fit_variance_scale(
+            summary["mean"], summary["variance"], labels, by_target=self.num_targets is not None
+        )
+        return {"scale": scale.tolist()}, ()
 
     @override
     def calibrated(self, method: str, parameters: JsonDict, summary: Summary) -> Summary:
-        return {**summary, "variance": summary["variance"] * parameters["scale"]}
+        return {**summary, "variance": summary["variance"] * np.asarray(parameters["scale"])}
 
     @override
     def with_shown(self, prediction: Prediction, shown: Summary) -> Prediction:
@@ -224,33 +245,46 @@ class Gaussian(Distribution):
         )
 
 
-def gaussian(standardize: bool = False) -> Objective:
+def gaussian(standardize: bool = False, targets: int | None = None) -> Objective:
     """Returns the objective for real targets with a predicted variance and the Gaussian NLL.
+
+    Several targets are independent given the inputs: the loss of an example is the sum of their
+    NLLs.
 
     Args:
         standardize: Whether the targets are standardised by their training mean and standard
-            deviation. Predictions are in the targets' own unit in either case. `fit` sets the two
-            numbers in a state at step 0. `Ensemble.update` alone does not.
+            deviation, each target by its own. Predictions are in the targets' own unit in either
+            case. `fit` sets these numbers in a state at step 0. `Ensemble.update` alone does not.
+        targets: Number of targets of an example. Labels are then float[batch, targets], and the
+            outputs of the network are the means of all targets, then their raw variances,
+            float[batch, 2 * targets]. None for labels [batch].
 
-    >>> gaussian().num_outputs
-    2
+    Raises:
+        UserError: If `targets` is not a whole number of at least 1.
+
+    >>> gaussian().num_outputs, gaussian(targets=3).num_outputs
+    (2, 6)
     """
+    targets = checked_targets(targets)
     return Objective(
         "gaussian",
-        gaussian_nll,
-        Gaussian(),
-        squared_error_score,
-        num_outputs=2,
+        summed(gaussian_nll, targets),
+        Gaussian(num_targets=targets),
+        mean_squared_error_score(targets),
+        num_outputs=2 * (targets or 1),
         standardize=standardize,
     )
 
 
-def beta_gaussian(beta: float = 0.5, standardize: bool = False) -> Objective:
+def beta_gaussian(
+    beta: float = 0.5, standardize: bool = False, targets: int | None = None
+) -> Objective:
     """Returns the objective for real targets with a predicted variance and the beta-NLL.
 
     Args:
         beta: Exponent of the variance weighting, in [0, 1].
         standardize: Whether the targets are standardised; see `gaussian`.
+        targets: Number of targets of an example; see `gaussian`.
 
     Raises:
         UserError: If `beta` is not in [0, 1].
@@ -260,8 +294,9 @@ def beta_gaussian(beta: float = 0.5, standardize: bool = False) -> Objective:
     """
     if not 0 <= beta <= 1:
         raise UserError(f"beta={beta} of beta_gaussian is not in [0, 1]. Try 0.5.")
-    loss = partial(beta_nll, beta=beta)
-    return dataclasses.replace(gaussian(standardize), name="beta_gaussian", example_loss=loss)
+    objective = gaussian(standardize, targets)
+    loss = summed(partial(beta_nll, beta=beta), objective.distribution.num_targets)
+    return dataclasses.replace(objective, name="beta_gaussian", example_loss=loss)
 
 
 def components(prediction: Values) -> tuple[jax.Array, jax.Array, jax.Array | None]:
@@ -271,83 +306,3 @@ def components(prediction: Values) -> tuple[jax.Array, jax.Array, jax.Array | No
     """
     first = {name: jnp.moveaxis(values, -1, 0) for name, values in prediction.items()}
     return first["mean"], first["variance"], first.get("weight")
-
-
-def mse(outputs: jax.Array, targets: jax.Array) -> jax.Array:
-    """Computes the squared error of a prediction without a variance, float[..., 1].
-
-        loss = (target - output)^2
-
-    >>> float(mse(jnp.array([1.0]), jnp.array(3.0)))
-    4.0
-    """
-    points = outputs[..., 0]
-    return jnp.square(one_a_row(targets, points.shape) - points)
-
-
-@dataclasses.dataclass(frozen=True)
-class Point(Gaussian):
-    """The point prediction of a real target. Several members spread around their mean.
-
-    Points are normal distributions of variance 0, so they are pooled and summarised like them.
-
-    Attributes:
-        pooling: Way in which members are pooled, "probs" or "mixture". Both give the same mean.
-
-    >>> prediction = Point().predict(jnp.array([[[1.0]], [[3.0]]]))  # [members, batch, 1]
-    >>> prediction.mean.tolist(), prediction.epistemic.tolist()
-    ([2.0], [1.0])
-    """
-
-    calibrations: ClassVar[tuple[str, ...]] = ()
-    conformal: ClassVar[tuple[str, ...]] = ("cv+", "jackknife+")
-
-    @override
-    def from_outputs(self, outputs: jax.Array) -> Values:
-        mean = jnp.moveaxis(outputs.astype(jnp.float32)[..., 0], 0, -1)
-        return {"mean": mean, "variance": jnp.zeros_like(mean)}
-
-    @override
-    def row_statistics(self, prediction: Values, labels: jax.Array) -> Values:
-        mean, variance, weights = components(prediction)
-        values = regression_values(mean, variance, labels, as_one=True, weights=weights)
-        several = ("variance",) if len(mean) > 1 else ()
-        of_points = ("prediction", "squared_error", "absolute_error", "crps", *several)
-        return {name: values[name] for name in of_points}
-
-    @override
-    def predict(
-        self, outputs: jax.Array, *, has_samples: bool = False, weights: jax.Array | None = None
-    ) -> Prediction:
-        """Returns the mean of the points and their variance.
-
-        `aleatoric` is None. `epistemic` and `total` are both the variance of the points.
-        """
-        outputs = outputs.astype(jnp.float32)[..., 0]
-        points = outputs.reshape(-1, *outputs.shape[2:]) if has_samples else outputs
-        if weights is not None:
-            weights = jnp.repeat(weights, len(points) // len(outputs))
-        epistemic = variance_of_members(points, weights)
-        return Prediction(
-            mean=mean_of_members(points, weights),
-            total=epistemic,
-            aleatoric=None,
-            epistemic=epistemic,
-            members=outputs.mean(axis=1) if has_samples else outputs,
-            std=jnp.sqrt(epistemic),
-            unit="target",
-        )
-
-
-def squared_error(standardize: bool = False) -> Objective:
-    """Returns the objective for real targets without a predicted variance: the squared error.
-
-    Args:
-        standardize: Whether the targets are standardised; see `gaussian`.
-
-    >>> squared_error().num_outputs
-    1
-    """
-    return Objective(
-        "squared_error", mse, Point(), squared_error_score, num_outputs=1, standardize=standardize
-    )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from dist_ens.ground.errors import UserError, did_you_mean, kind_of
 from dist_ens.losses.distribution import Objective
 from dist_ens.losses.gaussian import normal_distribution
+from dist_ens.losses.targets import summed
 
 # joint(outputs, labels) -> losses: outputs [heads, batch, ..., outputs], losses [batch, ...].
 Joint = Callable[[jax.Array, jax.Array], jax.Array]
@@ -87,7 +88,9 @@ def _named(joint: str, objective: Objective, strength: float) -> Joint:
             f"joint={joint!r} takes {' or '.join(known[joint])}: got {objective.name}. Give a "
             "function of outputs and labels for other objectives."
         )
-    return known[joint][objective.name]
+    found = known[joint][objective.name]
+    # Of several targets the NLL is joint, and the other losses are sums.
+    return found if found is nll else summed(found, objective.distribution.num_targets)
 
 
 def mixture_nll(objective: Objective, outputs: jax.Array, labels: jax.Array) -> jax.Array:

@@ -19,8 +19,9 @@ class Prediction:
     A field that the members do not determine is None.
 
     Attributes:
-        mean: Prediction of the ensemble: class probabilities [batch, ..., classes], the mean of
-            real targets [batch, ...], or the median of predicted quantiles.
+        mean: Prediction of the ensemble: class probabilities [batch, ..., classes], probabilities
+            of several labels [batch, labels], the mean of real targets [batch, ...], or the median
+            of predicted quantiles. Several targets are the last axis of this and other fields.
         total: Total uncertainty, [batch, ...]: the entropy of `mean` in nats, or the variance of
             the members' mixture in the targets' unit squared.
         aleatoric: Part of `total` that the members predict: their mean entropy, or mean variance.
@@ -32,10 +33,10 @@ class Prediction:
         member_variance: Variances that the members predict, [members, batch, ...].
         std: Square root of `total`, [batch, ...].
         quantiles: Quantiles of the ensemble, ascending, [batch, ..., levels].
-        interval: Ends `(lower, upper)` of the conformal intervals of real targets, [batch] each.
-            None without a conformal rule; see `dist_ens.calibrate`.
-        sets: Whether a class is in the conformal set of an example, bool[batch, classes]. None
-            without a conformal rule.
+        interval: Ends `(lower, upper)` of the conformal intervals of real targets, [batch] or
+            [batch, targets] each. None without a conformal rule; see `dist_ens.calibrate`.
+        sets: Whether a class is in the conformal set of an example, bool[batch, classes], or 0 and
+            1 in that of each label, bool[batch, labels, 2]. None without a conformal rule.
         unit: "nats" for classes, "target" for real targets, "" for outputs without an objective.
         class_names: Names of the classes, in the order of the last axis of `mean`. None if the
             labels of training were numbers.
@@ -69,8 +70,8 @@ class Prediction:
     def in_unit(self, mean: ArrayLike, std: ArrayLike) -> "Prediction":
         """Returns the prediction of standardised targets in the labels' own unit.
 
-        `mean` and `std` are those by which the labels were standardised, scalars or broadcastable
-        arrays. A prediction whose `unit` is not "target" is unchanged.
+        `mean` and `std` are those by which the labels were standardised, scalars or [targets]. A
+        prediction whose `unit` is not "target" is unchanged.
         """
         if self.unit != "target":
             return self
@@ -79,9 +80,15 @@ class Prediction:
             values = getattr(self, field)
             if values is None:
                 return None
+            if field == "quantiles":  # Its last axis is one of levels, behind the targets.
+                return located(values.swapaxes(-1, -2)).swapaxes(-1, -2)
             if field in _LOCATIONS:
-                return jax.tree.map(lambda leaf: leaf * std + mean, values)
-            return values * std if field == "std" else values * std**2
+                return jax.tree.map(located, values)
+            spread = _with_axes(std, values)
+            return values * spread if field == "std" else values * spread**2
+
+        def located(leaf: PyTree) -> PyTree:
+            return leaf * _with_axes(std, leaf) + _with_axes(mean, leaf)
 
         return dataclasses.replace(self, **{name: scaled(name) for name in _LOCATIONS + _SPREADS})
 
@@ -107,6 +114,12 @@ _NO_ARRAYS = ("unit", "class_names")
 _OF_MEMBERS = ("members", "member_variance")
 _LOCATIONS = ("mean", "members", "quantiles", "interval")
 _SPREADS = ("total", "aleatoric", "epistemic", "member_variance", "std")
+
+
+def _with_axes(number: ArrayLike, like: PyTree) -> PyTree:
+    """Returns a scalar, or an array [targets] with as many axes as an array [..., targets]."""
+    count = jax.numpy.ndim(number)
+    return number[(None,) * (like.ndim - count)] if count else number  # type: ignore[index]
 
 
 @partial(jax.jit, static_argnums=1)  # One program for all fields.

@@ -11,8 +11,9 @@ from typing_extensions import override
 
 from dist_ens.ground.errors import UserError
 from dist_ens.losses.distribution import Distribution, Objective, Summary, Values, with_samples
-from dist_ens.losses.gaussian import squared_error_score
+from dist_ens.losses.gaussian import mean_squared_error_score
 from dist_ens.losses.prediction import Prediction
+from dist_ens.losses.targets import checked_targets, of_each_target, summed
 from dist_ens.metrics.catalogue import REGRESSION
 from dist_ens.metrics.metric import Metric, one_a_row
 from dist_ens.metrics.pooling import mean_of_members, variance_of_members
@@ -39,6 +40,7 @@ class Quantiles(Distribution):
 
     Attributes:
         levels: Quantile levels, ascending, in (0, 1), with 0.5 in the middle.
+        num_targets: Number of targets of an example. None for labels [batch, ...].
 
     >>> outputs = jnp.array([[[1.0, 2.0, 3.0]], [[3.0, 4.0, 5.0]]])  # [members, batch, levels]
     >>> Quantiles((0.05, 0.5, 0.95)).predict(outputs).quantiles.tolist()
@@ -46,6 +48,7 @@ class Quantiles(Distribution):
     """
 
     levels: tuple[float, ...]
+    num_targets: int | None = None
     metrics: ClassVar[tuple[Metric, ...]] = REGRESSION
     uncertainty_statistic: ClassVar[str | None] = "width"
     conformal: ClassVar[tuple[str, ...]] = ("cqr", "cv+", "jackknife+")
@@ -53,7 +56,8 @@ class Quantiles(Distribution):
     @override
     def from_outputs(self, outputs: jax.Array) -> Values:
         """Returns a member's quantiles. Quantiles that cross are sorted."""
-        return {"quantiles": jnp.sort(outputs.astype(jnp.float32), axis=-1).mean(axis=0)}
+        outputs = of_each_target(outputs.astype(jnp.float32), self.num_targets)
+        return {"quantiles": jnp.sort(outputs, axis=-1).mean(axis=0)}
 
     @override
     def pool(self, predictions: Values, weights: jax.Array | None = None) -> Values:
@@ -97,6 +101,14 @@ class Quantiles(Distribution):
         )
 
     @override
+    def shown(
+        self, summary: Summary, mean: np.ndarray | None = None, std: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        of_levels = {n: np.moveaxis(values, -1, 1) for n, values in summary.items()}
+        shown = super().shown(of_levels, mean, std)
+        return {n: np.moveaxis(values, 1, -1) for n, values in shown.items()}
+
+    @override
     def shown_of(self, prediction: Prediction) -> dict[str, np.ndarray]:
         return {"quantiles": prediction.quantiles}
 
@@ -113,7 +125,9 @@ class Quantiles(Distribution):
 
 
 def quantiles(
-    levels: tuple[float, ...] = (0.05, 0.5, 0.95), standardize: bool = False
+    levels: tuple[float, ...] = (0.05, 0.5, 0.95),
+    standardize: bool = False,
+    targets: int | None = None,
 ) -> Objective:
     """Returns the objective for quantiles of real targets with the pinball loss.
 
@@ -121,6 +135,8 @@ def quantiles(
         levels: Quantile levels, ascending, in (0, 1). Their number is odd, and the middle one is
             0.5.
         standardize: Whether the targets are standardised; see `gaussian`.
+        targets: Number of targets of an example; see `gaussian`. The outputs of the network are the
+            first level of all targets, then the second level of all, and so on.
 
     Raises:
         UserError: If the levels do not ascend in (0, 1) with 0.5 in the middle.
@@ -136,11 +152,14 @@ def quantiles(
             f"levels={levels} of quantiles do not ascend in (0, 1) with 0.5 in the middle. Try "
             "(0.05, 0.5, 0.95)."
         )
+    targets = checked_targets(targets)
+    score = mean_squared_error_score(targets)
+    medians = slice(at * (targets or 1), (at + 1) * (targets or 1))
     return Objective(
         "quantiles",
-        partial(pinball, levels=levels),
-        Quantiles(levels),
-        lambda outputs, targets: squared_error_score(outputs[..., at, None], targets),
-        num_outputs=len(levels),
+        summed(partial(pinball, levels=levels), targets),
+        Quantiles(levels, targets),
+        lambda outputs, labels: score(outputs[..., medians], labels),
+        num_outputs=len(levels) * (targets or 1),
         standardize=standardize,
     )

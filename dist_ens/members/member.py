@@ -262,12 +262,15 @@ def rematerialized(member: Member) -> Member:
     )
 
 
-def with_label_scale(member: Member) -> Member:
-    """Returns a member whose model state also holds the labels' scale, first mean 0 and std 1."""
+def with_label_scale(member: Member, shape: tuple[int, ...]) -> Member:
+    """Returns a member whose model state also holds the labels' scale, first mean 0 and std 1.
+
+    `shape` is () or (targets,).
+    """
 
     def init(key: Key, inputs: Inputs, **given: PyTree) -> tuple[Params, ModelState]:
         params, model_state = member.init(key, inputs, **given)
-        return params, {NETWORK: model_state, MEAN: jnp.float32(0), STD: jnp.float32(1)}
+        return params, {NETWORK: model_state, MEAN: jnp.zeros(shape), STD: jnp.ones(shape)}
 
     def beside_scale(apply: Apply) -> Apply:
         def forward(
@@ -292,7 +295,8 @@ def with_label_scale(member: Member) -> Member:
 
 def standardized(labels: jax.Array, model_state: ModelState) -> jax.Array:
     """Returns labels minus their mean, divided by their standard deviation, float[...]."""
-    return (labels - model_state[MEAN]) / model_state[STD]
+    mean, std = (jnp.broadcast_to(model_state[name], labels.shape) for name in (MEAN, STD))
+    return (labels - mean) / std
 
 
 def has_label_scale(model_state: ModelState) -> bool:
@@ -301,5 +305,5 @@ def has_label_scale(model_state: ModelState) -> bool:
 
 
 def member_label_scale(state: State) -> tuple[jax.Array, jax.Array]:
-    """Returns the labels' mean and standard deviation as arrays on the devices, float32[]."""
+    """Returns the labels' mean and std on the devices, float32[] or float32[targets]."""
     return state.model_state[MEAN][0], state.model_state[STD][0]

@@ -95,7 +95,7 @@ def loss_of_objective(objective: Objective, member: Member) -> MemberLoss:
                 f"[{member.heads}, batch, ..., outputs]."
             )
         rows = outputs.shape[1:-1] if objective.has_heads else outputs.shape[:-1]
-        labels = one_a_row(labels, rows)
+        labels = one_a_row(labels, (*rows, *objective.label_shape))
         has_rows = labels.shape[:1] == rows[:1]
         losses = jax.eval_shape(objective.losses, outputs, labels) if has_rows else labels
         if has_rows and losses.shape != rows and objective.joint is not None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dist_ens.ground.json_text import Json
@@ -13,9 +15,18 @@ from dist_ens.metrics.calibration_error import (
     drawn_classwise_errors,
     expected_calibration_error,
 )
-from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS, Metric, Reduction, Rows, in_own_unit
+from dist_ens.metrics.metric import (
+    CLASSWISE,
+    WHOLE_WEIGHTS,
+    Metric,
+    Reduction,
+    Rows,
+    ScoresOfClasses,
+    in_own_unit,
+)
 from dist_ens.metrics.ranking import area_under_risk_coverage, risk_at_coverage
 from dist_ens.metrics.resampling import mean_of
+from dist_ens.metrics.unbalanced import f1_scores, ranking_score, recalls
 
 # Name of the score of an ensemble whose loss is a function and not an objective.
 LOSS = "loss"
@@ -73,14 +84,75 @@ def _spread_skill(rows: Rows) -> Score:
         return np.sqrt(rows.mean("variance")) / np.sqrt(rows.mean("squared_error"))
 
 
+def _classes(rows: Rows, name: str) -> np.ndarray:
+    return rows.statistics[name].astype(np.int64)
+
+
+def _recalls(rows: Rows) -> Score:
+    labels, correct = _classes(rows, "label"), rows.statistics["correct"]
+    count = int(labels.max()) + 1
+    return rows.of_weights(lambda weights: recalls(labels, correct, count, weights))
+
+
+def _f1_scores(rows: Rows, num_classes: int | None = None) -> Score:
+    labels, predictions = _classes(rows, "label"), _classes(rows, "prediction")
+    count = num_classes or int(max(labels.max(), predictions.max())) + 1
+    return rows.of_weights(lambda weights: f1_scores(labels, predictions, count, weights))
+
+
+def _f1_of_labels(rows: Rows) -> Score:
+    return np.stack([np.asarray(_f1_scores(each, 2))[..., 1] for each in rows.targets], axis=-1)
+
+
+def _ranking_of_classes(score: str, name: str) -> ScoresOfClasses:
+    def of_classes(rows: Rows) -> Score:
+        labels, found = _classes(rows, "label"), list[Score]()
+        while f"{name}_{len(found)}" in rows:
+            probs = rows.statistics[f"{name}_{len(found)}"]
+            is_class = np.equal(labels, len(found))
+            found.append(rows.of_weights(partial(ranking_score, score, probs, is_class)))
+        return np.stack(found, axis=-1)
+
+    return of_classes
+
+
+def _ranking_of_labels(score: str) -> ScoresOfClasses:
+    def of_labels(rows: Rows) -> Score:
+        found = []
+        for each in rows.targets:
+            probs, is_one = each.statistics["prob"], each.statistics["label"] == 1
+            found.append(each.of_weights(partial(ranking_score, score, probs, is_one)))
+        return np.stack(found, axis=-1)
+
+    return of_labels
+
+
+def _probabilities(prediction: Mapping[str, jax.Array], labels: jax.Array) -> jax.Array:
+    return jnp.exp(prediction["log_probs"])
+
+
 _TOP = ("confidence", "correct")
 _SQUARED = ("squared_error",)
 _lower = partial(Metric, direction="lower")
+_higher = partial(Metric, direction="higher")
 _apart = partial(Metric, in_table=False)
 _lower_apart = partial(_lower, in_table=False)
 _calibration_error = partial(_lower, statistics=_TOP, interval="unbiased")
 
+_RANKINGS = (("auroc", "AUROC", "auroc"), ("average_precision", "", "aupr"))
+
 ACCURACY = Metric("accuracy", direction="higher", statistics=("correct",))
+EXACT_MATCH = _higher("exact_match")
+BRIER = _lower("brier", label="Brier")
+AUROC, AVERAGE_PRECISION = (
+    _higher(
+        name,
+        label=label,
+        statistics=("prob", "label", "confidence"),
+        by_class=(name, _ranking_of_labels(score)),
+    )
+    for name, label, score in _RANKINGS
+)
 NLL = _lower("nll", label="NLL", unit="nats", reduce=_nll("nll"))
 ECE = _calibration_error("ece", label="ECE", reduce=_calibration(expected_calibration_error))
 MUTUAL_INFORMATION = _apart("mutual_information", unit="nats")
@@ -93,7 +165,7 @@ PINBALL = _lower("pinball", unit="target")
 CLASSIFICATION: tuple[Metric, ...] = (
     ACCURACY,
     NLL,
-    _lower("brier", label="Brier"),
+    BRIER,
     ECE,
     _apart("top_5", label="top-5 accuracy", direction="higher"),
     _calibration_error(
@@ -125,6 +197,49 @@ CLASSIFICATION: tuple[Metric, ...] = (
     _apart("variance"),
 )
 
+# Metrics of unbalanced classes, which are computed if they are named. The last two need the
+# probability of every class of every row on the host.
+UNBALANCED: tuple[Metric, ...] = (
+    _higher("balanced_accuracy", statistics=(*_TOP, "label"), by_class=("recall", _recalls)),
+    _higher(
+        "macro_f1",
+        label="macro F1",
+        statistics=("prediction", "label", "confidence"),
+        by_class=("f1", _f1_scores),
+    ),
+    *(
+        _higher(
+            name,
+            _probabilities,
+            label=label,
+            statistics=(f"{name}_0", "label", "confidence"),
+            by_class=(name, _ranking_of_classes(score, name)),
+        )
+        for name, label, score in _RANKINGS
+    ),
+)
+
+# Metrics of several labels of an example that are 0 or 1.
+MULTILABEL: tuple[Metric, ...] = (
+    EXACT_MATCH,
+    NLL,
+    BRIER,
+    ECE,
+    _higher(
+        "macro_f1",
+        label="macro F1",
+        statistics=("prediction", "label", "confidence"),
+        by_class=("f1", _f1_of_labels),
+    ),
+    AVERAGE_PRECISION,
+    _apart("entropy", unit="nats"),
+    _apart("aleatoric", unit="nats"),
+    MUTUAL_INFORMATION,
+    _apart("disagreement"),
+    _apart("variance"),
+)
+MULTILABEL_OPTIONAL: tuple[Metric, ...] = (AUROC,)
+
 # Metrics of predictions of real targets.
 REGRESSION: tuple[Metric, ...] = (
     RMSE,
@@ -141,9 +256,11 @@ REGRESSION: tuple[Metric, ...] = (
 )
 
 # All metrics by name, in the order of the columns on the screen.
-CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in (*CLASSIFICATION, *REGRESSION)}
+CATALOGUE: dict[str, Metric] = {
+    metric.name: metric for metric in (EXACT_MATCH, *CLASSIFICATION, *UNBALANCED, *REGRESSION)
+}
 # Metrics that summarise a run, the most important one first.
-HEADLINES = (ACCURACY, RMSE, NLL, PINBALL, MAE)
+HEADLINES = (ACCURACY, EXACT_MATCH, RMSE, NLL, PINBALL, MAE)
 # Metrics that compare an ensemble with its mean member, and whose training curves are drawn.
 COMPARED = (ACCURACY, RMSE, NLL)
 # Metrics of ensembles of 1, 2, … members.

@@ -44,9 +44,9 @@ def classification_values(log_probs: jax.Array, labels: jax.Array) -> dict[str, 
 
     Returns:
         Statistics by name, float32[...] each: `nll` in nats, `brier` in [0, 2], `confidence` in
-        [0, 1], `entropy` in nats, `prediction`, the first of the most probable classes, and
-        `correct`, the `credit` of the label, in [0, 1]. With more than 5 classes also `top_5`, the
-        credit among 5 classes.
+        [0, 1], `entropy` in nats, `label`, `prediction`, the first of the most probable classes,
+        and `correct`, the `credit` of the label, in [0, 1]. With more than 5 classes also `top_5`,
+        the credit among 5 classes.
 
     >>> values = classification_values(jnp.log(jnp.array([0.75, 0.25])), jnp.array(0))
     >>> round(float(values["brier"]), 4), float(values["correct"])  # 0.25**2 + 0.25**2
@@ -60,6 +60,7 @@ def classification_values(log_probs: jax.Array, labels: jax.Array) -> dict[str, 
         "brier": jnp.square(probs - jax.nn.one_hot(labels, num_classes)).sum(axis=-1),
         "confidence": probs.max(axis=-1),
         "entropy": entropy(log_probs),
+        "label": labels.astype(jnp.float32),
         "prediction": log_probs.argmax(axis=-1).astype(jnp.float32),
         "correct": credit(log_probs, labels),
     }

@@ -182,16 +182,22 @@ RECALIBRATIONS: dict[str, Callable[[np.ndarray, np.ndarray], Recalibration]] = {
 }
 
 
-def fit_variance_scale(means: np.ndarray, variances: np.ndarray, targets: np.ndarray) -> float:
+def fit_variance_scale(
+    means: np.ndarray, variances: np.ndarray, targets: np.ndarray, *, by_target: bool = False
+) -> np.ndarray:
     """Fits the factor for all variances that minimises the mean of -log N(y; mean, scale variance).
 
         scale = mean((y - mean)^2 / variance)
+
+    The result is float64[]. With `by_target` the last axis is one of targets, and each target has
+    its own factor, float64[targets].
 
     Source: Laves et al. (2020), "Well-calibrated regression uncertainty in medical imaging with
     deep learning", https://proceedings.mlr.press/v121/laves20a.html.
     """
     means, variances, targets = (np.asarray(v, np.float64) for v in (means, variances, targets))
-    return float(np.mean(np.square(targets - means) / variances))
+    axes = tuple(range(means.ndim - 1)) if by_target else None
+    return np.asarray(np.mean(np.square(targets - means) / variances, axis=axes))
 
 
 def _check_every_class_occurs(labels: np.ndarray, num_classes: int) -> None:

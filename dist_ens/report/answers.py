@@ -107,14 +107,15 @@ def _conformal(each: Shown, answers: Mapping[str, Json]) -> AnswerTable:
     sizes = [name for name in ("mean_set_size", "mean_width") if any(name in s for s in scores)]
     rows = [
         [
-            (of["method"], ""),
+            (f"target {part['target']}" if "target" in part else of["method"], ""),
             (f"{of['level']:g}", ""),
             *(
-                (number(of.get(name), {}), interval(of.get("interval"), name, {}))
+                (number(part.get(name), {}), interval(part.get("interval"), name, {}))
                 for name in ("coverage", *sizes)
             ),
         ]
         for of in scores
+        for part in (of, *of.get("by_target", ()))
     ]
     columns = ["method", "requested", "coverage", *map(label_of, sizes)]
     return AnswerTable(each.title, columns, rows, each.run.older(answers.values()))

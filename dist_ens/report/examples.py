@@ -31,17 +31,20 @@ class Listed:
     urls: Sequence[str] = ()
 
 
-def class_lists(shown: Sequence[Shown]) -> list[Listed]:
-    """Returns the scores of each class, of the runs whose classes have names."""
+def part_lists(shown: Sequence[Shown], kind: str) -> list[Listed]:
+    """Returns the scores of each class or target, of the runs that have some."""
     lists = []
     for each in shown:
-        rows, scores = each.run.summary.get("by_class", []), each.run.summary.get("test", {})
-        names = [name for name in scores if any(name in row for row in rows)]
+        rows, scores = each.run.summary.get(f"by_{kind}", []), each.run.summary.get("test", {})
+        found = list(dict.fromkeys(name for row in rows for name in row))
+        # The accuracy on the examples of a class is its recall.
+        texts = [name for name in found if name in (kind, "examples")]
+        names = [name for name in found if name not in (*texts, "accuracy")]
         cells = [
-            [row["class"], str(row["examples"]), *(number(row.get(n), scores) for n in names)]
+            [*(str(row[n]) for n in texts), *(number(row.get(n), scores) for n in names)]
             for row in rows
         ]
-        lists.append(Listed(each.title, ["class", "examples", *map(label_of, names)], cells))
+        lists.append(Listed(each.title, [*texts, *map(label_of, names)], cells))
     return [each for each in lists if each.rows]
 
 

@@ -13,7 +13,7 @@ from dist_ens.ground.errors import UserError, counted
 from dist_ens.ground.json_text import Json, JsonDict
 from dist_ens.metrics.catalogue import COMPARED, described, in_table
 from dist_ens.report.answers import answer_tables
-from dist_ens.report.examples import class_lists, example_lists
+from dist_ens.report.examples import example_lists, part_lists
 from dist_ens.report.facts import MOST_MEMBERS, facts, interval, is_finite, number
 from dist_ens.report.figures import MOST_MEMBER_LINES
 from dist_ens.report.files import RunReport
@@ -59,7 +59,8 @@ def page_of(runs: Sequence[RunReport]) -> str:
         more_members=more_members,
         undrawn_training=undrawn_training,
         answers=answer_tables(shown),
-        classes=class_lists(shown),
+        classes=part_lists(shown, "class"),
+        targets=part_lists(shown, "target"),
         has_classes=any("accuracy" in run.summary.get("test", {}) for run in runs),
         hardest=example_lists(shown, "hardest"),
         most_uncertain=example_lists(shown, "most_uncertain"),

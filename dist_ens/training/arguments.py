@@ -37,7 +37,7 @@ class FitArguments:
     eval_data: Data | EvalData | None = None
     eval_every: int | str | None = None
     validation: float | None = None
-    metrics: Sequence[Metric] = ()
+    metrics: Sequence[Metric | str] = ()
     steps_per_call: int | None = None
     log_every: int = 100
     progress: bool = True

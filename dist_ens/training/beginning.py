@@ -184,8 +184,9 @@ def _with_label_scale(ensemble: Ensemble, state: State, train: TrainingData) -> 
     objective = ensemble.objective
     if objective is None or not objective.standardize or train.split is None:
         return state
-    labels = parts_of(train.split, [objective.LABELS])[objective.LABELS]
-    return set_label_scale(ensemble.layout, state, labels)
+    parts = parts_of(train.split, [objective.LABELS, objective.WEIGHTS])
+    labels, weights = parts[objective.LABELS], parts.get(objective.WEIGHTS)
+    return set_label_scale(ensemble.layout, state, labels, objective.label_shape, weights)
 
 
 def _steps_per_call(

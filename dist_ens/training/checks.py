@@ -76,10 +76,14 @@ def _try_labels(objective: Objective, train: TrainingData, say: Callable[[str], 
     parts = parts_of(train.split, (objective.LABELS, objective.WEIGHTS))
     label_checks.check_examples(objective, parts)
     labels = parts[objective.LABELS]
-    if objective.standardize and labels.min() == labels.max():  # Their std() may be rounded.
+    of_targets = labels.reshape(-1, *objective.label_shape)
+    # The std() of equal labels may be rounded.
+    equal = np.argwhere(of_targets.min(axis=0) == of_targets.max(axis=0)).tolist()
+    if objective.standardize and equal:
+        which = "".join(f" of target {number}" for number in equal[0])
         raise UserError(
-            "All labels are equal, so that standardize=True would divide by 0. Correct the labels, "
-            "or leave it out."
+            f"All labels{which} are equal, so that standardize=True would divide by 0. Correct the "
+            "labels, or leave it out."
         )
     if objective.num_classes is not None or objective.standardize:
         return

@@ -19,7 +19,7 @@ from dist_ens.data.source import num_held_out
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.evaluation.examples import Examples, examples_of
-from dist_ens.evaluation.label_checks import check_classes, check_finite, check_inputs
+from dist_ens.evaluation.label_checks import check_inputs, check_values
 from dist_ens.evaluation.scoring import BATCH_SIZE, score, score_directions
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.state import State
@@ -65,7 +65,7 @@ def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | N
 def eval_data_of(
     given: Data | EvalData | None,
     held_out: Examples | None,
-    metrics: Sequence[Metric],
+    metrics: Sequence[Metric | str],
     names: Sequence[str] = (),
     batch_specs: Specs = "batch",
     batch_size: int = BATCH_SIZE,
@@ -101,9 +101,7 @@ def _check_eval_labels(objective: Objective, split: Split) -> None:
         ones = [1] * (labels.ndim - weights.ndim)
         weights = weights.reshape(*weights.shape[: labels.ndim], *ones)
         labels = np.where(weights == 0, labels.dtype.type(0), labels)
-    if objective.num_classes is not None:
-        check_classes(labels, objective.num_classes, subject)
-    check_finite(objective, labels, subject)
+    check_values(objective, labels, subject)
 
 
 class Recording(Service):

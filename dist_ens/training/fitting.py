@@ -30,7 +30,7 @@ def fit(
     eval_data: Data | EvalData | None = None,
     eval_every: int | str | None = None,
     validation: float | None = None,
-    metrics: Sequence[Metric] = (),
+    metrics: Sequence[Metric | str] = (),
     steps_per_call: int | None = None,
     log_every: int = 100,
     progress: bool = True,
@@ -80,7 +80,8 @@ def fit(
             pass over the training examples. Default: only at the end.
         validation: Share of the training examples that is held out and scored, in (0, 1). It
             excludes `eval_data`.
-        metrics: Metrics of the scores beside those of the objective.
+        metrics: Metrics of the scores beside those of the objective, or names of its optional
+            metrics; see `evaluate`.
         steps_per_call: Number of steps in one call of the update, after which the callbacks are
             called. Default: a number from 1 to 64 that keeps the devices busy.
         log_every: Number of steps between two records of training metrics.
