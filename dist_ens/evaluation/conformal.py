@@ -84,8 +84,9 @@ class ConformalRule:
         if self.method != "cqr":
             mask, weights = examples[_MASK], examples.get("weights")
 
-            def ends(residuals: np.ndarray, points: np.ndarray) -> np.ndarray:
-                return np.stack(jackknife_plus(residuals, mask, points, level, weights))
+            def ends(residuals: np.ndarray, points: SomeArray) -> SomeArray:
+                found = jackknife_plus(residuals, mask, points, level, weights)
+                return found[0].__array_namespace__().stack(found)
 
             low, high = of_each_target(ends, examples["residuals"], points())
             return low, high
@@ -115,16 +116,19 @@ class ConformalRule:
 
 
 def of_each_target(
-    fn: Callable[..., np.ndarray | float], examples: np.ndarray, *others: np.ndarray
-) -> np.ndarray:
+    fn: Callable[..., SomeArray | float], examples: np.ndarray, *others: SomeArray
+) -> SomeArray:
     """Returns `fn(examples, *others)`, or its results for each target along a last axis.
 
-    There are several targets if `examples` are [n, targets], and not [n].
+    There are several targets if `examples` are [n, targets], and not [n]. Only `others` may be
+    arrays of JAX, and the result is one then.
     """
+    numpy = others[0].__array_namespace__() if others else np
     if examples.ndim == 1:
-        return np.asarray(fn(examples, *others))
-    arrays = (np.moveaxis(each, -1, 0) for each in (examples, *others))
-    return np.stack([fn(*of_target) for of_target in zip(*arrays, strict=True)], axis=-1)
+        return numpy.asarray(fn(examples, *others))
+    targets = range(examples.shape[-1])
+    found = [fn(examples[..., at], *(each[..., at] for each in others)) for at in targets]
+    return numpy.stack([numpy.asarray(each) for each in found], axis=-1)
 
 
 def uniform_of(inputs: Inputs) -> np.ndarray:

@@ -125,7 +125,7 @@ def exported(
         prediction = here.programs.pooled(outputs(prepare(inputs)), state, weights)
         if scale is not None:
             prediction = prediction.in_unit(
-                np.float32(scale.target_mean[0]), np.float32(scale.target_std[0])
+                np.array(scale.target_mean[0]), np.array(scale.target_std[0])
             )
         if calibration is not None:
             distribution = objective_of(here).distribution
