@@ -86,10 +86,11 @@ def test_scores_of_each_order_are_means_over_the_rows_that_count():
         return TreeSplit({"inputs": inputs, "labels": labels, "weights": weights})
 
     for evaluation in (scored(8), scored(8, weighted)):
-        assert evaluation.by_order["nll"].shape == (8, 1, len(evaluation.sizes))
+        by_order = evaluation.by_order["nll"]
+        assert by_order.shape == (8, 1, len(evaluation.sizes), 1)
         rows = evaluation.by_size["nll"][:, 0]
         expected = np.average(rows, axis=1, weights=evaluation.weights)
-        np.testing.assert_allclose(evaluation.by_order["nll"].mean(0)[0], expected, rtol=1e-5)
-        deviation = evaluation.by_order["nll"].std(axis=0)[0]
+        np.testing.assert_allclose(by_order.mean(axis=0)[0, :, 0], expected, rtol=1e-5)
+        deviation = by_order.std(axis=0)[0, :, 0]
         assert deviation[0] > 0.01  # Members differ,
         assert deviation[-1] < 1e-6  # and all of them are the same in every order.
