@@ -38,6 +38,9 @@ class Column:
         has_missing: Whether training has missing numbers.
         categories: Sorted categories of training. None for a column of numbers. A missing category
             is the empty text.
+
+    >>> Column("town", categories=("Bonn", "Kiel")).input_names
+    ['town=Bonn', 'town=Kiel']
     """
 
     name: str
