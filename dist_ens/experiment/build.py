@@ -12,7 +12,12 @@ from dist_ens.data import Source, Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation.examples import Examples
 from dist_ens.experiment.config_file import NOTHING, OwnParts
-from dist_ens.experiment.named import make_methods, make_model, make_objective, open_source
+from dist_ens.experiment.named import (
+    make_methods,
+    make_model,
+    make_objective,
+    open_source,
+)
 from dist_ens.experiment.optimizers import make_optimizer, optimizer_options, own_fields
 from dist_ens.experiment.reading import words_of_a_config
 from dist_ens.experiment.record import Run

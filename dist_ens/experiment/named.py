@@ -151,15 +151,24 @@ def method_options() -> Options:
     return dict.fromkeys(_METHODS, (0.0, float))
 
 
+def _given_by(num_classes: int | None, num_targets: int | None) -> tuple[str, int | None]:
+    """Returns the argument by which a loss is told of labels, and its value."""
+    if num_classes is None:
+        return _TARGETS, num_targets
+    return (_CLASSES, num_classes) if num_targets is None else (_LABELS, num_targets)
+
+
+def chosen_loss(config: LossConfig, spec: Spec) -> LossConfig:
+    """Returns a config of a loss with the name of one in place of `auto`."""
+    given, _ = _given_by(spec.num_classes, spec.num_targets)
+    return dataclasses.replace(config, name=_FITTING[given][1]) if config.name == AUTO else config
+
+
 def make_objective(
     config: LossConfig, num_classes: int | None, num_targets: int | None = None
 ) -> Objective:
     """Returns the objective of the loss that a config names, for data with the `Spec`'s numbers."""
-    given, number = _TARGETS, num_targets
-    if num_classes is not None:
-        given, number = (_CLASSES, num_classes) if num_targets is None else (_LABELS, num_targets)
-    if config.name == AUTO:
-        config = dataclasses.replace(config, name=_FITTING[given][1])
+    given, number = _given_by(num_classes, num_targets)
     options = checked_options("loss", config, loss_options(config.name))
     function = LOSSES[config.name]
     if given not in inspect.signature(function).parameters:

@@ -10,6 +10,7 @@ from dist_ens.checkpoint import StepRecord, listed
 from dist_ens.data import OrderRule, Source, Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluator
+from dist_ens.experiment.named import chosen_loss
 from dist_ens.experiment.reading import leaves
 from dist_ens.experiment.schema import Experiment, HyperConfig
 from dist_ens.ground.commands import quoted
@@ -57,6 +58,10 @@ class Run:
     splits: Mapping[str, str] | None = None
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     record: StepRecord | None = None
+
+    def __post_init__(self) -> None:
+        loss = chosen_loss(self.experiment.loss, self.spec)
+        object.__setattr__(self, "experiment", dataclasses.replace(self.experiment, loss=loss))
 
     @property
     def saved_record(self) -> StepRecord:
