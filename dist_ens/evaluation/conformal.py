@@ -55,7 +55,7 @@ class ConformalRule:
     def sets(self, probs: SomeArray, u: SomeArray, level: float) -> SomeArray:
         """Returns which classes are in each set, from uncalibrated `probs`."""
         quantile = of_each_target(partial(conformal_quantile, level=level), self.examples["scores"])
-        return class_scores(self.method, probs, u) <= quantile[..., None] + _ROUNDING
+        return class_scores(self.method, probs, u) <= quantile[None, ..., None] + _ROUNDING
 
     def own_interval(
         self,
