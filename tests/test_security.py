@@ -15,6 +15,7 @@ MAY_RUN_CODE = {
     "dist_ens/__init__.py": ["import_module", "import_module"],
     "dist_ens/experiment/named.py": ["import_module"],
     "launch/__init__.py": ["import_module"],
+    "dist_ens/ground/extras.py": ["import_module"],  # of names that the code gives
 }
 RUN_CODE = {
     *("runpy", "pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "code"),
