@@ -85,6 +85,15 @@ def test_every_form_of_a_table_is_the_same_data(kind, tmp_path):
     assert Spec.from_dict(json.loads(json.dumps(source.spec.to_dict()))) == source.spec
 
 
+def test_numbers_with_a_decimal_comma_are_numbers(tmp_path):
+    lines = ["size;town;price", *(f"{n},5;t,own{n % 2};-{n},25" for n in range(30))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    source = table(tmp_path / "t.csv", target="price", test=0.2)
+    assert source.spec.table.input_names == ["size", "town=t,own0", "town=t,own1"]
+    assert source.spec.num_classes is None
+    assert source.train.labels[0] % 1 == 0.75  # -n.25
+
+
 def test_what_a_target_holds_decides_between_classes_and_numbers():
     count = 60
     columns = {"x": np.arange(count, dtype=float)}

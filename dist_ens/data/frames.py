@@ -1,5 +1,6 @@
 """Tables of any library, as frames of Narwhals, and their columns as numbers or text."""
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
@@ -22,6 +23,7 @@ _PARQUET = (".parquet", ".pq")
 # Texts of a CSV file that stand for a missing value.
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?"]
 _SEPARATORS = (",", ";", "\t", "|")
+_DECIMAL_COMMA = r"^-?\d+,\d+$"  # Such as 1,5 in a file that semicolons separate.
 _SECS_OF_DAY = 86_400
 
 
@@ -102,13 +104,20 @@ def _read_file(file: str | os.PathLike[str]) -> Table:
             if path.suffix in _PARQUET:
                 frame = polars.read_parquet(path)
             else:
-                frame = polars.read_csv(
+                read = functools.partial(
+                    polars.read_csv,
                     path,
                     separator=_separator(path),
                     null_values=_MISSING,
                     infer_schema_length=None,  # All rows decide on the type of a column.
                     try_parse_dates=True,
                 )
+                frame = read()
+                texts = frame.select(polars.col(polars.String).drop_nulls().implode())
+                if any(
+                    each[0].str.contains(_DECIMAL_COMMA).all() for each in texts if len(each[0])
+                ):
+                    frame = read(decimal_comma=True)
         except polars.exceptions.PolarsError as error:
             raise ValueError(first_line(error)) from error
     return imported("narwhals", _EXTRA).from_native(frame, eager_only=True)
