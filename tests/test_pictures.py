@@ -99,3 +99,11 @@ def test_a_data_set_of_hugging_face_is_a_source():
     assert de.evaluate(ensemble, state, source, intervals=False).ensemble["accuracy"] == 1
     with pytest.raises(UserError, match="no column 'picture'"):
         de.data.hugging_face(rows, rows, inputs="picture")
+
+
+def test_grey_values_of_16_bits_are_scaled(tmp_path):
+    from dist_ens.data.pictures import read_picture
+
+    values = np.array([[0, 257 * 100], [65535, 257 * 7]], np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    assert read_picture(tmp_path / "a.png")[..., 0].tolist() == [[0, 100], [255, 7]]

@@ -192,3 +192,50 @@ def test_a_frame_of_pandas_with_a_series_of_targets(diabetes):
     frame = pd.DataFrame(x, columns=[f"c{number}" for number in range(x.shape[1])])
     regressor = EnsembleRegressor(2, max_epochs=5, random_state=0).fit(frame, pd.Series(y))
     np.testing.assert_array_equal(regressor.predict(frame), regressor.predict(frame.copy()))
+
+
+def test_an_ensemble_with_other_values_has_them_in_every_variant(wine):
+    x, y = wine
+    data = {"inputs": x.astype(np.float32), "labels": y}
+    first = de.Ensemble(
+        de.models.mlp((13,), 3, hidden_sizes=(8,)),
+        lambda hyper: optax.adam(hyper["rate"]),
+        de.losses.categorical(3),
+        num_members=2,
+        hyper={"rate": 0.01},
+    )
+    for seed, rate in ((1, 0.01), (2, 0.1)):
+        result = de.fit(first.with_values(seed, {"rate": rate}), data, steps=4, progress=False)
+        assert result.ensemble.seed == seed
+        assert result.ensemble.hyper["rate"].tolist() == pytest.approx([rate] * 2)
+        de.fit(result.ensemble, data, steps=8, state=result.state, progress=False)
+
+
+def test_rows_of_a_later_partial_fit_are_seen_once_each(wine):
+    x, y = wine
+    classifier = EnsembleClassifier(2, batch_size=64, random_state=0, calibration="temperature")
+    classifier.fit(x, y)
+    before = classifier.n_iter_
+    classifier.partial_fit(x[:100], y[:100])
+    assert classifier.n_iter_ == before + 2
+    assert classifier.calibration_ is None
+    assert classifier.predict_proba(x).shape == (178, 3)
+
+
+def test_a_loss_without_a_variance_stops_early_and_says_so(diabetes):
+    x, x_test, y, _ = diabetes
+    for loss in ("squared_error", "quantiles"):
+        regressor = EnsembleRegressor(
+            2, loss=loss, early_stopping=True, max_epochs=20, random_state=0
+        ).fit(x, y)
+        assert regressor.predict(x_test).shape == (111,)
+    with pytest.raises(ValueError, match="loss='quantiles' predicts no variance"):
+        regressor.predict(x_test, return_std=True)
+
+
+def test_a_single_row_of_a_weight_is_no_scale(diabetes):
+    x, _, y, _ = diabetes
+    weights = np.zeros(len(y))
+    weights[3] = 1
+    with pytest.raises(UserError, match="All labels are equal"):
+        EnsembleRegressor(2, steps=2).fit(x, y, sample_weight=weights)

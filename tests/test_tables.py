@@ -94,6 +94,77 @@ def test_numbers_with_a_decimal_comma_are_numbers(tmp_path):
     assert source.train.labels[0] % 1 == 0.75  # -n.25
 
 
+def test_a_row_is_encoded_alike_whatever_rows_stand_beside_it(tmp_path):
+    lines = ["insured,code,x,y"]
+    lines += [
+        f"{('true', 'false', 'unknown')[n % 3]},{('01067', '04109', 'A1')[n % 3]},{n},{n}.5"
+        for n in range(30)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    (tmp_path / "one.csv").write_text("\n".join([lines[0], lines[1]]))
+    (tmp_path / "two.csv").write_text("\n".join([lines[0], lines[1], lines[3]]))
+    rule = table(tmp_path / "t.csv", target="y").spec.table
+    one, two = (rule.encode(tmp_path / name) for name in ("one.csv", "two.csv"))
+    np.testing.assert_array_equal(one[0], two[0])
+    assert one[0].sum() > 0
+    by_frame = rule.encode({"insured": ["true"], "code": ["01067"], "x": [0]})
+    np.testing.assert_array_equal(one, by_frame)
+
+
+def test_classes_are_the_text_of_the_file_also_of_a_second_file(tmp_path):
+    lines = ["x,y", *(f"{n},{('01', '02', '10')[n % 3]}" for n in range(30))]
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    (tmp_path / "test.csv").write_text("x,y\n1,01\n2,02")
+    source = table(tmp_path / "train.csv", target="y", test=tmp_path / "test.csv")
+    assert source.spec.class_names == ("01", "02", "10")
+    assert source.test.labels.tolist() == [0, 1]
+
+
+def test_missing_values_of_pandas_are_missing():
+    count = 40
+    frame = pd.DataFrame(
+        {
+            "when": pd.to_datetime(["2020-01-01", None, "2020-03-01", "2020-04-01"] * 10),
+            "whole": pd.array([1, None, 3, 4] * 10, "Int64"),
+            "truth": pd.array([True, None, False, True] * 10, "boolean"),
+            "mixed": [True, None, False, True] * 10,
+            "text": pd.array(["a", None, "b", "a"] * 10, "string"),
+            "took": pd.to_timedelta([1.0, None, 3.0, 4.0] * 10, "D"),
+            "y": np.arange(count) * 0.5,
+        }
+    )
+    source = table(frame, target="y")
+    missing = [f"{name} is missing" for name in ("when", "whole", "truth", "mixed", "took")]
+    names = source.spec.table.input_names
+    assert {*missing, "text=missing"} <= {*names}
+    encoded = source.spec.table.encode(frame)
+    for name in missing:
+        assert encoded[:, names.index(name)].tolist() == [0, 1, 0, 0] * 10
+    # 2020-03-01 and 2020-04-01 are 31 days apart.
+    days = source.spec.table.numbers(frame)[:, 0]
+    assert days[3] - days[2] == 31
+    as_text = frame.assign(when=frame["when"].dt.strftime("%Y-%m-%d"))
+    np.testing.assert_array_equal(source.spec.table.encode(as_text), encoded)
+
+
+def test_a_date_that_could_be_two_days_is_text(tmp_path):
+    lines = ["when,iso,y", *(f"0{n % 9 + 1}/04/2000,2000-0{n % 9 + 1}-04,{n}.5" for n in range(40))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    facts = column_facts(tmp_path / "t.csv", table(tmp_path / "t.csv", target="y").spec.table)
+    assert [each.kind for each in facts] == ["text", "dates", "numbers"]
+
+
+def test_an_empty_table_infinity_and_a_missing_target_are_told_with_their_row():
+    rule = table(passengers(), target="survived", row_id="id").spec.table
+    with pytest.raises(UserError, match="The table has no rows"):
+        rule.encode(passengers()[:0])
+    with pytest.raises(UserError, match="'age' has infinity in row 0"):
+        rule.encode(passengers()[:2].with_columns(age=pl.lit(np.inf)))
+    prices = [1.5] * 37 + [None] + [2.5] * 22
+    with pytest.raises(UserError, match="missing in 1 of 60 rows, the first in row 37"):
+        table({"x": np.arange(60.0), "y": prices}, target="y")
+
+
 def test_what_a_target_holds_decides_between_classes_and_numbers():
     count = 60
     columns = {"x": np.arange(count, dtype=float)}
@@ -282,7 +353,7 @@ def test_a_new_table_without_a_column_or_with_text_for_a_number_is_refused():
     rule = table(passengers(), target="survived", row_id="id").spec.table
     with pytest.raises(UserError, match=r"The table lacks 'age', which training had\."):
         rule.encode(passengers().drop("age"))
-    with pytest.raises(UserError, match="'age' has the text 'old', and numbers are needed"):
+    with pytest.raises(UserError, match="'age' has 'old' in row 0, and a number"):
         rule.encode(passengers().with_columns(age=pl.lit("old")))
     with pytest.raises(UserError, match="no column 'survived', the target"):
         rule.labels(passengers().drop("survived"))

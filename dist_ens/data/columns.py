@@ -168,7 +168,17 @@ class TableRule:
 
         Warns of categories that training never saw.
         """
-        numbers = self.numbers(table).T
+        frame = read_table(table, self.texts)
+        numbers = self.numbers(frame).T
+        for column, codes in zip(self.columns, numbers, strict=True):
+            if column.categories is not None and (codes == len(column.categories)).any():
+                unknown = sorted({*texts_of(frame[column.name])} - {*column.categories, ""})
+                if unknown:
+                    warnings.warn(
+                        f"Training never saw these categories of {column.name!r}: "
+                        f"{listed(unknown)}. They count as none of the others.",
+                        stacklevel=2,
+                    )
         inputs = [each.encoded(rows) for each, rows in zip(self.columns, numbers, strict=True)]
         return np.concatenate(inputs, axis=1)
 
@@ -178,7 +188,9 @@ class TableRule:
         A missing number is NaN. A category is its place among those of training, from 0 on, and an
         unknown one has the next number. An exported prediction takes these; see `encode`.
         """
-        frame = read_table(table)
+        frame = read_table(table, self.texts)
+        if not len(frame):
+            raise UserError("The table has no rows. Give at least one.")
         absent = [column.name for column in self.columns if column.name not in frame.columns]
         if absent:
             meant = did_you_mean(absent[0], frame.columns)
@@ -186,21 +198,23 @@ class TableRule:
                 f"The table lacks {listed(absent)}, which training had.{meant} It has "
                 f"{listed(frame.columns)}."
             )
-        for column in self.columns:
-            if column.categories is None:
-                continue
-            if unknown := sorted({*texts_of(frame[column.name])} - {*column.categories, ""}):
-                warnings.warn(
-                    f"Training never saw these categories of {column.name!r}: {listed(unknown)}. "
-                    "They count as none of the others.",
-                    stacklevel=3,
-                )
         columns = [each.numbers(frame[each.name]) for each in self.columns]
-        return np.stack(columns, axis=1).astype(np.float64)
+        numbers = np.stack(columns, axis=1).astype(np.float64)
+        if (infinite := np.isinf(numbers)).any():
+            row, at = first_index(infinite)  # type: ignore[misc]
+            name = self.columns[at].name
+            raise UserError(f"The column {name!r} has infinity in row {row}. Correct the value.")
+        return numbers
+
+    @property
+    def texts(self) -> list[str]:
+        """Names of the columns that are read as text: categories, and a target of classes."""
+        names = [each.name for each in self.columns if each.categories is not None]
+        return [*names, *([self.target] if self.has_classes else [])]
 
     def labels(self, table: object) -> np.ndarray:
         """Returns the labels of a table: float64[rows] of real targets, and text of classes."""
-        frame = read_table(table)
+        frame = read_table(table, self.texts)
         if self.target not in frame.columns:
             raise UserError(
                 f"The table has no column {self.target!r}, the target, and so no labels. It has "

@@ -1,8 +1,9 @@
 """Tables of any library, as frames of Narwhals, and their columns as numbers or text."""
 
-import functools
+import datetime
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import numpy as np
@@ -14,6 +15,8 @@ from dist_ens.ground.paths import given_path, shortened
 
 if TYPE_CHECKING:
     from narwhals import DataFrame, Series
+    from polars import DataFrame as PolarsFrame
+    from polars import Series as PolarsSeries
 
 Table: TypeAlias = "DataFrame"
 """A table in memory, as Narwhals shows a frame of any library."""
@@ -21,26 +24,38 @@ Table: TypeAlias = "DataFrame"
 _EXTRA = "tables"
 _PARQUET = (".parquet", ".pq")
 # Texts of a CSV file that stand for a missing value.
-_MISSING = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?"]
+_MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?"]
 _SEPARATORS = (",", ";", "\t", "|")
 _DECIMAL_COMMA = r"^-?\d+,\d+$"  # Such as 1,5 in a file that semicolons separate.
+# Other ways to write a date are ambiguous: 01/04/2000 is in January or in April.
+_DATE = r"^\d{4}-\d{2}-\d{2}$"
+_TIME = r"^\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}"
 _SECS_OF_DAY = 86_400
+_TRUTH = {"true": 1.0, "false": 0.0}
 
 
-def read_table(data: object) -> Table:
-    """Returns a table: a file of CSV or Parquet, a frame, or a dict of columns of equal length."""
-    narwhals = imported("narwhals", _EXTRA)
+def read_table(data: object, texts: Sequence[str] = ()) -> Table:
+    """Returns a table: a file of CSV or Parquet, a frame, or a dict of columns of equal length.
+
+    The columns `texts` of a CSV file are read as the text that stands there, and not as numbers.
+    """
+    narwhals, polars = imported("narwhals", _EXTRA), imported("polars", _EXTRA)
     if isinstance(data, str | os.PathLike):
-        return _read_file(data)
+        return _read_file(data, texts)
     try:
         if isinstance(data, Mapping):
-            data = imported("polars", _EXTRA).DataFrame(dict(data))
-        return narwhals.from_native(data, eager_only=True)
-    except (TypeError, ValueError) as error:
+            data = polars.DataFrame(dict(data))
+        frame = narwhals.from_native(data, eager_only=True)
+    except (TypeError, ValueError, polars.exceptions.PolarsError) as error:
         raise UserError(
             f"The table is {kind_of(data)}: {first_line(error)} Give the path of a CSV or Parquet "
-            "file, a frame of pandas or polars, or a dict of columns."
+            "file, a frame of pandas or polars, or a dict of columns of equal length."
         ) from error
+    if unnamed := [name for name in frame.columns if not isinstance(name, str)]:
+        raise UserError(
+            f"The table has the column {unnamed[0]!r}. Give columns names that are text."
+        )
+    return frame
 
 
 def write_csv(file: BinaryIO, columns: Mapping[str, np.ndarray]) -> None:
@@ -51,31 +66,32 @@ def write_csv(file: BinaryIO, columns: Mapping[str, np.ndarray]) -> None:
 def is_text(series: "Series") -> bool:
     """Returns whether a column has text or categories, and no numbers, dates or truth values."""
     dtype = series.dtype
-    if str(dtype) == "Object":  # Text of pandas beside missing values; or anything else.
-        return True
+    if str(dtype) == "Object":  # Pandas holds truth values beside missing ones so.
+        values = [value for value in _values(series) if value is not None]
+        return not values or not all(isinstance(value, bool) for value in values)
     return not (dtype.is_numeric() or dtype.is_temporal() or str(dtype) == "Boolean")
 
 
 def floats_of(series: "Series") -> np.ndarray:
     """Returns a column as float64[rows], NaN where a value is missing. Dates are counted in days.
 
+    Text that is a number, a date as 2000-12-31, or true or false, counts as such.
+
     Raises:
-        UserError: If the column has text.
+        UserError: If the column has other text.
     """
-    if series.dtype.is_temporal():
-        # Without a time zone, 0 is the beginning of 1970.
-        dates = np.array(series.to_list(), "datetime64[s]")
-        days = dates.astype(np.float64) / _SECS_OF_DAY
-        return np.where(np.isnat(dates), np.nan, days)
-    if is_text(series):
-        values = [value for value in series.to_list() if value is not None]
-        if not values:  # A column without any value has no type of its own.
-            return np.full(len(series), np.nan)
-        raise UserError(
-            f"The column {series.name!r} has the text {shortened(str(values[0]))}, and numbers are "
-            "needed there. Correct the value, or leave its row out."
-        )
-    return np.array([np.nan if v is None else v for v in series.to_list()], np.float64)
+    numbers = np.full(len(series), np.nan)
+    for row, value in enumerate(_values(series)):
+        if value is None:
+            continue
+        try:
+            numbers[row] = _number(value)
+        except (TypeError, ValueError):
+            raise UserError(
+                f"The column {series.name!r} has {shortened(str(value))} in row {row}, and a "
+                "number, a date or true or false is needed there. Correct it, or leave the row out."
+            ) from None
+    return numbers
 
 
 def texts_of(series: "Series") -> list[str]:
@@ -83,51 +99,93 @@ def texts_of(series: "Series") -> list[str]:
 
     A whole number has the same text as an integer and as a float, which pandas makes of it.
     """
-    return [_text(value) for value in series.to_list()]
+    return ["" if value is None else _text(value) for value in _values(series)]
+
+
+def _values(series: "Series") -> list[object]:
+    """Returns the values of a column, None where one is missing, in any library's way."""
+    missing = series.is_null().to_list()
+    return [
+        None
+        if is_missing or value != value
+        else value  # NaN is the value that differs from itself.
+        for value, is_missing in zip(series.to_list(), missing, strict=True)
+    ]
+
+
+def _number(value: object) -> float:
+    """Returns a value as a number; a date or a duration in days, from the beginning of 1970."""
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds() / _SECS_OF_DAY
+    if isinstance(value, datetime.time):
+        return (value.hour * 60 + value.minute) / 1440 + value.second / _SECS_OF_DAY
+    if isinstance(value, datetime.date):
+        naive = value.replace(tzinfo=None) if isinstance(value, datetime.datetime) else value
+        return float(np.datetime64(naive, "us").astype(np.int64)) / (1e6 * _SECS_OF_DAY)
+    if isinstance(value, str):
+        text = value.strip()
+        if re.match(_DATE, text) or re.match(_TIME, text):
+            return _number(datetime.datetime.fromisoformat(text))
+        return _TRUTH[text.lower()] if text.lower() in _TRUTH else float(text)
+    return float(value)  # type: ignore[arg-type]
 
 
 def _text(value: object) -> str:
-    if value is None or value != value:  # NaN is the only value that differs from itself.
-        return ""
-    is_whole = isinstance(value, float) and value.is_integer()
-    return str(int(value)) if is_whole else str(value)  # type: ignore[call-overload]
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    text = str(value)
+    return text.lower() if text.lower() in _TRUTH else text
 
 
-def _read_file(file: str | os.PathLike[str]) -> Table:
+def _read_file(file: str | os.PathLike[str], texts: Sequence[str]) -> Table:
     """Reads a file of CSV, which may be compressed, or of Parquet."""
     polars = imported("polars", _EXTRA)
     path = given_path(file, "The path of the table")
-    advice = "Correct the path, or write a CSV file with one row of names, or a Parquet file."
+    advice = "Check the path. Write a CSV file in UTF-8 with one row of names, or a Parquet file."
     with explained_reading(f"The table {shortened(str(path))}", advice):
         require_readable(path)
         try:
-            if path.suffix in _PARQUET:
-                frame = polars.read_parquet(path)
-            else:
-                read = functools.partial(
-                    polars.read_csv,
-                    path,
-                    separator=_separator(path),
-                    null_values=_MISSING,
-                    infer_schema_length=None,  # All rows decide on the type of a column.
-                    try_parse_dates=True,
-                )
-                frame = read()
-                texts = frame.select(polars.col(polars.String).drop_nulls().implode())
-                if any(
-                    each[0].str.contains(_DECIMAL_COMMA).all() for each in texts if len(each[0])
-                ):
-                    frame = read(decimal_comma=True)
+            frame = polars.read_parquet(path) if path.suffix in _PARQUET else _read_csv(path, texts)
         except polars.exceptions.PolarsError as error:
             raise ValueError(first_line(error)) from error
     return imported("narwhals", _EXTRA).from_native(frame, eager_only=True)
 
 
+def _read_csv(path: os.PathLike[str], texts: Sequence[str]) -> "PolarsFrame":
+    """Returns a file of CSV as a frame of polars. All rows decide on the type of a column."""
+    polars = imported("polars", _EXTRA)
+    text = polars.read_csv(
+        path, separator=_separator(path), null_values=_MISSING, infer_schema=False
+    )
+    text = text.rename({name: name.strip() for name in text.columns})
+    text = text.with_columns(polars.all().str.strip_chars())
+    return text.with_columns([_typed(text[n]) for n in text.columns if n not in texts])
+
+
+def _typed(series: "PolarsSeries") -> "PolarsSeries":
+    """Returns a column of text of polars as numbers, truth values or dates, if all of it is."""
+    polars = imported("polars", _EXTRA)
+    known = series.drop_nulls()
+    if not len(known):
+        return series
+    for kind in (polars.Int64, polars.Float64):
+        numbers = known.cast(kind, strict=False)
+        if not numbers.null_count():
+            return series.cast(kind)
+    if known.str.contains(_DECIMAL_COMMA).all():
+        return series.str.replace(",", ".").cast(polars.Float64)
+    if known.str.to_lowercase().is_in([*_TRUTH]).all():
+        return series.str.to_lowercase() == "true"
+    if known.str.contains(_DATE).all():
+        return series.str.to_date("%Y-%m-%d")
+    return series.str.to_datetime() if known.str.contains(_TIME).all() else series
+
+
 def _separator(path: os.PathLike[str]) -> str:
-    """Returns the character that occurs most often in the first line of a file of CSV."""
+    """Returns the character that occurs most often in the first line of a file, outside quotes."""
     import gzip
 
     opened = gzip.open if os.fspath(path).endswith(".gz") else open
     with opened(path, "rt", encoding="utf-8", errors="replace") as file:
-        line = file.readline()
+        line = re.sub('"[^"]*"', "", file.readline())
     return max(_SEPARATORS, key=line.count)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dist_ens.data.columns import Column, TableRule, labels_of
+from dist_ens.data.columns import Column, TableRule
 from dist_ens.data.frames import floats_of, is_text, read_table, texts_of
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def column_facts(data: object, rule: TableRule) -> list[ColumnFacts]:
     [('a', 'number', None), ('b', 'left out: constant', None), ('y', 'target, classes', None), \
 ('c', 'number', 1.0)]
     """
-    frame = read_table(data)
-    labels = labels_of(frame[rule.target], rule.has_classes)
+    frame = read_table(data, rule.texts)
+    labels = rule.labels(frame)
     columns, left_out = {each.name: each for each in rule.columns}, dict(rule.left_out)
     found = []
     for name in frame.columns:
@@ -104,7 +104,7 @@ def _values_of(series: "Series") -> tuple[str, str, int, float]:
     if series.dtype.is_temporal():
         days = np.array([low, high]).astype("datetime64[D]")
         kind, shown = "dates", f"{days[0]} to {days[1]}"
-    return kind, shown, len(np.unique(known)), missing
+    return kind, shown, len({*texts_of(series)} - {""}), missing
 
 
 def _score_alone(inputs: np.ndarray, labels: np.ndarray, has_classes: bool) -> float:

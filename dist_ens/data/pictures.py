@@ -120,6 +120,8 @@ def read_picture(path: pathlib.Path) -> np.ndarray:
     try:
         require_readable(path)
         with Image.open(path) as image:
+            if image.mode.startswith("I"):  # Grey values of 16 bits, which Pillow would cut.
+                return np.stack([(np.asarray(image) / 257).astype(np.uint8)] * 3, axis=-1)
             return np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError) as error:  # Pillow raises these for damaged files.
         raise UserError(
@@ -146,7 +148,7 @@ def _divided(
     draw = np.random.RandomState(0)
     train, test = {}, {}
     for name, paths in found.items():
-        is_test = draw.permutation(len(paths)) % _TEST_EVERY == 0
+        is_test = draw.permutation(len(paths)) % _TEST_EVERY == _TEST_EVERY - 1
         train[name] = [path for path, held in zip(paths, is_test, strict=True) if not held]
         test[name] = [path for path, held in zip(paths, is_test, strict=True) if held]
     return train, test

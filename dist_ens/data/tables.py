@@ -89,13 +89,17 @@ def table(
     if task is not None:
         require_one_of("task", task, _TASKS)
     has_classes = _are_classes(frame, target) if task is None else task == _TASKS[0]
+    # Classes and categories are the text of the file: 01 is not 1.
+    texts = [*categories, *([target] if has_classes else [])]
+    frame = read_table(data, texts)
+    labels_of(frame[target], has_classes)  # A message gives the row of the whole table.
     if isinstance(test, float | int):
         train, rest = _divided(frame, float(test), target if has_classes else None, group, time)
     elif by_column:
         is_test = np.isin([text.lower() for text in texts_of(frame[str(test)])], _TEST_WORDS)
         train, rest = _parts(frame, is_test, f"The column {test!r} says")
     else:
-        train, rest = frame, read_table(test)
+        train, rest = frame, None
     roles = {row_id: "the names of rows", group: "the group", time: "the time"}
     left_out = {name: why for name, why in roles.items() if name is not None}
     left_out |= dict.fromkeys(leave_out, "as asked") | (
@@ -110,7 +114,9 @@ def table(
         row_id=row_id,
         has_classes=has_classes,
     )
-    parts = [(rule.encode(part), labels_of(part[target], has_classes)) for part in (train, rest)]
+    if rest is None:
+        rest = read_table(test, rule.texts)
+    parts = [(rule.encode(part), rule.labels(part)) for part in (train, rest)]
     return _source_of(rule, parts, standardize)
 
 
@@ -181,8 +187,10 @@ def _are_classes(frame: Table, target: str) -> bool:
     if is_text(series) or str(series.dtype) == "Boolean":
         return True
     numbers = floats_of(series)
-    values = np.unique(numbers[~np.isnan(numbers)])
-    return len(values) <= _MOST_CLASSES and bool((values == np.trunc(values)).all())
+    known = numbers[~np.isnan(numbers)]
+    # Large integers are equal as floats, and differ as text.
+    num_values = len({*texts_of(series)} - {""})
+    return num_values <= _MOST_CLASSES and bool((known == np.trunc(known)).all())
 
 
 def _divided(

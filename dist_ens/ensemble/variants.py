@@ -27,6 +27,8 @@ class Variants:
 
     layout: Layout
     num_members: int
+    seed: int
+    hyper: Hyper
     execution: str
     ids: np.ndarray
     waves: int
@@ -47,6 +49,14 @@ class Variants:
         other = cast("Ensemble", copy.copy(self))
         other.seed, other.hyper = seed, Hyper.of(hyper, self.ids.tolist(), seed)
         return other
+
+    def _with_own_values(self, other: "Ensemble") -> "Ensemble":
+        """Returns a variant, which another seed may have made first, with these values."""
+        own = Hyper.of(self.hyper, other.ids.tolist(), self.seed)
+        is_same = all(np.array_equal(own[name], other.hyper[name]) for name in own)
+        if other.seed == self.seed and is_same:
+            return other
+        return other.with_values(self.seed, self.hyper)
 
     def _variant(self, **changes: Any) -> "Ensemble":
         """Returns an ensemble of other members or another layout, with the traced step."""
@@ -73,7 +83,7 @@ class Variants:
         if key not in variants:
             variants[key] = self._variant(layout=layout, execution=execution)
             variants[key].programs.variants = variants
-        return variants[key]
+        return self._with_own_values(variants[key])
 
     def with_members(self, member_ids: Sequence[int]) -> "Ensemble":
         """Returns the same ensemble with the members of some ids, on a new layout."""
@@ -107,7 +117,8 @@ class Variants:
             ids, elsewhere = tuple(to_host(state.member_id).tolist()), self.programs.elsewhere
             if ids not in elsewhere:
                 elsewhere[ids] = self.with_members(ids)
-            return elsewhere[ids], elsewhere[ids].layout.moved(state, MEMBERS)
+            other = self._with_own_values(elsewhere[ids])
+            return other, other.layout.moved(state, MEMBERS)
         mesh = getattr(state.step.sharding, "mesh", None)
         if mesh in (None, self.layout.mesh):
             return cast("Ensemble", self), state

@@ -109,11 +109,11 @@ class LoadedRun(NamedTuple):
                 Also if the run keeps no such calibration of this step and these members.
         """
         prediction = self._predict(inputs)
-        if self.run is not None and self.run.spec.table is not None:
-            inputs = self.run.spec.table.numbers(inputs).astype(np.float32)
         calibration = self._kept_calibration(calibrated=calibrated, level=conformal)
         if calibration is None:
             return prediction
+        if self.run is not None and self.run.spec.table is not None:
+            inputs = self.run.spec.table.numbers(inputs).astype(np.float32)
         ensemble, state = self.ensemble.at(self._pooled_state())
         return calibration.applied(prediction, ensemble, state, inputs, self._pooled_weights())
 

@@ -144,6 +144,11 @@ class DataConfig:
         for field in ("global_batch_size", "context_length"):
             whole_number(f"data.{field}", getattr(self, field), least=1)
         require_fraction("data.validation", self.validation, "0.1 is usual, 0 holds none out.")
+        if self.validation and (self.group or self.time):
+            raise UserError(
+                "data.validation draws single rows, and others of the same group or time would be "
+                "training rows. Leave data.validation out, or data.group and data.time."
+            )
         for std in self.std:
             require_coefficient("data.std", std, "1 leaves the inputs as they are.")
 

@@ -28,7 +28,8 @@ def with_embeddings(network: Network, num_values: Sequence[int]) -> Member:
     """Returns a member that replaces the numbers of categories by vectors that it learns.
 
     The last columns of the inputs are numbers of categories. The network is given the other
-    columns, and then the vectors of the categories.
+    columns, and then the vectors of the categories. Numbers of categories must not be rounded or
+    mixed: use `compute_dtype="float32"`, and neither `mixup` nor `adversarial`.
 
     Args:
         network: Network, in any form that `as_member` takes, of inputs float[batch, columns].

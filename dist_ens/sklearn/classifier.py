@@ -48,7 +48,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
     Attributes:
         classes_: Sorted labels of the classes.
         state_: State of the ensemble, arrays of NumPy with leaves [n_estimators, ...].
-        n_iter_: Number of steps that were taken.
+        n_iter_: Number of steps of the state, after early stopping that of the best epoch.
         n_features_in_: Number of columns of the training rows.
         feature_names_in_: Names of the columns, if the training rows are a frame.
         calibration_: Calibration that was fitted, or None.
@@ -115,7 +115,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """Trains the ensemble on, by one pass over some rows.
+        """Continues training with one pass over some rows, without early stopping or calibration.
 
         Args:
             X: Inputs, [rows, columns].

@@ -1,8 +1,7 @@
 """The common parts of the estimators: parameters, training and predictions."""
 
-import functools
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Self, cast
 
 import jax
@@ -21,13 +20,14 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation.calibration import Calibration
 from dist_ens.evaluation.fit_calibration import calibrate
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.numbers import require_fraction
+from dist_ens.ground.numbers import require_fraction, whole_number
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Network, Optimizer, OptimizerOfMember
 from dist_ens.layout import MEMBERS, Layout, to_host
 from dist_ens.losses import Objective
 from dist_ens.members import as_member
 from dist_ens.methods import Method
+from dist_ens.metrics.catalogue import NLL, headlines
 from dist_ens.models import mlp
 from dist_ens.sampling.hyper import Drawn
 from dist_ens.training import FitResult, fit
@@ -44,6 +44,10 @@ class _Compiled:
 
     def __init__(self, ensemble: Ensemble) -> None:
         self.ensemble = ensemble
+
+
+# Compiled ensembles by the parameters that decide on their programs, the last one used last.
+_PROGRAMS: dict[tuple[Hashable, ...], _Compiled] = {}
 
 
 class EnsembleEstimator(BaseEstimator):
@@ -125,28 +129,35 @@ class EnsembleEstimator(BaseEstimator):
             state = self._ensemble.layout.moved(self.state_, MEMBERS)
         else:
             self._seed = self._drawn_seed()
-            self.calibration_ = None
             state = self._ensemble.init(TreeSplit(data).take(np.arange(min(2, len(x)))))
         self._train(data, state)
+        self.calibration_ = None  # It was that of the state before.
         return self
 
     def _train(
         self, data: Batch, state: State | None = None, held_out: Batch | None = None
     ) -> FitResult:
         """Trains the ensemble, from a state or from the beginning, and keeps what it returns."""
-        steps, count = self.steps, len(data["labels"])
+        steps, count, stops = self.steps, len(data["labels"]), held_out is not None
+        stops, batches = stops and bool(self.early_stopping), None
         if state is not None:
-            steps = int(to_host(state.step)[0]) + -(-count // self.batch_size)
+            first = int(to_host(state.step)[0])
+            if first:
+                # An order of rows counts its epochs from step 0, and these rows are new.
+                rows = np.random.default_rng([self._seed, first]).permutation(count)
+                parts = np.split(rows, range(self.batch_size, count, self.batch_size))
+                batches = [{name: leaf[part] for name, leaf in data.items()} for part in parts]
+            steps = first + -(-count // self.batch_size)
         result = fit(
             self._ensemble,
-            data,
+            data if batches is None else batches,
             steps=steps,
             epochs=self.max_epochs if steps is None else None,
-            batch_size=min(self.batch_size, count),
+            batch_size=min(self.batch_size, count) if batches is None else None,
             state=state,
-            callbacks=[EarlyStopping("nll", patience=_PATIENCE)] if self.early_stopping else [],
-            eval_data=held_out if self.early_stopping else None,
-            eval_every="epoch" if self.early_stopping else None,
+            callbacks=[EarlyStopping(self._score, patience=_PATIENCE)] if stops else [],
+            eval_data=held_out if stops else None,
+            eval_every="epoch" if stops else None,
             progress=bool(self.verbose),
         )
         # The execution that was chosen serves later fits of the same shapes too.
@@ -187,6 +198,14 @@ class EnsembleEstimator(BaseEstimator):
         return make(self._num_classes) if self._num_classes else make(standardize=True)
 
     @property
+    def _score(self) -> str:
+        """Name of the score by which training stops early."""
+        distribution = self._objective.distribution
+        if distribution.calibrations:  # It predicts probabilities or variances.
+            return NLL.name
+        return next(m.name for m in headlines(m.name for m in distribution.metrics) if m is not NLL)
+
+    @property
     def _settings(self) -> dict[str, Drawn | ArrayLike | str]:
         return {_LEARNING_RATE: float(self.learning_rate), **(self.hyper or {})}
 
@@ -206,10 +225,32 @@ class EnsembleEstimator(BaseEstimator):
                 self._num_classes,
             )
             try:
-                self._compiled = _compiled(*given, make=_Maker(self))
+                found = _PROGRAMS.pop(given, None)
             except TypeError:  # A part of the user's has no hash, so nothing can be found by it.
-                self._compiled = _compiled.__wrapped__(*given, make=_Maker(self))
+                self._compiled = _Compiled(self._new_ensemble())
+            else:
+                self._compiled = _PROGRAMS[given] = found or _Compiled(self._new_ensemble())
+                while len(_PROGRAMS) > _MOST_PROGRAMS:  # The first one was used longest ago.
+                    del _PROGRAMS[next(iter(_PROGRAMS))]
         return self._compiled.ensemble.with_values(self._seed, self._settings)
+
+    def _new_ensemble(self) -> Ensemble:
+        """Returns the ensemble, whose programs are not compiled yet."""
+        objective, model = self._objective, self.model
+        if isinstance(model, Sequence) and all(isinstance(size, int) for size in model):
+            model = mlp((self.n_features_in_,), objective.num_outputs, hidden_sizes=tuple(model))
+        # Each device holds whole members, so any number of rows is a batch.
+        devices, count = jax.devices(), whole_number("n_estimators", self.n_estimators, least=1)
+        rows = max(k for k in range(1, len(devices) + 1) if count % k == 0)
+        return Ensemble(
+            as_member(model),
+            self.optimizer or _adam,
+            objective,
+            num_members=count,
+            methods=tuple(self.methods),
+            hyper=self._settings,
+            layout=Layout.make(count, devices=devices[:rows]),
+        )
 
     def _predicted(self, x: ArrayLike, level: float | None = None) -> dict[str, np.ndarray]:
         """Returns the fields of the prediction, float64[rows, ...], with intervals of a level."""
@@ -230,45 +271,6 @@ class EnsembleEstimator(BaseEstimator):
                 values["interval"] = np.moveaxis(values["interval"], 0, -1)
             found.append({n: np.asarray(v, np.float64) for n, v in values.items() if v is not None})
         return {name: np.concatenate([f[name] for f in found])[:count] for name in found[0]}
-
-
-class _Maker:
-    """A function that makes the ensemble of an estimator; all of them are equal as keys."""
-
-    def __init__(self, estimator: EnsembleEstimator) -> None:
-        self._estimator = estimator
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Maker)
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __call__(self) -> Ensemble:
-        """Returns the ensemble, whose programs are not compiled yet."""
-        given = self._estimator
-        objective = given._objective
-        model, optimizer = given.model, given.optimizer or _adam
-        if isinstance(model, Sequence) and all(isinstance(size, int) for size in model):
-            model = mlp((given.n_features_in_,), objective.num_outputs, hidden_sizes=tuple(model))
-        # Each device holds whole members, so any number of rows is a batch.
-        devices = jax.devices()
-        rows = max(k for k in range(1, len(devices) + 1) if given.n_estimators % k == 0)
-        return Ensemble(
-            as_member(model),
-            optimizer,
-            objective,
-            num_members=given.n_estimators,
-            methods=tuple(given.methods),
-            hyper=given._settings,
-            layout=Layout.make(given.n_estimators, devices=devices[:rows]),
-        )
-
-
-@functools.lru_cache(_MOST_PROGRAMS)
-def _compiled(*_: Hashable, make: Callable[[], Ensemble]) -> _Compiled:
-    """Returns the compiled ensemble of some parameters, the same for equal ones."""
-    return _Compiled(make())
 
 
 def _adam(hyper: Mapping[str, jax.Array]) -> Optimizer:

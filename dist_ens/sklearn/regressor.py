@@ -44,7 +44,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
     ) -> Self:
-        """Trains the ensemble on, by one pass over some rows. The first rows scale the target.
+        """Continues training with one pass over some rows. The first rows scale the target.
 
         Args:
             X: Inputs, [rows, columns].
@@ -75,6 +75,8 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         variance of their means.
         """
         found = self._predicted(X)
+        if return_std and "total" not in found:
+            raise ValueError(f"loss={self.loss!r} predicts no variance. Use loss='gaussian'.")
         return (found["mean"], np.sqrt(found["total"])) if return_std else found["mean"]
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.9) -> np.ndarray:

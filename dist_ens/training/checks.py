@@ -76,7 +76,9 @@ def _try_labels(objective: Objective, train: TrainingData, say: Callable[[str], 
     parts = parts_of(train.split, (objective.LABELS, objective.WEIGHTS))
     label_checks.check_examples(objective, parts)
     labels = parts[objective.LABELS]
-    of_targets = labels.reshape(-1, *objective.label_shape)
+    weights = parts.get(objective.WEIGHTS)
+    counted = labels if weights is None or weights.ndim > 1 else labels[weights > 0]
+    of_targets = counted.reshape(-1, *objective.label_shape)
     # The std() of equal labels may be rounded.
     equal = np.argwhere(of_targets.min(axis=0) == of_targets.max(axis=0)).tolist()
     if objective.standardize and equal:
