@@ -25,7 +25,7 @@ _Calls = queue.SimpleQueue[tuple[Callable[[], object], threading.Event] | None]
 class Logger(Service):
     """The base of the loggers. A thread calls the tool, so that the run never waits for it.
 
-    The first exception of a tool is told in a warning, and the tool is not called again. A logger
+    The first exception of a tool is reported in a warning, and the tool is not called again. A logger
     is a `Service`, so that a run may be resumed with other loggers than before.
 
     Args:
@@ -38,7 +38,7 @@ class Logger(Service):
     def __init__(self, members: bool) -> None:
         self.config: Mapping[str, Json] = {}
         self._members = members
-        self._run_id: str | None = None  # Id of the tool's run, with which a resumed run goes on.
+        self._run_id: str | None = None  # Id of the tool's run, which a resumed run resumes.
         self._calls: _Calls | None = None
         self._has_failed = False
 
@@ -86,7 +86,7 @@ class Logger(Service):
         return lambda: None if self._run_id is None else {"run_id": self._run_id}
 
     def restore(self, state: JsonDict) -> None:
-        """Goes on with the tool's run."""
+        """Resumes the tool's run."""
         self._run_id = state["run_id"]
 
     def settings(self, run: RunInfo) -> JsonDict:
