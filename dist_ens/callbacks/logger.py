@@ -25,8 +25,8 @@ _Calls = queue.SimpleQueue[tuple[Callable[[], object], threading.Event] | None]
 class Logger(Service):
     """The base of the loggers. A thread calls the tool, so that the run never waits for it.
 
-    The first exception of a tool is reported in a warning, and the tool is not called again. A logger
-    is a `Service`, so that a run may be resumed with other loggers than before.
+    The first exception of a tool is reported in a warning, and the tool is not called again. A
+    logger is a `Service`, so that a run may be resumed with other loggers than before.
 
     Args:
         members: Whether each member is logged too.
@@ -38,7 +38,7 @@ class Logger(Service):
     def __init__(self, members: bool) -> None:
         self.config: Mapping[str, Json] = {}
         self._members = members
-        self._run_id: str | None = None  # Id of the tool's run, which a resumed run resumes.
+        self._run_id: str | None = None  # Id of the tool's run, which a resumed run continues.
         self._calls: _Calls | None = None
         self._has_failed = False
 
