@@ -120,6 +120,17 @@ def test_classes_are_the_text_of_the_file_also_of_a_second_file(tmp_path):
     assert source.test.labels.tolist() == [0, 1]
 
 
+def test_ids_of_rows_are_the_text_of_the_file(tmp_path):
+    lines = ["id,x,y", *(f"0{n},{n},{n}.5" for n in range(30))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    rule = table(tmp_path / "t.csv", target="y", row_id="id").spec.table
+    assert rule.row_ids(tmp_path / "t.csv")[:2].tolist() == ["00", "01"]
+    # As numbers, the groups 0 and 00 would be one.
+    lines = ["who,x,y", *(f"{'0' * (1 + n % 2)},{n},{n}.5" for n in range(30))]
+    (tmp_path / "g.csv").write_text("\n".join(lines))
+    assert len(table(tmp_path / "g.csv", target="y", group="who", test=0.5).test) == 15
+
+
 def test_missing_values_of_pandas_are_missing():
     count = 40
     frame = pd.DataFrame(

@@ -224,7 +224,8 @@ class TableRule:
 
     def row_ids(self, table: object) -> np.ndarray:
         """Returns the names of the rows of a table, or their numbers 0, 1, 2, …"""
-        frame = read_table(table)
+        # An id is the text of the file: 01067 is not 1067.
+        frame = read_table(table, [] if self.row_id is None else [self.row_id])
         if self.row_id is None or self.row_id not in frame.columns:
             return np.arange(len(frame))
         return np.array(frame[self.row_id].to_list())

@@ -27,7 +27,7 @@ class ColumnFacts:
         values: The range of numbers and dates, or the most frequent texts.
         num_values: Number of different values.
         missing: Share of the rows that have no value, in [0, 1].
-        use: What becomes of the column: its inputs, or why it has none.
+        use: Inputs that the column becomes, or the reason why it has none.
         leak: Score with which the column alone predicts the target in other rows; None if it is
             below 0.99. It is the balanced accuracy, or R^2 of real targets.
     """

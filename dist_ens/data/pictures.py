@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
-from dist_ens.ground.errors import UserError, first_line
+from dist_ens.ground.errors import UserError, counted, first_line
 from dist_ens.ground.file_reading import require_readable
 from dist_ens.ground.paths import given_path, shortened
 
@@ -91,7 +91,7 @@ def open_folder(folder: str, image_size: tuple[int, ...] | None = None) -> Sourc
     names = tuple(found)
     if len(names) < 2:
         raise UserError(
-            f"folder:{shortened(str(root))} has pictures of {len(names)} classes. Make one folder "
+            f"folder:{shortened(str(root))} has pictures of {counted(len(names), 'class')}. Make one folder "
             f"of pictures for each class, such as {root / 'cat'} and {root / 'dog'}."
         )
     if train.is_dir():

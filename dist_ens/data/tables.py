@@ -89,8 +89,8 @@ def table(
     if task is not None:
         require_one_of("task", task, _TASKS)
     has_classes = _are_classes(frame, target) if task is None else task == _TASKS[0]
-    # Classes and categories are the text of the file: 01 is not 1.
-    texts = [*categories, *([target] if has_classes else [])]
+    # Classes, categories and groups are the text of the file: 01 is not 1.
+    texts = [*categories, *filter(None, [group]), *([target] if has_classes else [])]
     frame = read_table(data, texts)
     labels_of(frame[target], has_classes)  # A message gives the row of the whole table.
     if isinstance(test, float | int):
