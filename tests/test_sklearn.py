@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 import dist_ens as de
 from dist_ens.ground.errors import UserError
-from dist_ens.sklearn import EnsembleClassifier, EnsembleRegressor
+from dist_ens.sklearn import EnsembleClassifier, EnsembleRegressor, estimator
 
 
 @pytest.fixture(scope="module")
@@ -211,13 +211,23 @@ def test_an_ensemble_with_other_values_has_them_in_every_variant(wine):
         de.fit(result.ensemble, data, steps=8, state=result.state, progress=False)
 
 
-def test_rows_of_a_later_partial_fit_are_seen_once_each(wine):
+def test_rows_of_a_later_partial_fit_are_seen_once_each(wine, monkeypatch):
     x, y = wine
+    given = []
+    fit = estimator.fit
+
+    def recorded(ensemble, data, **options):
+        given.append(data)
+        return fit(ensemble, data, **options)
+
+    monkeypatch.setattr(estimator, "fit", recorded)
     classifier = EnsembleClassifier(2, batch_size=64, random_state=0, calibration="temperature")
     classifier.fit(x, y)
     before = classifier.n_iter_
     classifier.partial_fit(x[:100], y[:100])
     assert classifier.n_iter_ == before + 2
+    seen = np.concatenate([batch["inputs"] for batch in given[-1]])
+    np.testing.assert_array_equal(np.sort(seen, axis=0), np.sort(x[:100].astype("f4"), axis=0))
     assert classifier.calibration_ is None
     assert classifier.predict_proba(x).shape == (178, 3)
 
