@@ -91,8 +91,8 @@ def open_folder(folder: str, image_size: tuple[int, ...] | None = None) -> Sourc
     names = tuple(found)
     if len(names) < 2:
         raise UserError(
-            f"folder:{shortened(str(root))} has pictures of {counted(len(names), 'class')}. Make one "
-            f"folder of pictures for each class, such as {root / 'cat'} and {root / 'dog'}."
+            f"folder:{shortened(str(root))} has pictures of {counted(len(names), 'class')}. Make "
+            f"one folder of pictures for each class, such as {root / 'cat'} and {root / 'dog'}."
         )
     if train.is_dir():
         test = _pictures(root / "test")
