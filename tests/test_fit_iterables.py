@@ -148,6 +148,24 @@ def test_targets_and_weights_of_a_later_batch_are_checked_like_those_of_arrays(w
         train(regression(standardize=False), data)
 
 
+def test_a_trained_state_keeps_its_scale_of_labels_on_an_iterable():
+    batch = {"inputs": DATA["inputs"], "labels": np.arange(EXAMPLES, dtype=np.float32)}
+    ensemble = regression()
+    state = train(ensemble, batch, steps=2).state
+    # The labels of other arrays, equal ones too, are no new scale.
+    others = batch | {"labels": np.full(EXAMPLES, 9, np.float32)}
+    of_arrays, of_iterable = (
+        train(ensemble, data, steps=4, state=state).state.model_state
+        for data in (others, [others] * 4)
+    )
+    for name, value in state.model_state.items():
+        np.testing.assert_array_equal(of_iterable[name], value)
+        np.testing.assert_array_equal(of_arrays[name], value)
+    for begun in (None, ensemble.init(batch)):
+        with pytest.raises(UserError, match="reads all training labels, and the data is an iter"):
+            train(ensemble, [batch] * 4, steps=4, state=begun)
+
+
 def test_a_run_resumes_from_its_last_checkpoint_when_wrong_labels_are_corrected(tmp_path):
     saved = de.Checkpoints(tmp_path, every_secs=None, every_steps=1)
     with pytest.raises(UserError, match="^The labels of batch 3 lie in"):

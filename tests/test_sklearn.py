@@ -102,7 +102,9 @@ def test_a_weight_is_the_number_of_times_that_a_row_is_there(wine, diabetes):
             each.predict_proba(inputs) if hasattr(each, "predict_proba") else each.predict(inputs)
             for each in (weighted, repeated)
         )
-        np.testing.assert_allclose(by_weight, by_row, rtol=1e-4)
+        np.testing.assert_array_equal(by_weight, by_row)
+        with pytest.raises(ValueError, match="[Nn]egative values"):
+            clone(estimator).fit(inputs, labels, sample_weight=weights - 1)
 
 
 def test_class_weights_move_the_share_of_the_rare_class(wine):

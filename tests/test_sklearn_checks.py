@@ -8,17 +8,12 @@ from dist_ens.sklearn import EnsembleClassifier, EnsembleRegressor
 
 pytestmark = pytest.mark.long
 
-# The check compares float64 to 1e-7, and the networks compute in float32.
-# `test_a_weight_is_the_number_of_times_that_a_row_is_there` holds the same to 1e-4.
-ROUNDED = {"check_sample_weight_equivalence_on_dense_data": "float32 rounds by more than 1e-7"}
-
 
 @parametrize_with_checks(
     [
         EnsembleClassifier(2, model=(16,), learning_rate=1e-2, max_epochs=50),
         EnsembleRegressor(2, model=(16,), learning_rate=1e-2, max_epochs=50),
-    ],
-    expected_failed_checks=lambda estimator: ROUNDED,
+    ]
 )
 def test_an_estimator_is_one_of_scikit_learn(estimator, check):
     check(estimator)

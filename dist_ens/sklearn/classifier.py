@@ -140,7 +140,11 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         found = validate_data(self, x, y, dtype=np.float32, reset=reset)
         inputs, labels = np.asarray(found[0]), np.asarray(found[1])
         check_classification_targets(labels)
-        own = None if weights is None else _check_sample_weight(weights, inputs)
+        own = (
+            None
+            if weights is None
+            else _check_sample_weight(weights, inputs, ensure_non_negative=True)
+        )
         return inputs, labels, own
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:

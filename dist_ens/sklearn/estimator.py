@@ -148,6 +148,9 @@ class EnsembleEstimator(BaseEstimator):
                 parts = np.split(rows, range(self.batch_size, count, self.batch_size))
                 batches = [{name: leaf[part] for name, leaf in data.items()} for part in parts]
             steps = first + -(-count // self.batch_size)
+        elif count <= self.batch_size and not self.methods:
+            data = _with_rows_counted(data)
+            count = len(data["labels"])
         result = fit(
             self._ensemble,
             data if batches is None else batches,
@@ -271,6 +274,21 @@ class EnsembleEstimator(BaseEstimator):
                 values["interval"] = np.moveaxis(values["interval"], 0, -1)
             found.append({n: np.asarray(v, np.float64) for n, v in values.items() if v is not None})
         return {name: np.concatenate([f[name] for f in found])[:count] for name in found[0]}
+
+
+def _with_rows_counted(data: Batch) -> Batch:
+    """Returns the same batch with equal rows as one row of their weight, in a fixed order.
+
+    So a row of weight 3 is three such rows, and the order of the rows does not matter, both to the
+    last bit: float32 would round the sums of other rows differently.
+    """
+    weights = np.asarray(data.get("weights", np.ones(len(data["labels"]))), np.float64)
+    whole = np.column_stack([data["inputs"], data["labels"]])[weights > 0]
+    _, first, same = np.unique(whole, axis=0, return_index=True, return_inverse=True)
+    rows = np.flatnonzero(weights > 0)[first]
+    found = {name: data[name][rows] for name in ("inputs", "labels")}
+    total = np.bincount(same.ravel(), weights[weights > 0])
+    return found if (total == 1).all() else found | {"weights": total}
 
 
 def _adam(hyper: Mapping[str, jax.Array]) -> Optimizer:

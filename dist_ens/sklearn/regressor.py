@@ -63,7 +63,11 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
             raise ValueError(
                 f"All targets are {targets[0]} (n_samples={len(targets)}): nothing to learn."
             )
-        own = None if weights is None else _check_sample_weight(weights, inputs)
+        own = (
+            None
+            if weights is None
+            else _check_sample_weight(weights, inputs, ensure_non_negative=True)
+        )
         return inputs, targets, own
 
     def predict(

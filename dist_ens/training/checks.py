@@ -17,9 +17,9 @@ from dist_ens.ensemble.programs import step_of_one
 from dist_ens.evaluation import label_checks
 from dist_ens.ground.errors import UserError, counted, first_line, kind_of
 from dist_ens.ground.shared import Shared
-from dist_ens.ground.state import State, described
+from dist_ens.ground.state import State, check_alive, described
 from dist_ens.ground.types import Inputs, Outputs, Shapes
-from dist_ens.layout import BATCH, MEMBERS, REPLICATED, specs_of_batch
+from dist_ens.layout import BATCH, MEMBERS, REPLICATED, specs_of_batch, to_host
 from dist_ens.losses import Objective
 from dist_ens.training.arguments import FitArguments
 from dist_ens.training.data_protocol import TrainingData
@@ -52,7 +52,7 @@ def try_parts(
         )
     if objective is not None:
         label_checks.check_inputs(objective, given.data)
-        _try_labels(objective, train, say)
+        _try_labels(objective, train, given.state, say)
     if given.state is None and given.checkpoints is None:
         # XLA compiles while Python traces the step.
         ensemble.compile_init(train.batch)
@@ -60,12 +60,16 @@ def try_parts(
     return {} if eval_data is None else eval_data.directions(ensemble, train.batch)
 
 
-def _try_labels(objective: Objective, train: TrainingData, say: Callable[[str], None]) -> None:
+def _try_labels(
+    objective: Objective, train: TrainingData, state: State | None, say: Callable[[str], None]
+) -> None:
     """Checks the training labels if they are in memory, and prints a note if they are large."""
+    # A state after step 0 holds the scale of the labels that it was trained on.
+    sets_scale = objective.standardize and not _was_trained(state)
     if train.split is None:
         if isinstance(train.batch, Mapping):
             label_checks.check_keys(objective, train.batch)
-        if objective.standardize:
+        if sets_scale:
             raise UserError(
                 f"{objective.name}(standardize=True) reads all training labels, and the data is an "
                 "iterable. Give arrays, or standardise the labels in the iterable."
@@ -81,7 +85,7 @@ def _try_labels(objective: Objective, train: TrainingData, say: Callable[[str], 
     of_targets = counted.reshape(-1, *objective.label_shape)
     # The std() of equal labels may be rounded.
     equal = np.argwhere(of_targets.min(axis=0) == of_targets.max(axis=0)).tolist()
-    if objective.standardize and equal:
+    if sets_scale and equal:
         which = "".join(f" of target {number}" for number in equal[0])
         raise UserError(
             f"All labels{which} are equal, so that standardize=True would divide by 0. Correct the "
@@ -95,6 +99,14 @@ def _try_labels(objective: Objective, train: TrainingData, say: Callable[[str], 
             f"Note: the labels have mean {mean:.4g} and standard deviation {std:.4g}. Networks "
             f"train faster on labels near 0: consider {objective.name}(standardize=True)."
         )
+
+
+def _was_trained(state: State | None) -> bool:
+    if state is None:
+        return False
+    check_alive(state.step)
+    with jax.transfer_guard("allow"):
+        return bool(to_host(state.step)[0])
 
 
 def _trace_step(ensemble: Ensemble, train: TrainingData) -> None:
