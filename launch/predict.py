@@ -36,7 +36,7 @@ import numpy as np
 from absl import flags
 
 from dist_ens.data import convert_inputs
-from dist_ens.data.frames import write_csv
+from dist_ens.data.frames import read_table, write_csv
 from dist_ens.evaluation import Evaluator, broken_positions
 from dist_ens.evaluation.out_of_bag import held_out_predictions
 from dist_ens.experiment.assessment import out_of_bag_of, told_of_broken, without_broken
@@ -101,6 +101,8 @@ def main() -> None:
         predictions, told = _out_of_bag(opened)
     else:
         where = f"--input {shortened(str(_INPUT.value))}"
+        if table is not None:
+            inputs = read_table(inputs, table.texts)
         if table is None and not isinstance(inputs, np.ndarray):
             raise UserError(f"{where} is no .npy file of examples, as numpy.save writes it.")
         converted = convert_inputs(spec, inputs, where)

@@ -14,9 +14,10 @@ import pytest
 
 import dist_ens as de
 from commands import dist_ens
-from dist_ens.data import Spec, table
+from dist_ens.data import Spec, parts_of, table
 from dist_ens.data.overview import column_facts
 from dist_ens.ground.errors import UserError
+from dist_ens.training.evaluating import with_validation
 
 
 def run_command(*words, code=0):
@@ -195,6 +196,10 @@ def test_what_a_target_holds_decides_between_classes_and_numbers():
     )
 
 
+def labels_of(split):
+    return parts_of(split, ["labels"])["labels"]
+
+
 def test_rows_of_a_group_stay_together_and_those_of_the_last_time_are_the_test_rows():
     count = 100
     rows = {
@@ -210,6 +215,15 @@ def test_rows_of_a_group_stay_together_and_those_of_the_last_time_are_the_test_r
     by_time = table(rows, target="y", time="day", test=0.3)
     # The last 30 days are the first 30 rows.
     assert sorted(by_time.test.labels.tolist()) == [0.5 * number for number in range(30)]
+    # What is held out for validation is whole groups, or the last of the other rows.
+    held_out = by_group.with_validation(0.3).with_validation(0.4)
+    parts = [np.unique(labels_of(part) * 2 % 10) for part in (held_out.train, held_out.valid)]
+    assert [len(part) for part in parts] == [3, 2]
+    assert not {*parts[0]} & {*parts[1]}
+    _, examples = with_validation(by_time, 0.1)
+    assert sorted(labels_of(examples.split)) == [0.5 * number for number in range(30, 37)]
+    with pytest.raises(UserError, match="validation=0.05 holds out 0 of 70 training examples"):
+        by_group.with_validation(0.05)
     second = table(rows, target="y", test={name: values[:7] for name, values in rows.items()})
     assert (len(second.train), len(second.test)) == (100, 7)
 

@@ -74,14 +74,14 @@ class Column:
         return floats_of(series) if self.categories is None else self.codes(texts_of(series))
 
     def encoded(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the inputs that the numbers of a column become, float64[rows, inputs]."""
+        """Returns the inputs that the numbers of a column become, [rows, inputs]."""
         if self.categories is None:
             is_missing = np.isnan(numbers)
             scaled = (np.where(is_missing, self.median, numbers) - self.mean) / self.std
             return np.stack([scaled, *([is_missing] if self.has_missing else [])], axis=1)
         if self.is_embedded:
-            return numbers[:, None].astype(np.float64)
-        return np.eye(len(self.categories) + 1)[numbers.astype(np.int64)][:, :-1]
+            return numbers[:, None]
+        return numbers[:, None] == np.arange(len(self.categories))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,8 +208,10 @@ class TableRule:
 
     @property
     def texts(self) -> list[str]:
-        """Names of the columns that are read as text: categories, and a target of classes."""
+        """Names of the columns that are read as text: categories, names of rows, and classes."""
         names = [each.name for each in self.columns if each.categories is not None]
+        # A name of a row is the text of the file: 01067 is not 1067.
+        names += [] if self.row_id is None else [self.row_id]
         return [*names, *([self.target] if self.has_classes else [])]
 
     def labels(self, table: object) -> np.ndarray:
@@ -224,8 +226,7 @@ class TableRule:
 
     def row_ids(self, table: object) -> np.ndarray:
         """Returns the names of the rows of a table, or their numbers 0, 1, 2, …"""
-        # An id is the text of the file: 01067 is not 1067.
-        frame = read_table(table, [] if self.row_id is None else [self.row_id])
+        frame = read_table(table, self.texts)
         if self.row_id is None or self.row_id not in frame.columns:
             return np.arange(len(frame))
         return np.array(frame[self.row_id].to_list())

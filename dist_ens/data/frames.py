@@ -1,6 +1,7 @@
 """Tables of any library, as frames of Narwhals, and their columns as numbers or text."""
 
 import datetime
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ _DECIMAL_COMMA = r"^-?\d+,\d+$"  # Such as 1,5 in a file that semicolons separat
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
 _TIME = r"^\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}"
 _SECS_OF_DAY = 86_400
+_MICROSECS_OF_DAY = 1e6 * _SECS_OF_DAY
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -80,6 +82,11 @@ def floats_of(series: "Series") -> np.ndarray:
     Raises:
         UserError: If the column has other text.
     """
+    dtype = str(series.dtype)
+    if series.dtype.is_numeric() or dtype == "Boolean":
+        return _as_floats(series)
+    if dtype == "Date" or dtype.endswith("time_zone=None)"):
+        return _as_floats(series.dt.timestamp("us")) / _MICROSECS_OF_DAY
     numbers = np.full(len(series), np.nan)
     for row, value in enumerate(_values(series)):
         if value is None:
@@ -99,18 +106,25 @@ def texts_of(series: "Series") -> list[str]:
 
     A whole number has the same text as an integer and as a float, which pandas makes of it.
     """
-    return ["" if value is None else _text(value) for value in _values(series)]
+    is_plain = not series.dtype.is_nested() and str(series.dtype) != "Object"
+    # Most values occur often. The type counts: 1 and True are equal and have other texts.
+    text = functools.lru_cache(maxsize=None, typed=True)(_text) if is_plain else _text
+    return ["" if value is None else text(value) for value in _values(series)]
+
+
+def _as_floats(series: "Series") -> np.ndarray:
+    floats = series.cast(imported("narwhals", _EXTRA).Float64)
+    return np.asarray(floats.to_numpy(), np.float64)
 
 
 def _values(series: "Series") -> list[object]:
     """Returns the values of a column, None where one is missing, in any library's way."""
-    missing = series.is_null().to_list()
-    return [
-        None
-        if is_missing or value != value
-        else value  # NaN is the value that differs from itself.
-        for value, is_missing in zip(series.to_list(), missing, strict=True)
-    ]
+    values, missing = series.to_list(), series.is_null()
+    if missing.any():
+        both = zip(values, missing.to_list(), strict=True)
+        values = [None if is_missing else value for value, is_missing in both]
+    # NaN is the value that differs from itself.
+    return [None if value is not None and value != value else value for value in values]
 
 
 def _number(value: object) -> float:
@@ -121,7 +135,7 @@ def _number(value: object) -> float:
         return (value.hour * 60 + value.minute) / 1440 + value.second / _SECS_OF_DAY
     if isinstance(value, datetime.date):
         naive = value.replace(tzinfo=None) if isinstance(value, datetime.datetime) else value
-        return float(np.datetime64(naive, "us").astype(np.int64)) / (1e6 * _SECS_OF_DAY)
+        return float(np.datetime64(naive, "us").astype(np.int64)) / _MICROSECS_OF_DAY
     if isinstance(value, str):
         text = value.strip()
         if re.match(_DATE, text) or re.match(_TIME, text):

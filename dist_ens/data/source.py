@@ -7,6 +7,7 @@ from functools import cached_property
 import jax
 import numpy as np
 
+from dist_ens.data.held_out import Units, divided
 from dist_ens.data.spec import Spec
 from dist_ens.data.splits import PartOfSplit, Split, in_blocks
 from dist_ens.ground.errors import UserError
@@ -27,6 +28,8 @@ class Source:
         test: Test split, with the groups in the same order.
         valid: Validation split, with the groups in the same order. None if no examples are held
             out.
+        units: Units of the training examples that are held out as a whole. None holds out single
+            examples.
 
     >>> from dist_ens.data import ArraySplit
     >>> split = ArraySplit(np.zeros((4, 2), np.float32), np.array([0, 1, 0, 1]))
@@ -40,6 +43,7 @@ class Source:
     train: Split
     test: Split
     valid: Split | None = None
+    units: Units | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, split in (("train", self.train), ("test", self.test)):
@@ -94,7 +98,8 @@ class Source:
 
         Args:
             share: Fraction of the training examples to hold out, in [0, 1). The choice of examples
-                does not depend on the seed.
+                does not depend on the seed. Of a table with a group or a time, it is the fraction
+                of the groups, or the last fraction.
 
         Returns:
             New source; this source itself if `share` is 0.
@@ -104,26 +109,14 @@ class Source:
         """
         if share == 0:
             return self
-        length = self.num_train_examples
-        count = num_held_out(share, length)
-        order = np.random.RandomState(0).permutation(length)
+        length, units = self.num_train_examples, self.units
+        kept, held_out = divided(share, length, units)
         begins = np.arange(self.spec.num_groups)[:, None] * length
-        valid, train = (
-            PartOfSplit(self.train, (begins + np.sort(part)).ravel())
-            for part in (order[:count], order[count:])
+        train, valid = (
+            PartOfSplit(self.train, (begins + part).ravel()) for part in (kept, held_out)
         )
-        return dataclasses.replace(self, train=train, valid=valid)
-
-
-def num_held_out(share: float, num_examples: int) -> int:
-    """Returns the number of a group's training examples that are held out for validation."""
-    count = round(share * num_examples)
-    if share and not 0 < count < num_examples:
-        raise UserError(
-            f"validation={share} holds out {count:,} of {num_examples:,} training examples. "
-            "Hold out at least one, and leave at least one."
-        )
-    return count
+        units = None if units is None else units.take(kept)
+        return dataclasses.replace(self, train=train, valid=valid, units=units)
 
 
 def fingerprint_of(

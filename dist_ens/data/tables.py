@@ -9,6 +9,7 @@ from dist_ens.data.checks import check_numbers
 from dist_ens.data.class_names import class_numbers, listed, names_in
 from dist_ens.data.columns import TableRule, labels_of
 from dist_ens.data.frames import Table, floats_of, is_text, read_table, texts_of
+from dist_ens.data.held_out import Units
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
 from dist_ens.data.splits import ArraySplit, parts_of
@@ -55,10 +56,10 @@ def table(
         task: "classification" or "regression". Default: classes if the target has text, truth
             values, or whole numbers with at most 10 different values.
         row_id: Name of the column that names the rows. It is no input.
-        group: Name of a column. Rows with the same value are all training or all test rows. It is
-            no input.
-        time: Name of a column by which the rows are sorted: the last ones are the test rows. It is
-            no input.
+        group: Name of a column. Rows with the same value are all training, all validation or all
+            test rows. It is no input.
+        time: Name of a column by which the rows are sorted: the last ones are the test rows, and
+            the last of the others those for validation. It is no input.
         categories: Names of columns of numbers that are categories, such as postal codes.
         leave_out: Names of columns that are no inputs.
         standardize: Whether real targets are standardised by the training rows, as in a run from a
@@ -91,10 +92,14 @@ def table(
     has_classes = _are_classes(frame, target) if task is None else task == _TASKS[0]
     # Classes, categories and groups are the text of the file: 01 is not 1.
     texts = [*categories, *filter(None, [group]), *([target] if has_classes else [])]
-    frame = read_table(data, texts)
+    if group is not None and time is not None:
+        raise UserError("A table is divided by group or by time. Leave one of them out.")
+    if not all(is_text(frame[name]) for name in texts):
+        frame = read_table(data, texts)
     labels_of(frame[target], has_classes)  # A message gives the row of the whole table.
     if isinstance(test, float | int):
-        train, rest = _divided(frame, float(test), target if has_classes else None, group, time)
+        is_test = _drawn(frame, float(test), target if has_classes else None, group, time)
+        train, rest = _parts(frame, is_test, f"test={test} means")
     elif by_column:
         is_test = np.isin([text.lower() for text in texts_of(frame[str(test)])], _TEST_WORDS)
         train, rest = _parts(frame, is_test, f"The column {test!r} says")
@@ -117,7 +122,8 @@ def table(
     if rest is None:
         rest = read_table(test, rule.texts)
     parts = [(rule.encode(part), rule.labels(part)) for part in (train, rest)]
-    return _source_of(rule, parts, standardize)
+    source = _source_of(rule, parts, standardize)
+    return dataclasses.replace(source, units=_units_of(train, group, time))
 
 
 def open_csv(
@@ -188,38 +194,40 @@ def _are_classes(frame: Table, target: str) -> bool:
         return True
     numbers = floats_of(series)
     known = numbers[~np.isnan(numbers)]
+    if (known != np.trunc(known)).any():
+        return False
     # Large integers are equal as floats, and differ as text.
-    num_values = len({*texts_of(series)} - {""})
-    return num_values <= _MOST_CLASSES and bool((known == np.trunc(known)).all())
+    return len({*texts_of(series)} - {""}) <= _MOST_CLASSES
 
 
-def _divided(
+def _units_of(frame: Table, group: str | None, time: str | None) -> Units | None:
+    """Returns the units of the rows by their group or time, if a column is named."""
+    if group is not None:
+        return Units.of(np.array(texts_of(frame[group])), in_time=False)
+    if time is None:
+        return None
+    when = floats_of(frame[time])
+    if np.isnan(when).any():
+        raise UserError(f"The column {time!r} has missing times. Leave these rows out.")
+    return Units.of(when, in_time=True)
+
+
+def _drawn(
     frame: Table, share: float, classes: str | None, group: str | None, time: str | None
-) -> tuple[Table, Table]:
-    """Returns the training rows and a share of test rows: drawn, of drawn groups, or the last."""
+) -> np.ndarray:
+    """Returns which rows are test rows, bool[rows]: a share of them, of the groups, or the last."""
+    if (units := _units_of(frame, group, time)) is not None:
+        return units.held_out(share)
     count = len(frame)
     places = np.random.RandomState(0).permutation(count)
-    if group is not None and time is not None:
-        raise UserError("A table is divided by group or by time. Leave one of them out.")
-    if time is not None:
-        when = floats_of(frame[time])
-        if np.isnan(when).any():
-            raise UserError(f"The column {time!r} has missing times. Leave these rows out.")
-        # Rows of one moment stay together, so no training row is as late as a test row.
-        is_test = when > np.sort(when)[max(0, count - round(share * count) - 1)]
-    elif group is not None:
-        names, of_row = np.unique(texts_of(frame[group]), return_inverse=True)
-        drawn = np.random.RandomState(0).permutation(len(names))[: round(share * len(names))]
-        is_test = np.isin(of_row, drawn)
-    else:
-        texts = texts_of(frame[classes]) if classes else [""] * count
-        of_class = np.unique(texts, return_inverse=True)[1][places]
-        by_class = np.argsort(of_class, kind="stable")
-        place = np.arange(count) - np.searchsorted(of_class[by_class], of_class[by_class])
-        is_test = np.zeros(count, bool)
-        # Of each class, the rows at which the share makes another whole number.
-        is_test[places[by_class]] = np.floor((place + 1) * share) > np.floor(place * share)
-    return _parts(frame, is_test, f"test={share} means")
+    texts = texts_of(frame[classes]) if classes else [""] * count
+    of_class = np.unique(texts, return_inverse=True)[1][places]
+    by_class = np.argsort(of_class, kind="stable")
+    place = np.arange(count) - np.searchsorted(of_class[by_class], of_class[by_class])
+    is_test = np.zeros(count, bool)
+    # Of each class, the rows at which the share makes another whole number.
+    is_test[places[by_class]] = np.floor((place + 1) * share) > np.floor(place * share)
+    return is_test
 
 
 def _parts(frame: Table, is_test: np.ndarray, told: str) -> tuple[Table, Table]:

@@ -11,6 +11,7 @@ import numpy as np
 from dist_ens.checkpoint import Lineage, ids_text, state_digest
 from dist_ens.data import Source, Spec, Split, TreeSplit, convert_inputs
 from dist_ens.data.class_names import class_numbers, with_class_numbers
+from dist_ens.data.frames import read_table
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluator, Scores, evaluate
 from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
@@ -108,12 +109,15 @@ class LoadedRun(NamedTuple):
             UserError: If the inputs do not fit the run, or its members belong to several groups.
                 Also if the run keeps no such calibration of this step and these members.
         """
+        table = None if self.run is None else self.run.spec.table
+        if table is not None:
+            inputs = read_table(inputs, table.texts)
         prediction = self._predict(inputs)
         calibration = self._kept_calibration(calibrated=calibrated, level=conformal)
         if calibration is None:
             return prediction
-        if self.run is not None and self.run.spec.table is not None:
-            inputs = self.run.spec.table.numbers(inputs).astype(np.float32)
+        if table is not None:
+            inputs = table.numbers(inputs).astype(np.float32)
         ensemble, state = self.ensemble.at(self._pooled_state())
         return calibration.applied(prediction, ensemble, state, inputs, self._pooled_weights())
 
@@ -296,6 +300,7 @@ def _examples(spec: Spec, data: Data) -> Examples:
             raise UserError("The source standardises its inputs and labels by other numbers.")
         return Examples(found.split, spec)
     if spec.table is not None:
+        data = read_table(data, spec.table.texts)
         labels = spec.table.labels(data)
         if spec.num_classes is not None:
             names = spec.class_names or tuple(map(str, range(spec.num_classes)))

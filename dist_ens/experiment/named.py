@@ -22,8 +22,8 @@ import numpy as np
 
 from dist_ens import data, losses, methods, models
 from dist_ens.data import Source, Spec, Split
+from dist_ens.data.held_out import num_held_out
 from dist_ens.data.idx import open_idx_test
-from dist_ens.data.source import num_held_out
 from dist_ens.execution.spec import AUTO
 from dist_ens.experiment.reading import checked_field, nearest_field, words_of_a_config
 from dist_ens.experiment.schema import DataConfig, LossConfig, ModelConfig, OptimizerConfig
@@ -234,10 +234,9 @@ def describe_source(config: DataConfig) -> tuple[Spec, int | None]:
     """
     if (describe := _DESCRIBING.get(_parse(config.source)[0])) is not None:
         spec, count = _call(describe, config)
-    else:
-        source = _opened(config)
-        spec, count = source.spec, source.num_train_examples
-    return spec, count and count - num_held_out(config.validation, count)
+        return spec, count and count - num_held_out(config.validation, count)
+    source = open_source(config)
+    return source.spec, source.num_train_examples
 
 
 def comes_in_memory(config: DataConfig) -> bool:

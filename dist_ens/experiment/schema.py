@@ -79,8 +79,10 @@ class DataConfig:
         task: `classification` or `regression` of a table. By default the target decides: text,
             truth values and whole numbers with at most 10 different values are classes.
         row_id: Name of the column that names the rows of a table.
-        group: Name of a column of a table. Rows with the same value are all training or test rows.
-        time: Name of a column of a table, by which the last rows are the test rows.
+        group: Name of a column of a table. Rows with the same value are all training, all
+            validation or all test rows.
+        time: Name of a column of a table, by which the last rows are the test rows, and the last
+            of the others those for validation.
         categories: Names of columns of a table whose numbers are categories.
         leave_out: Names of columns of a table that are no inputs.
         image_size: Height and width to which the pictures of `folder:DIR` are resized. None takes
@@ -144,11 +146,6 @@ class DataConfig:
         for field in ("global_batch_size", "context_length"):
             whole_number(f"data.{field}", getattr(self, field), least=1)
         require_fraction("data.validation", self.validation, "0.1 is usual, 0 holds none out.")
-        if self.validation and (self.group or self.time):
-            raise UserError(
-                "data.validation draws single rows, and others of the same group or time would be "
-                "training rows. Leave data.validation out, or data.group and data.time."
-            )
         for std in self.std:
             require_coefficient("data.std", std, "1 leaves the inputs as they are.")
 

@@ -15,7 +15,7 @@ from dist_ens.callbacks.json_lines import (
 )
 from dist_ens.callbacks.protocol import Service, Stop
 from dist_ens.data import PartOfSplit, Source, Split, TreeSplit, parts_of
-from dist_ens.data.source import num_held_out
+from dist_ens.data.held_out import divided
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.evaluation.examples import Examples, examples_of
@@ -56,9 +56,7 @@ def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | N
     if share is None:
         return data, None
     whole = TreeSplit(data)
-    order = np.random.RandomState(0).permutation(len(whole))
-    count = num_held_out(share, len(whole))
-    valid, train = (np.sort(part) for part in (order[:count], order[count:]))
+    train, valid = divided(share, len(whole))
     return whole.take(train), Examples(PartOfSplit(whole, valid))
 
 
