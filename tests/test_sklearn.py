@@ -251,3 +251,47 @@ def test_a_single_row_of_a_weight_is_no_scale(diabetes):
     weights[3] = 1
     with pytest.raises(UserError, match="All labels are equal"):
         EnsembleRegressor(2, steps=2).fit(x, y, sample_weight=weights)
+
+
+def test_a_row_may_have_several_targets(diabetes):
+    x, x_test, y, y_test = diabetes
+    both, both_test = (np.stack([labels, 3 - 2 * labels], axis=1) for labels in (y, y_test))
+    regressor = EnsembleRegressor(
+        2, model=(16,), learning_rate=1e-2, max_epochs=60, early_stopping=True, random_state=0
+    ).fit(x, both)
+    mean, std = regressor.predict(x_test, return_std=True)
+    assert mean.shape == std.shape == both_test.shape
+    assert regressor.predict_interval(x_test).shape == (*both_test.shape, 2)
+    # Each target is predicted in its own unit.
+    assert mean[:, 1].std() == pytest.approx(2 * mean[:, 0].std(), rel=0.3)
+    assert np.corrcoef(mean.T)[0, 1] < -0.9
+    assert regressor.score(x_test, both_test) > 0.3
+    regressor.partial_fit(x, both)
+    with pytest.raises(ValueError, match=r"`y` has the shape \(331,\), and that of the first call"):
+        regressor.partial_fit(x, y)
+    conformal = EnsembleRegressor(2, model=(16,), max_epochs=60, calibration="cqr", random_state=0)
+    ends = conformal.fit(x, both).predict_interval(x_test, coverage=0.8)
+    inside = (ends[..., 0] <= both_test) & (both_test <= ends[..., 1])
+    assert (inside.mean(axis=0) > 0.65).all()
+
+
+def test_a_row_may_have_several_labels(wine):
+    x, y = wine
+    labels = np.stack([y == 0, y != 1], axis=1).astype(int)
+    classifier = EnsembleClassifier(2, model=(16,), learning_rate=1e-2, random_state=0)
+    probs = classifier.fit(x, labels).predict_proba(x)
+    assert classifier.score(x, labels) > 0.95
+    np.testing.assert_array_equal(classifier.predict(x), probs > 0.5)
+    mlp = de.models.mlp((13,), 2, hidden_sizes=(16,))
+    ensemble = de.Ensemble(
+        mlp,
+        optax.adam(1e-2),
+        de.losses.multilabel(2),
+        num_members=2,
+        seed=int(np.random.RandomState(0).randint(np.iinfo(np.int32).max)),
+    )
+    data = {"inputs": x.astype(np.float32), "labels": labels}
+    state = de.fit(ensemble, data, epochs=100, batch_size=128, progress=False).state
+    np.testing.assert_allclose(probs, ensemble.predict(state, x).mean, rtol=2e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="must each be 0 or 1"):
+        classifier.fit(x, 2 * labels)

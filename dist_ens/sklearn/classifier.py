@@ -6,9 +6,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
+from sklearn.utils import Tags
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from typing_extensions import override
 
 from dist_ens.ground.types import Network, OptimizerOfMember
 from dist_ens.losses import Objective
@@ -18,7 +19,7 @@ from dist_ens.sklearn.estimator import EnsembleEstimator
 
 
 class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
-    """A deep ensemble that predicts classes.
+    """A deep ensemble that predicts classes, or several labels of a row that are 0 or 1.
 
     Inputs are not scaled: put a `StandardScaler` before it.
 
@@ -30,7 +31,8 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             Adam with `learning_rate`.
         learning_rate: Learning rate. It is the setting `learning_rate` of every member, so that
             another value does not compile again.
-        loss: Name of a loss of `dist_ens.losses`, or an objective. Default: "categorical".
+        loss: Name of a loss of `dist_ens.losses`, or an objective. Default: "categorical", or
+            "multilabel" for several labels of a row.
         steps: Number of steps. Default: `max_epochs` decides.
         max_epochs: Number of passes over the training rows.
         batch_size: Number of rows in a step.
@@ -38,7 +40,8 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         hyper: Settings that differ from member to member, as for `dist_ens.Ensemble`.
         early_stopping: Whether to stop when the NLL of held-out rows has not improved for 10
             epochs. The state of the best epoch is kept.
-        validation_fraction: Share of the rows that `early_stopping` and `calibration` hold out.
+        validation_fraction: Share of the rows that `early_stopping` holds out, and share of the
+            others that `calibration` holds out.
         calibration: Calibration that is fitted on held-out rows: "temperature", "vector" or
             "isotonic". Default: none.
         class_weight: Weight of each class, or "balanced". Default: 1.
@@ -46,7 +49,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         verbose: Whether to show the progress.
 
     Attributes:
-        classes_: Sorted labels of the classes.
+        classes_: Sorted labels of the classes, or the numbers of several labels of a row.
         state_: State of the ensemble, arrays of NumPy with leaves [n_estimators, ...].
         n_iter_: Number of steps of the state, after early stopping that of the best epoch.
         n_features_in_: Number of columns of the training rows.
@@ -59,8 +62,6 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
     >>> bool(classifier.score(x, y) > 0.95), classifier.predict_proba(x).shape
     (True, (150, 3))
     """
-
-    _default_loss = "categorical"
 
     def __init__(
         self,
@@ -93,16 +94,20 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
 
         Args:
             X: Inputs, [rows, columns].
-            y: Labels of classes, numbers or texts, [rows].
+            y: Labels of classes, numbers or texts, [rows]; or several labels that are 0 or 1,
+                [rows, labels].
             sample_weight: Weights of the rows, not negative, [rows]. Default: 1.
         """
         self.__dict__.pop("_compiled", None)
         x, labels, weights = self._checked(X, y, sample_weight, reset=True)
-        self.classes_, numbers = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(
-                f"Classifier can't train when only one class is present: {self.classes_[0]!r}."
-            )
+        if self._labels_shape:
+            self.classes_, numbers = np.arange(labels.shape[1]), labels
+        else:
+            self.classes_, numbers = np.unique(labels, return_inverse=True)
+            if len(self.classes_) < 2:
+                raise ValueError(
+                    f"Classifier can't train when only one class is present: {self.classes_[0]!r}."
+                )
         if self.class_weight is not None:
             own = compute_sample_weight(self.class_weight, labels)
             weights = own if weights is None else weights * own
@@ -119,40 +124,61 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
 
         Args:
             X: Inputs, [rows, columns].
-            y: Labels of classes, [rows].
-            classes: All classes, which the first call must name.
+            y: Labels of classes, [rows], or several labels, [rows, labels].
+            classes: All classes, which the first call must name. Not needed for several labels.
             sample_weight: Weights of the rows, [rows]. Default: 1.
         """
         is_first = not hasattr(self, "state_")
         x, labels, weights = self._checked(X, y, sample_weight, reset=is_first)
         if is_first:
+            if self._labels_shape:
+                classes = range(labels.shape[1])
             if classes is None:
                 raise ValueError("classes must be passed on the first call to partial_fit.")
             self.classes_ = np.unique(classes)
+        if self._labels_shape:
+            return self._fit_on(x, labels.astype(np.int32), weights)
         numbers = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
         if (unknown := self.classes_[numbers] != labels).any():
             raise ValueError(f"`y` has the class {labels[unknown][0]!r}, not in {self.classes_}.")
         return self._fit_on(x, numbers.astype(np.int32), weights)
 
+    @override
     def _checked(
         self, x: ArrayLike, y: ArrayLike, weights: ArrayLike | None, *, reset: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        found = validate_data(self, x, y, dtype=np.float32, reset=reset)
-        inputs, labels = np.asarray(found[0]), np.asarray(found[1])
+        inputs, labels, weights = super()._checked(x, y, weights, reset=reset)
         check_classification_targets(labels)
-        own = (
-            None
-            if weights is None
-            else _check_sample_weight(weights, inputs, ensure_non_negative=True)
-        )
-        return inputs, labels, own
+        if self._labels_shape and not np.isin(labels, (0, 1)).all():
+            raise ValueError("Several labels of a row must each be 0 or 1, and `y` has others.")
+        return inputs, labels, weights
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    @property
+    @override
+    def _default_loss(self) -> str:
+        return "multilabel" if self._labels_shape else "categorical"
+
+    @property
+    @override
+    def _loss_options(self) -> dict[str, int | bool]:
+        return {"num_labels" if self._labels_shape else "num_classes": len(self.classes_)}
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
-        """Returns the probabilities of the classes, the mean of all members, [rows, classes]."""
+        """Returns the probabilities of the classes, the mean of all members, [rows, classes].
+
+        Of several labels of a row, they are the probabilities of 1, [rows, labels].
+        """
         probs = self._predicted(X)["mean"]
-        return probs / probs.sum(axis=1, keepdims=True)
+        return probs if self._labels_shape else probs / probs.sum(axis=1, keepdims=True)
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """Returns the most probable class of each row, [rows]."""
+        """Returns the most probable class of each row, [rows], or 0 and 1, [rows, labels]."""
         probs = self.predict_proba(X)
+        if self._labels_shape:
+            return (probs > 0.5).astype(np.int64)
         return self.classes_[probs.argmax(axis=1)]

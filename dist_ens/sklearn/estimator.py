@@ -1,5 +1,6 @@
 """The common parts of the estimators: parameters, training and predictions."""
 
+import abc
 import inspect
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Self, cast
@@ -11,7 +12,12 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
 from dist_ens import losses
 from dist_ens.callbacks import EarlyStopping
@@ -53,7 +59,7 @@ _PROGRAMS: dict[tuple[Hashable, ...], _Compiled] = {}
 class EnsembleEstimator(BaseEstimator):
     """The common parts of both estimators."""
 
-    _default_loss: str
+    _labels_shape: tuple[int, ...]  # Number of targets or labels of a row, () for one.
 
     def __init__(
         self,
@@ -90,6 +96,16 @@ class EnsembleEstimator(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
+    @property
+    @abc.abstractmethod
+    def _default_loss(self) -> str:
+        """Name of the loss that the labels call for."""
+
+    @property
+    @abc.abstractmethod
+    def _loss_options(self) -> dict[str, int | bool]:
+        """Arguments of a loss that the labels decide."""
+
     def __getstate__(self) -> dict[str, object]:
         # Compiled programs belong to this process. A loaded estimator makes them anew.
         return {
@@ -99,19 +115,45 @@ class EnsembleEstimator(BaseEstimator):
     def _drawn_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
+    def _checked(
+        self, x: ArrayLike, y: ArrayLike, weights: ArrayLike | None, *, reset: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Returns checked arrays: inputs, labels and weights. With `reset`, they are the first."""
+        is_numeric = not isinstance(self, ClassifierMixin)
+        found = validate_data(
+            self, x, y, dtype=np.float32, multi_output=True, y_numeric=is_numeric, reset=reset
+        )
+        inputs, labels = np.asarray(found[0]), np.asarray(found[1])
+        if labels.ndim == 2 and labels.shape[1] == 1:
+            labels = column_or_1d(labels, warn=True)
+        if reset:
+            self._labels_shape = labels.shape[1:]
+        elif labels.shape[1:] != self._labels_shape:
+            raise ValueError(
+                f"`y` has the shape {labels.shape}, and that of the first call has "
+                f"{('rows', *self._labels_shape)}."
+            )
+        if weights is None:
+            return inputs, labels, None
+        return inputs, labels, _check_sample_weight(weights, inputs, ensure_non_negative=True)
+
     def _fit(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> Self:
         """Trains on checked arrays, `y` in the form that the objective takes."""
         self._seed = self._drawn_seed()
         data: dict[str, np.ndarray] = {"inputs": x, "labels": y}
         data |= {} if weights is None else {"weights": weights}
-        held_out = None
+        stops_on = calibrates_on = None
         if self.early_stopping or self.calibration is not None:
             require_fraction("validation_fraction", self.validation_fraction, "0.1 is usual.")
-            data, held_out = self._divided(data)
-        result = self._train(data, held_out=held_out)
+        if self.early_stopping:
+            data, stops_on = self._divided(data)
+        if self.calibration is not None:
+            # Rows on which training has stopped would make intervals too short.
+            data, calibrates_on = self._divided(data)
+        result = self._train(data, stops_on=stops_on)
         self.calibration_: Calibration | None = None
-        if self.calibration is not None and held_out is not None:
-            unweighted = {name: held_out[name] for name in ("inputs", "labels")}
+        if self.calibration is not None and calibrates_on is not None:
+            unweighted = {name: calibrates_on[name] for name in ("inputs", "labels")}
             is_rule = self.calibration in self._objective.distribution.conformal
             self.calibration_ = calibrate(
                 result.ensemble,
@@ -135,11 +177,10 @@ class EnsembleEstimator(BaseEstimator):
         return self
 
     def _train(
-        self, data: Batch, state: State | None = None, held_out: Batch | None = None
+        self, data: Batch, state: State | None = None, stops_on: Batch | None = None
     ) -> FitResult:
         """Trains the ensemble, from a state or from the beginning, and keeps what it returns."""
-        steps, count, stops = self.steps, len(data["labels"]), held_out is not None
-        stops, batches = stops and bool(self.early_stopping), None
+        steps, count, batches = self.steps, len(data["labels"]), None
         if state is not None:
             first = int(to_host(state.step)[0])
             if first:
@@ -158,9 +199,9 @@ class EnsembleEstimator(BaseEstimator):
             epochs=self.max_epochs if steps is None else None,
             batch_size=min(self.batch_size, count) if batches is None else None,
             state=state,
-            callbacks=[EarlyStopping(self._score, patience=_PATIENCE)] if stops else [],
-            eval_data=held_out if stops else None,
-            eval_every="epoch" if stops else None,
+            callbacks=[EarlyStopping(self._score, patience=_PATIENCE)] if stops_on else [],
+            eval_data=stops_on,
+            eval_every="epoch" if stops_on else None,
             progress=bool(self.verbose),
         )
         # The execution that was chosen serves later fits of the same shapes too.
@@ -171,7 +212,8 @@ class EnsembleEstimator(BaseEstimator):
 
     def _divided(self, data: Batch) -> tuple[Batch, Batch]:
         """Returns training and held-out data, with a share of each class."""
-        labels = data["labels"] if isinstance(self, ClassifierMixin) else None
+        is_stratified = isinstance(self, ClassifierMixin) and not self._labels_shape
+        labels = data["labels"] if is_stratified else None
         parts = train_test_split(
             *data.values(),
             test_size=self.validation_fraction,
@@ -182,23 +224,20 @@ class EnsembleEstimator(BaseEstimator):
         return named[0], named[1]
 
     @property
-    def _num_classes(self) -> int | None:
-        classes = getattr(self, "classes_", None)
-        return None if classes is None else len(classes)
-
-    @property
     def _objective(self) -> Objective:
         loss = self._default_loss if self.loss is None else self.loss
         if not isinstance(loss, str):
             return loss
-        make = getattr(losses, loss) if loss in losses.__all__ else None
-        takes = inspect.signature(make).parameters if make else ()
-        if make is None or ("num_classes" in takes) != (self._num_classes is not None):
+        make, options = getattr(losses, loss) if loss in losses.__all__ else None, {}
+        if make is not None:
+            options = {n: self._loss_options.get(n) for n in inspect.signature(make).parameters}
+        if make is None or not {*self._loss_options} <= {*options}:
             raise UserError(
-                f"loss={loss!r} does not fit {type(self).__name__}. Give {self._default_loss!r}, "
-                "another loss of dist_ens.losses by its name, or an objective."
+                f"loss={loss!r} does not fit {type(self).__name__} with these labels. Give "
+                f"{self._default_loss!r}, another loss of dist_ens.losses by its name, or an "
+                "objective."
             )
-        return make(self._num_classes) if self._num_classes else make(standardize=True)
+        return make(**self._loss_options)
 
     @property
     def _score(self) -> str:
@@ -225,7 +264,7 @@ class EnsembleEstimator(BaseEstimator):
                 tuple(self.methods),
                 tuple(sorted(self._settings)),
                 self.n_features_in_,
-                self._num_classes,
+                tuple(self._loss_options.items()),
             )
             try:
                 found = _PROGRAMS.pop(given, None)

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import ndtri
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils import Tags
+from typing_extensions import override
 
 from dist_ens.ground.numbers import require_fraction
 from dist_ens.sklearn.estimator import EnsembleEstimator
@@ -28,14 +29,29 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     ((3,), (3,), (3, 2))
     """
 
-    _default_loss = "gaussian"
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    @property
+    @override
+    def _default_loss(self) -> str:
+        return "gaussian"
+
+    @property
+    @override
+    def _loss_options(self) -> dict[str, int | bool]:
+        targets = {"targets": self._labels_shape[0]} if self._labels_shape else {}
+        return {"standardize": True, **targets}
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Trains the ensemble from the beginning.
 
         Args:
             X: Inputs, [rows, columns].
-            y: Targets, [rows].
+            y: Targets, [rows], or several of a row, [rows, targets], which are independent given
+                the inputs.
             sample_weight: Weights of the rows, not negative, [rows]. Default: 1.
         """
         self.__dict__.pop("_compiled", None)
@@ -48,32 +64,29 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
 
         Args:
             X: Inputs, [rows, columns].
-            y: Targets, [rows].
+            y: Targets, [rows] or [rows, targets].
             sample_weight: Weights of the rows, [rows]. Default: 1.
         """
         is_first = not hasattr(self, "state_")
         return self._fit_on(*self._checked(X, y, sample_weight, reset=is_first))
 
+    @override
     def _checked(
         self, x: ArrayLike, y: ArrayLike, weights: ArrayLike | None, *, reset: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        found = validate_data(self, x, y, dtype=np.float32, y_numeric=True, reset=reset)
-        inputs, targets = np.asarray(found[0]), np.asarray(found[1], np.float64)
-        if reset and not np.ptp(targets):
+        inputs, targets, weights = super()._checked(x, y, weights, reset=reset)
+        targets = targets.astype(np.float64)
+        if reset and (np.ptp(targets, axis=0) == 0).any():
             raise ValueError(
-                f"All targets are {targets[0]} (n_samples={len(targets)}): nothing to learn."
+                f"All values of a target are equal, such as {targets[0]} "
+                f"(n_samples={len(targets)}): nothing to learn."
             )
-        own = (
-            None
-            if weights is None
-            else _check_sample_weight(weights, inputs, ensure_non_negative=True)
-        )
-        return inputs, targets, own
+        return inputs, targets, weights
 
     def predict(
         self, X: ArrayLike, return_std: bool = False
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """Returns the means, [rows], and with `return_std` the standard deviations too, [rows].
+        """Returns the means, and with `return_std` the standard deviations too, in the form of `y`.
 
         The variance is that of the mixture of the members: the mean of their variances, and the
         variance of their means.
@@ -84,7 +97,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         return (found["mean"], np.sqrt(found["total"])) if return_std else found["mean"]
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.9) -> np.ndarray:
-        """Returns the ends of an interval for the target of each row, [rows, 2].
+        """Returns the ends of an interval for each target, [rows, 2] or [rows, targets, 2].
 
         With `calibration="cqr"` it is the conformal interval, which contains the stated share of
         the targets of new rows. Otherwise it is that of a normal distribution of the predicted
@@ -99,4 +112,4 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
             return self._predicted(X, coverage)["interval"]
         mean, std = self.predict(X, return_std=True)
         half = ndtri((1 + coverage) / 2) * std
-        return np.stack([mean - half, mean + half], axis=1)
+        return np.stack([mean - half, mean + half], axis=-1)
