@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import optax
@@ -18,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import dist_ens as de
 from commands import dist_ens, start
 from dist_ens.callbacks import MLflow, TensorBoard, WandB, logger
+from dist_ens.callbacks.logger import Logger
 from dist_ens.experiment.loggers import loggers_below
 from dist_ens.experiment.schema import Experiment
 from dist_ens.ground.errors import UserError
@@ -230,7 +233,7 @@ def test_tools_that_fail_in_the_middle_are_told_once_and_change_no_bit(tmp_path,
     )
     assert ended.returncode == 0, ended.stderr
     told = re.findall(
-        r"(\w+) logs nothing more, and the run goes on without it: (.+)", ended.stderr
+        r"(\w+) logs nothing more, and the run continues without it: (.+)", ended.stderr
     )
     assert sorted(name for name, _ in told) == ["MLflow", "TensorBoard", "WandB"], ended.stderr
     assert dict(told)["TensorBoard"] == "no space left on device."
@@ -266,7 +269,31 @@ def test_a_server_that_does_not_answer_keeps_no_run_waiting(caplog, monkeypatch)
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
         assert fit(classifier(), callbacks=[MLflow(tracking_uri=uri)]).step == 8
     [told] = told_in(caplog)
-    assert told.startswith("MLflow logs nothing more, and the run goes on without it: no answer")
+    assert told.startswith("MLflow logs nothing more, and the run continues without it: no answer")
+
+
+def test_a_tool_that_hangs_delays_one_save(tmp_path, monkeypatch):
+    monkeypatch.setattr(logger, "_SAVE_SECS", 1.0)
+    hangs = threading.Event()
+    hung = MLflow(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setattr(hung, "open", lambda run: None)
+    monkeypatch.setattr(hung, "log", lambda step, record: hangs.wait(60))
+    monkeypatch.setattr(hung, "flush", lambda: None)
+    monkeypatch.setattr(hung, "end", lambda: None)
+    waited = []
+
+    def sync():
+        begun = time.perf_counter()
+        Logger.sync(hung)
+        waited.append(time.perf_counter() - begun)
+        if len(waited) == 5:  # The tool answers from now on.
+            hangs.set()
+
+    monkeypatch.setattr(hung, "sync", sync)
+    saved = de.Checkpoints(tmp_path / "run", every_steps=1, every_secs=None)
+    fit(classifier(), log_every=1, callbacks=[hung], checkpoints=saved, steps_per_call=1)
+    assert len(waited) >= 8
+    assert sum(waited) == pytest.approx(1, abs=0.5)
 
 
 def test_members_are_series_of_their_own_on_request_and_loggers_may_change(tmp_path, resumed):

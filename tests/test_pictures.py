@@ -99,6 +99,15 @@ def test_a_data_set_of_hugging_face_is_a_source():
     assert de.evaluate(ensemble, state, source, intervals=False).ensemble["accuracy"] == 1
     with pytest.raises(UserError, match="no column 'picture'"):
         de.data.hugging_face(rows, rows, inputs="picture")
+    with pytest.raises(UserError, match="The training rows are a DatasetDict"):
+        de.data.hugging_face(parts, rows)
+    for wrong, message in (
+        ({"image": [[0.0], [1.0]], "label": [0, None]}, "Labels are missing in the column 'label'"),
+        ({"image": [[0.0], [1.0, 2.0]], "label": [0, 1]}, r"rows of the shapes \(1,\) and \(2,\)"),
+    ):
+        rows = datasets.Dataset.from_dict(wrong)
+        with pytest.raises(UserError, match=message):
+            de.data.hugging_face(rows, rows).train.take(np.arange(2))
 
 
 def test_grey_values_of_16_bits_are_scaled(tmp_path):

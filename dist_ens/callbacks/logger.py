@@ -41,6 +41,8 @@ class Logger(Service):
         self._run_id: str | None = None  # Id of the tool's run, which a resumed run continues.
         self._calls: _Calls | None = None
         self._has_failed = False
+        self._synced = threading.Event()  # Whether the tool has answered the newest save.
+        self._synced.set()
 
     def open(self, run: RunInfo) -> None:
         """Opens the tool's run `_run_id`, or a new one if that is None."""
@@ -70,8 +72,10 @@ class Logger(Service):
         self._call(lambda: self.log(step, summarized(record, self._members)))
 
     def sync(self) -> None:
-        """Waits until all records are stored, but not for long."""
-        self._call(self.flush).wait(_SAVE_SECS)
+        """Waits until all records are stored, for some seconds at the first save that is late."""
+        is_late = not self._synced.is_set()
+        self._synced = self._call(self.flush)
+        self._synced.wait(0 if is_late else _SAVE_SECS)
 
     def close(self) -> None:
         """Ends the thread."""
@@ -130,7 +134,7 @@ class Logger(Service):
         if not self._has_failed:
             self._has_failed = True
             logging.warning(
-                "%s logs nothing more, and the run goes on without it: %s.",
+                "%s logs nothing more, and the run continues without it: %s.",
                 type(self).__name__,
                 explained(error).what or type(error).__name__,
             )

@@ -15,9 +15,9 @@ class MLflow(Logger):
     """A callback that logs a run to MLflow.
 
     The names are those of `metrics.jsonl`, and `/median`, `/p05` and `/p95` after them for the
-    median and the 5th and 95th percentile of the members. A run that resumes from a checkpoint goes
-    on in the same run of MLflow, and logs no step twice. If the server does not answer or the
-    database cannot be written, a warning says so, and the run goes on.
+    median and the 5th and 95th percentile of the members. A run that resumes from a checkpoint
+    continues the same run of MLflow, and logs no step twice. If the server does not answer or the
+    database cannot be written, a warning says so, and training continues.
 
     Args:
         experiment: Name of the experiment, made if it does not exist.
@@ -47,16 +47,16 @@ class MLflow(Logger):
         self._mlflow = imported("mlflow", EXTRA)
         for module in ("sqlalchemy", "alembic"):  # Only MLflow's local store imports them.
             imported(module, EXTRA)
-        # Last step that is logged of each metric, in a run that goes on.
+        # Last step that is logged of each metric, in a run that continues.
         self._last_steps: dict[str, int] = {}
 
     def open(self, run: RunInfo) -> None:
-        """Opens a run and logs the settings, or goes on with one."""
+        """Opens a run and logs the settings, or continues one."""
         # Its traceback of an error of the database would come beside the warning.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         self._client = self._mlflow.MlflowClient(tracking_uri=self._tracking_uri)
-        self._last_steps, self._goes_on = {}, self._run_id is not None
-        if self._goes_on:
+        self._last_steps, self._continues = {}, self._run_id is not None
+        if self._continues:
             self._client.update_run(self._run_id, status="RUNNING")
             return
         found = self._client.get_experiment_by_name(self._experiment)
@@ -85,7 +85,7 @@ class MLflow(Logger):
 
     def _last_step(self, name: str) -> int:
         """Returns the last step that an earlier process has logged of a metric; -1 for none."""
-        if not self._goes_on:
+        if not self._continues:
             return -1
         if name not in self._last_steps:
             history = self._client.get_metric_history(self._run_id, name)

@@ -17,7 +17,7 @@ class TensorBoard(Logger):
     `tensorboard --logdir=FOLDER` shows them. A resumed run adds a file, with which TensorBoard
     hides the later steps of the files before. The names are those of `metrics.jsonl`, and
     `/median`, `/p05` and `/p95` after them for the median and the 5th and 95th percentile of the
-    members. If the files cannot be written, a warning says so, and the run goes on.
+    members. If the files cannot be written, a warning says so, and training continues.
 
     Args:
         folder: Path of the folder, made if it does not exist. A run that begins anew hides the

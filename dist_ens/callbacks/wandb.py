@@ -24,10 +24,11 @@ class WandB(Logger):
     """A callback that logs a run to Weights & Biases.
 
     The names are those of `metrics.jsonl`, and `/median`, `/p05` and `/p95` after them for the
-    median and the 5th and 95th percentile of the members. A run that resumes from a checkpoint goes
-    on with the same id, and logs no step twice. Offline, it adds a folder
+    median and the 5th and 95th percentile of the members. A run that resumes from a checkpoint
+    continues with the same id, and logs no step twice. Offline, it adds a folder
     `wandb/offline-run-TIME-ID` with the next steps, and `wandb sync --id=ID FOLDERS` sends all
-    folders as one run. If there is no network or no login, a warning says so, and the run goes on.
+    folders as one run. If there is no network or no login, a warning says so, and training
+    continues.
 
     Args:
         project: Name of the project. Default: that of the environment variable WANDB_PROJECT, or
@@ -79,7 +80,7 @@ class WandB(Logger):
         return super().state()
 
     def open(self, run: RunInfo) -> None:
-        """Opens a run, or goes on with one."""
+        """Opens a run, or continues one."""
         self._folder.mkdir(parents=True, exist_ok=True)
         known = self._wandb.setup().settings.mode
         mode = self._mode or known

@@ -10,7 +10,8 @@ from dist_ens.data.checks import check_labels, count_classes
 from dist_ens.data.class_names import listed
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
-from dist_ens.ground.errors import UserError
+from dist_ens.ground.errors import UserError, kind_of
+from dist_ens.ground.extras import imported
 from dist_ens.ground.narrowing import held_dtype, narrowed
 
 
@@ -41,13 +42,25 @@ class DatasetSplit:
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Reads the rows at some positions, int64[...]."""
         read = self.rows[indices.ravel().tolist()]
-        inputs, labels = (np.stack([np.asarray(v) for v in read[name]]) for name in self.names)
+        inputs, labels = (_stacked(read[name], name) for name in self.names)
         dtype = np.int32 if labels.dtype.kind in "iub" else np.float32
         inputs = narrowed(inputs, held_dtype(inputs.dtype), self.names[0])
         return {
             "inputs": inputs.reshape(*indices.shape, *inputs.shape[1:]),
             "labels": narrowed(labels, dtype, self.names[1]).reshape(indices.shape),
         }
+
+
+def _stacked(values: Sequence[object], name: str) -> np.ndarray:
+    """Returns the values of a column as one array, [rows, ...]."""
+    arrays = [np.asarray(value) for value in values]
+    if len(shapes := {array.shape for array in arrays}) > 1:
+        first, second = sorted(shapes)[:2]
+        raise UserError(
+            f"The column {name!r} has rows of the shapes {first} and {second}. "
+            "Give all rows one shape, such as pictures of one size."
+        )
+    return np.stack(arrays)
 
 
 def hugging_face(
@@ -76,6 +89,11 @@ def hugging_face(
     ((2,), 2)
     """
     for where, rows in (("training", train), ("test", test)):
+        if not isinstance(rows, imported("datasets", "hf").Dataset):
+            raise UserError(
+                f"The {where} rows are {kind_of(rows)}. Give a datasets.Dataset, such as one split "
+                'of a DatasetDict: rows["train"].'
+            )
         absent = [name for name in (inputs, labels) if name not in rows.column_names]
         if absent:
             raise UserError(
@@ -89,6 +107,12 @@ def hugging_face(
         return Source(Spec(shape, dtype, (), None), *splits)
     names = getattr(train.features[labels], "names", None)
     of_splits = [np.asarray(rows.select_columns(labels)[:][labels]) for rows in (train, test)]
+    for where, values in zip(("training", "test"), of_splits, strict=True):
+        if values.dtype.kind not in "iub":
+            raise UserError(
+                f"Labels are missing in the column {labels!r} of the {where} rows. Leave these "
+                "rows out."
+            )
     count = len(names) if names else count_classes("The training rows", of_splits[0])
     for where, values in zip(("The training rows", "The test rows"), of_splits, strict=True):
         check_labels(f"{where}, {labels}", values, count)
