@@ -1,6 +1,7 @@
 """The estimators of scikit-learn: what they compute, and how often they compile."""
 
 import io
+import pickle
 
 import flax.linen as nn
 import jax
@@ -11,13 +12,14 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris, load_wine
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV, cross_val_predict, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import dist_ens as de
 from dist_ens.ground.errors import UserError
-from dist_ens.sklearn import EnsembleClassifier, EnsembleRegressor, estimator
+from dist_ens.sklearn import EnsembleClassifier, EnsembleRegressor
 
 
 @pytest.fixture(scope="module")
@@ -213,25 +215,97 @@ def test_an_ensemble_with_other_values_has_them_in_every_variant(wine):
         de.fit(result.ensemble, data, steps=8, state=result.state, progress=False)
 
 
-def test_rows_of_a_later_partial_fit_are_seen_once_each(wine, monkeypatch):
+@pytest.mark.parametrize("is_fitted", [False, True])
+def test_each_row_of_a_partial_fit_is_trained_on_once(wine, is_fitted):
     x, y = wine
-    given = []
-    fit = estimator.fit
 
-    def recorded(ensemble, data, **options):
-        given.append(data)
-        return fit(ensemble, data, **options)
+    def outputs(row):
+        """The parameters after one pass over 130 rows, of which one has another label."""
+        labels = y.copy()
+        labels[row] = (labels[row] + 1) % 3
+        classifier = EnsembleClassifier(
+            1, model=(), batch_size=60, optimizer=optax.sgd(1e-2), random_state=0
+        )
+        if is_fitted:
+            classifier.fit(x[40:], y[40:])
+        before = classifier.n_iter_ if is_fitted else 0
+        classifier.partial_fit(x[:130], labels[:130], classes=range(3))
+        assert classifier.n_iter_ == before + 3
+        return classifier.state_.params
 
-    monkeypatch.setattr(estimator, "fit", recorded)
-    classifier = EnsembleClassifier(2, batch_size=64, random_state=0, calibration="temperature")
-    classifier.fit(x, y)
-    before = classifier.n_iter_
-    classifier.partial_fit(x[:100], y[:100])
-    assert classifier.n_iter_ == before + 2
-    seen = np.concatenate([batch["inputs"] for batch in given[-1]])
-    np.testing.assert_array_equal(np.sort(seen, axis=0), np.sort(x[:100].astype("f4"), axis=0))
-    assert classifier.calibration_ is None
-    assert classifier.predict_proba(x).shape == (178, 3)
+    kept = outputs(177)
+    for row in (0, 50, 90, 129):
+        moved = jax.tree.map(lambda a, b: np.abs(a - b).sum(), outputs(row), kept)
+        # With other rows in the batches, a row has the same weight up to the steps in between.
+        one = 1e-2 / 44 * 2 * np.abs(np.append(x[row], 1)).sum()
+        assert sum(jax.tree.leaves(moved)) == pytest.approx(one, rel=0.1)
+
+
+def test_class_weights_count_in_partial_fit_too(wine):
+    x, y = wine
+    plain, weighted = (
+        EnsembleClassifier(2, model=(8,), learning_rate=1e-2, class_weight=weights, random_state=0)
+        for weights in (None, {0: 1, 1: 1, 2: 50})
+    )
+    for _ in range(8):
+        plain.partial_fit(x, y, classes=range(3))
+        weighted.partial_fit(x[:150], y[:150], classes=range(3))
+    assert weighted.predict_proba(x)[:, 2].mean() > 1.3 * plain.predict_proba(x)[:, 2].mean()
+    with pytest.raises(ValueError, match="class_weight='balanced' needs all rows"):
+        EnsembleClassifier(2, class_weight="balanced").partial_fit(x, y, classes=range(3))
+
+
+def test_members_that_fail_are_left_out_and_named(wine):
+    x, y = wine
+    rates = [1e30, 1e-2, 1e-2]
+    classifier = EnsembleClassifier(
+        3, model=(8,), hyper={"learning_rate": rates}, calibration="temperature", random_state=0
+    )
+    with pytest.warns(ConvergenceWarning, match=r"1 of 3 members have failed, with the ids \[0\]"):
+        classifier.fit(x, y)
+    assert classifier.score(x, y) > 0.95
+    loaded = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(loaded.predict_proba(x), classifier.predict_proba(x))
+    with pytest.raises(ValueError, match="All 3 members have failed"):
+        classifier.set_params(hyper={"learning_rate": [1e30] * 3}).fit(x, y)
+
+
+def test_batch_statistics_are_those_of_all_rows():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            return nn.Dense(2)(nn.BatchNorm(not train, momentum=0.0)(x))
+
+    x = np.repeat([[0.0], [1.0]], [90, 10], axis=0)
+    regressor = EnsembleRegressor(1, model=Net(), steps=5, batch_size=128, random_state=0)
+    found = regressor.fit(x, np.arange(100.0)).state_.model_state
+    means = [leaf for path, leaf in jax.tree.leaves_with_path(found) if "'mean'" in str(path)]
+    assert means[0].ravel() == pytest.approx(0.1)
+
+
+def test_targets_far_from_0_keep_their_digits(diabetes):
+    x, x_test, y, _ = diabetes
+    near, far = (
+        EnsembleRegressor(2, model=(16,), learning_rate=1e-2, max_epochs=30, random_state=0)
+        .fit(x, y + shift)
+        .predict(x_test)
+        - shift
+        for shift in (0, 1e9)
+    )
+    np.testing.assert_allclose(far, near, rtol=1e-3)
+
+
+def test_a_finished_optimizer_of_optax_is_taken(wine):
+    x, y = wine
+    classifier = EnsembleClassifier(2, model=[np.int64(8)], optimizer=optax.adamw(1e-2))
+    assert classifier.set_params(random_state=0).fit(x, y).score(x, y) > 0.95
+
+
+def test_a_mean_alone_has_no_intervals(diabetes):
+    x, _, y, _ = diabetes
+    regressor = EnsembleRegressor(2, loss="squared_error", steps=2).fit(x, y)
+    with pytest.raises(ValueError, match="loss='squared_error' predicts no variance"):
+        regressor.predict_interval(x)
 
 
 def test_a_loss_without_a_variance_stops_early_and_says_so(diabetes):

@@ -108,10 +108,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
                 raise ValueError(
                     f"Classifier can't train when only one class is present: {self.classes_[0]!r}."
                 )
-        if self.class_weight is not None:
-            own = compute_sample_weight(self.class_weight, labels)
-            weights = own if weights is None else weights * own
-        return self._fit(x, numbers.astype(np.int32), weights)
+        return self._fit(x, numbers.astype(np.int32), self._weights(labels, weights))
 
     def partial_fit(
         self,
@@ -136,12 +133,24 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             if classes is None:
                 raise ValueError("classes must be passed on the first call to partial_fit.")
             self.classes_ = np.unique(classes)
+        if self.class_weight == "balanced":
+            raise ValueError(
+                "class_weight='balanced' needs all rows, and partial_fit sees some. Give a dict."
+            )
+        weights = self._weights(labels, weights)
         if self._labels_shape:
             return self._fit_on(x, labels.astype(np.int32), weights)
         numbers = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
         if (unknown := self.classes_[numbers] != labels).any():
             raise ValueError(f"`y` has the class {labels[unknown][0]!r}, not in {self.classes_}.")
         return self._fit_on(x, numbers.astype(np.int32), weights)
+
+    def _weights(self, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
+        """Returns the weights of rows times those of their classes."""
+        if self.class_weight is None:
+            return weights
+        own = compute_sample_weight(self.class_weight, labels)
+        return own if weights is None else weights * own
 
     @override
     def _checked(

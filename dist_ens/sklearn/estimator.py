@@ -2,7 +2,9 @@
 
 import abc
 import inspect
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
+from numbers import Integral
 from typing import Self, cast
 
 import jax
@@ -10,6 +12,7 @@ import numpy as np
 import optax
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import (
@@ -27,7 +30,7 @@ from dist_ens.evaluation.calibration import Calibration
 from dist_ens.evaluation.fit_calibration import calibrate
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.numbers import require_fraction, whole_number
-from dist_ens.ground.state import State
+from dist_ens.ground.state import State, select_members
 from dist_ens.ground.types import Batch, Network, Optimizer, OptimizerOfMember
 from dist_ens.layout import MEMBERS, Layout, to_host
 from dist_ens.losses import Objective
@@ -150,14 +153,13 @@ class EnsembleEstimator(BaseEstimator):
         if self.calibration is not None:
             # Rows on which training has stopped would make intervals too short.
             data, calibrates_on = self._divided(data)
-        result = self._train(data, stops_on=stops_on)
+        self._train(data, stops_on=stops_on)
         self.calibration_: Calibration | None = None
         if self.calibration is not None and calibrates_on is not None:
             unweighted = {name: calibrates_on[name] for name in ("inputs", "labels")}
             is_rule = self.calibration in self._objective.distribution.conformal
             self.calibration_ = calibrate(
-                result.ensemble,
-                result.state,
+                *self._predictors(),
                 unweighted,
                 method=None if is_rule else self.calibration,
                 conformal=self.calibration if is_rule else None,
@@ -167,6 +169,7 @@ class EnsembleEstimator(BaseEstimator):
     def _fit_on(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> Self:
         """Trains by one pass over some rows, from the beginning if there is no state yet."""
         data = {"inputs": x, "labels": y} | ({} if weights is None else {"weights": weights})
+        data = _in_equal_batches(data, self._num_batches(len(y)))
         if hasattr(self, "state_"):
             state = self._ensemble.layout.moved(self.state_, MEMBERS)
         else:
@@ -181,23 +184,25 @@ class EnsembleEstimator(BaseEstimator):
     ) -> FitResult:
         """Trains the ensemble, from a state or from the beginning, and keeps what it returns."""
         steps, count, batches = self.steps, len(data["labels"]), None
+        num_batches = self._num_batches(count)
+        batch_size = min(self.batch_size, count)
         if state is not None:
-            first = int(to_host(state.step)[0])
+            first, batch_size = int(to_host(state.step)[0]), count // num_batches
             if first:
                 # An order of rows counts its epochs from step 0, and these rows are new.
                 rows = np.random.default_rng([self._seed, first]).permutation(count)
-                parts = np.split(rows, range(self.batch_size, count, self.batch_size))
+                parts = np.split(rows, num_batches)
                 batches = [{name: leaf[part] for name, leaf in data.items()} for part in parts]
-            steps = first + -(-count // self.batch_size)
-        elif count <= self.batch_size and not self.methods:
+            steps = first + num_batches
+        elif num_batches == 1 and self._is_mlp and not self.methods:
             data = _with_rows_counted(data)
-            count = len(data["labels"])
+            batch_size = len(data["labels"])
         result = fit(
             self._ensemble,
             data if batches is None else batches,
             steps=steps,
             epochs=self.max_epochs if steps is None else None,
-            batch_size=min(self.batch_size, count) if batches is None else None,
+            batch_size=batch_size if batches is None else None,
             state=state,
             callbacks=[EarlyStopping(self._score, patience=_PATIENCE)] if stops_on else [],
             eval_data=stops_on,
@@ -208,7 +213,40 @@ class EnsembleEstimator(BaseEstimator):
         self._compiled.ensemble = result.ensemble
         self.state_ = to_host(result.state)
         self.n_iter_ = result.step
+        self._keep_sound_members(result)
         return result
+
+    def _num_batches(self, count: int) -> int:
+        return -(-count // whole_number("batch_size", self.batch_size, least=1))
+
+    def _keep_sound_members(self, result: FitResult) -> None:
+        """Finds the members that predict: not those that have failed, of which it warns."""
+        ids = self.state_.member_id.tolist()
+        failed = {each.member_id for each in result.failed_members if each.last_step >= result.step}
+        for leaf in jax.tree.leaves(self.state_.params):
+            is_finite = np.isfinite(leaf).reshape(len(ids), -1).all(axis=1)
+            failed |= {ids[at] for at in np.flatnonzero(~is_finite)}
+        self._sound = [at for at, member in enumerate(ids) if member not in failed]
+        if not self._sound:
+            raise ValueError(
+                f"All {len(ids)} members have failed: their losses or parameters are not finite. "
+                "Lower the learning rate, and look for very large numbers in the data."
+            )
+        if failed:
+            warnings.warn(
+                f"{len(failed)} of {len(ids)} members have failed, with the ids {sorted(failed)}: "
+                "their losses or parameters are not finite. They are left out of predictions. "
+                "Lower the learning rate.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+
+    def _predictors(self) -> tuple[Ensemble, State]:
+        """Returns the ensemble of the members that predict, and its state."""
+        ensemble, state = self._ensemble, self.state_
+        if len(self._sound) < ensemble.num_members:
+            return ensemble.at(select_members(state, self._sound))
+        return ensemble, ensemble.layout.moved(state, MEMBERS)
 
     def _divided(self, data: Batch) -> tuple[Batch, Batch]:
         """Returns training and held-out data, with a share of each class."""
@@ -249,7 +287,9 @@ class EnsembleEstimator(BaseEstimator):
 
     @property
     def _settings(self) -> dict[str, Drawn | ArrayLike | str]:
-        return {_LEARNING_RATE: float(self.learning_rate), **(self.hyper or {})}
+        # A finished optimizer of Optax, init and update, reads no settings.
+        own = {} if isinstance(self.optimizer, tuple) else {_LEARNING_RATE: self.learning_rate}
+        return {**own, **(self.hyper or {})}
 
     @property
     def _ensemble(self) -> Ensemble:
@@ -276,11 +316,18 @@ class EnsembleEstimator(BaseEstimator):
                     del _PROGRAMS[next(iter(_PROGRAMS))]
         return self._compiled.ensemble.with_values(self._seed, self._settings)
 
+    @property
+    def _is_mlp(self) -> bool:
+        """Whether `model` is sizes of hidden layers."""
+        sizes = self.model
+        return isinstance(sizes, Sequence) and all(isinstance(each, Integral) for each in sizes)
+
     def _new_ensemble(self) -> Ensemble:
         """Returns the ensemble, whose programs are not compiled yet."""
         objective, model = self._objective, self.model
-        if isinstance(model, Sequence) and all(isinstance(size, int) for size in model):
-            model = mlp((self.n_features_in_,), objective.num_outputs, hidden_sizes=tuple(model))
+        if self._is_mlp:
+            sizes = tuple(int(size) for size in model)
+            model = mlp((self.n_features_in_,), objective.num_outputs, hidden_sizes=sizes)
         # Each device holds whole members, so any number of rows is a batch.
         devices, count = jax.devices(), whole_number("n_estimators", self.n_estimators, least=1)
         rows = max(k for k in range(1, len(devices) + 1) if count % k == 0)
@@ -301,18 +348,29 @@ class EnsembleEstimator(BaseEstimator):
         count = len(inputs)
         rows = np.zeros((-(-count // _ROWS_AT_A_TIME) * _ROWS_AT_A_TIME, inputs.shape[1]), "f4")
         rows[:count] = inputs
-        ensemble, found, calibration = self._ensemble, [], self.calibration_
+        (ensemble, state), found, calibration = self._predictors(), [], self.calibration_
         if level is not None and calibration is not None:
             calibration = calibration.at(level)
-        state = ensemble.layout.moved(self.state_, MEMBERS)
         for first in range(0, len(rows), _ROWS_AT_A_TIME):
             part = rows[first : first + _ROWS_AT_A_TIME]
             prediction = ensemble.predict(state, part, calibration=calibration)
-            values = {name: getattr(prediction, name) for name in ("mean", "total", "interval")}
+            names = ("mean", "aleatoric", "total", "interval")
+            values = {name: getattr(prediction, name) for name in names}
             if values["interval"] is not None:
                 values["interval"] = np.moveaxis(values["interval"], 0, -1)
             found.append({n: np.asarray(v, np.float64) for n, v in values.items() if v is not None})
         return {name: np.concatenate([f[name] for f in found])[:count] for name in found[0]}
+
+
+def _in_equal_batches(data: Batch, num_batches: int) -> Batch:
+    """Returns rows for batches of equal length, the last ones filled up by rows of weight 0."""
+    count = len(data["labels"])
+    added = -count % num_batches
+    if not added:
+        return data
+    weights = np.asarray(data.get("weights", np.ones(count)), np.float64)
+    filled = {name: np.concatenate([leaf, leaf[:added]]) for name, leaf in data.items()}
+    return filled | {"weights": np.concatenate([weights, np.zeros(added)])}
 
 
 def _with_rows_counted(data: Batch) -> Batch:

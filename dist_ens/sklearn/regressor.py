@@ -76,12 +76,18 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         inputs, targets, weights = super()._checked(x, y, weights, reset=reset)
         targets = targets.astype(np.float64)
+        if reset:
+            counted = targets if weights is None else targets[weights > 0]
+            # Networks are trained in float32, which holds the differences of large targets badly.
+            is_shifted = self.loss is None or isinstance(self.loss, str)
+            middle = (counted.min(axis=0) + counted.max(axis=0)) / 2
+            self._middle = middle if is_shifted else np.zeros_like(middle)
         if reset and (np.ptp(targets, axis=0) == 0).any():
             raise ValueError(
                 f"All values of a target are equal, such as {targets[0]} "
                 f"(n_samples={len(targets)}): nothing to learn."
             )
-        return inputs, targets, weights
+        return inputs, targets - self._middle, weights
 
     def predict(
         self, X: ArrayLike, return_std: bool = False
@@ -92,9 +98,12 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         variance of their means.
         """
         found = self._predicted(X)
-        if return_std and "total" not in found:
+        mean = found["mean"] + self._middle
+        if not return_std:
+            return mean
+        if "aleatoric" not in found:  # The spread of the members alone is too small.
             raise ValueError(f"loss={self.loss!r} predicts no variance. Use loss='gaussian'.")
-        return (found["mean"], np.sqrt(found["total"])) if return_std else found["mean"]
+        return mean, np.sqrt(found["total"])
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.9) -> np.ndarray:
         """Returns the ends of an interval for each target, [rows, 2] or [rows, targets, 2].
@@ -109,7 +118,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         """
         require_fraction("coverage", coverage, "0.9 is usual.")
         if self.calibration_ is not None and self.calibration_.conformal is not None:
-            return self._predicted(X, coverage)["interval"]
+            return self._predicted(X, coverage)["interval"] + self._middle[..., None]
         mean, std = self.predict(X, return_std=True)
         half = ndtri((1 + coverage) / 2) * std
         return np.stack([mean - half, mean + half], axis=-1)
