@@ -272,6 +272,50 @@ def test_a_server_that_does_not_answer_keeps_no_run_waiting(caplog, monkeypatch)
     assert told.startswith("MLflow logs nothing more, and the run continues without it: no answer")
 
 
+def test_a_run_that_an_exception_ends_has_failed(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+
+    def breaks(info):
+        if info.step == 4:
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        fit(classifier(), callbacks=[MLflow(tracking_uri=uri), breaks], steps_per_call=1)
+    fit(classifier(), callbacks=[MLflow(tracking_uri=uri)])
+    found = MlflowClient(uri).search_runs(["0"])
+    assert [run.info.status for run in found] == ["FINISHED", "FAILED"]
+
+
+class _Hangs(Logger):
+    """A logger whose tool does not answer its first record until it is told to."""
+
+    def __init__(self):
+        super().__init__(members=False)
+        self.answers, self.seen = threading.Event(), []
+
+    def open(self, run):
+        self.run = len(self.seen)
+        self.seen.append([])
+
+    def log(self, step, record):
+        self.seen[self.run].append(step)
+        self.answers.wait(60)
+
+    def end(self, failed):
+        self.seen[self.run].append("end")
+
+
+def test_a_tool_that_hung_in_one_run_logs_nothing_of_it_into_the_next(monkeypatch):
+    monkeypatch.setattr(logger, "_END_SECS", 0.5)
+    hangs = _Hangs()
+    fit(classifier(), callbacks=[hangs], log_every=1)
+    first = hangs.seen[0].copy()
+    hangs.answers.set()
+    fit(classifier(), callbacks=[hangs], log_every=1)
+    assert len(first) == 1
+    assert hangs.seen[1] == [*range(1, 9), "end"]
+
+
 def test_a_tool_that_hangs_delays_one_save(tmp_path, monkeypatch):
     monkeypatch.setattr(logger, "_SAVE_SECS", 1.0)
     hangs = threading.Event()
@@ -279,7 +323,7 @@ def test_a_tool_that_hangs_delays_one_save(tmp_path, monkeypatch):
     monkeypatch.setattr(hung, "open", lambda run: None)
     monkeypatch.setattr(hung, "log", lambda step, record: hangs.wait(60))
     monkeypatch.setattr(hung, "flush", lambda: None)
-    monkeypatch.setattr(hung, "end", lambda: None)
+    monkeypatch.setattr(hung, "end", lambda failed: None)
     waited = []
 
     def sync():

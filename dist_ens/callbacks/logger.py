@@ -3,6 +3,7 @@
 import logging
 import queue
 import re
+import sys
 import threading
 from collections.abc import Callable, Mapping
 
@@ -19,7 +20,6 @@ _QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95}
 # Seconds that a save, and the end of a run, wait for a tool that does not answer.
 _SAVE_SECS, _END_SECS = 10.0, 30.0
 EXTRA = "loggers"
-_Calls = queue.SimpleQueue[tuple[Callable[[], object], threading.Event] | None]
 
 
 class Logger(Service):
@@ -39,8 +39,7 @@ class Logger(Service):
         self.config: Mapping[str, Json] = {}
         self._members = members
         self._run_id: str | None = None  # Id of the tool's run, which a resumed run continues.
-        self._calls: _Calls | None = None
-        self._has_failed = False
+        self._worker: _Worker | None = None
         self._synced = threading.Event()  # Whether the tool has answered the newest save.
         self._synced.set()
 
@@ -55,16 +54,15 @@ class Logger(Service):
     def flush(self) -> None:
         """Waits until the tool has stored all records."""
 
-    def end(self) -> None:
-        """Closes the tool's run."""
+    def end(self, failed: bool) -> None:
+        """Closes the tool's run, which an exception has ended if it has `failed`."""
 
     def begin(self, run: RunInfo) -> None:
         """Starts the thread, on process 0."""
         if run.first_step == 0:  # An earlier run may have used this callback.
             self._run_id = None
         if cluster.is_main():
-            self._has_failed, self._calls = False, queue.SimpleQueue()
-            threading.Thread(target=self._work, args=[self._calls], daemon=True).start()
+            self._worker = _Worker(type(self).__name__)
             self._call(lambda: self.open(run))
 
     def write(self, step: int, record: Mapping[str, float]) -> None:
@@ -79,11 +77,12 @@ class Logger(Service):
 
     def close(self) -> None:
         """Ends the thread."""
-        if self._calls is not None:
-            if not self._call(self.end).wait(_END_SECS):
-                self._fail(TimeoutError(f"no answer in {_END_SECS:.0f} seconds"))
-            self._calls.put(None)
-            self._calls = None
+        if self._worker is not None:
+            failed = sys.exc_info()[0] is not None
+            if not self._call(lambda: self.end(failed)).wait(_END_SECS):
+                self._worker.fail(TimeoutError(f"no answer in {_END_SECS:.0f} seconds"))
+            self._worker.close()
+            self._worker = None
 
     def state(self) -> Callable[[], JsonDict | None]:
         """Returns a function that returns the id of the tool's run; None if there is none."""
@@ -112,30 +111,50 @@ class Logger(Service):
 
     def _call(self, call: Callable[[], object]) -> threading.Event:
         """Has the thread make a call, and returns an event that is set after it."""
+        if self._worker is not None:
+            return self._worker.call(call)
+        no_call = threading.Event()
+        no_call.set()
+        return no_call
+
+
+class _Worker:
+    """A thread that makes the calls of one run, one after another, until one fails."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._has_failed = name, False
+        self._calls = queue.SimpleQueue[tuple[Callable[[], object], threading.Event] | None]()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def call(self, call: Callable[[], object]) -> threading.Event:
+        """Makes a call unless one has failed, and returns an event that is set after it."""
         has_ended = threading.Event()
-        if self._calls is None or self._has_failed:
+        if self._has_failed:
             has_ended.set()
         else:
             self._calls.put((call, has_ended))
         return has_ended
 
-    def _work(self, calls: _Calls) -> None:
-        """Makes the calls one after another, until one fails."""
-        for call, has_ended in iter(calls.get, None):
+    def close(self) -> None:
+        """Ends the thread after the calls before."""
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        for call, has_ended in iter(self._calls.get, None):
             try:
                 if not self._has_failed:
                     call()
             except Exception as error:  # A tool may raise anything.
-                self._fail(error)
+                self.fail(error)
             has_ended.set()
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Says once that the tool is not called again."""
         if not self._has_failed:
             self._has_failed = True
             logging.warning(
                 "%s logs nothing more, and the run continues without it: %s.",
-                type(self).__name__,
+                self._name,
                 explained(error).what or type(error).__name__,
             )
 

@@ -79,9 +79,9 @@ class MLflow(Logger):
         for part in _parts(metrics, _MOST_METRICS):
             self._client.log_batch(self._run_id, metrics=part)
 
-    def end(self) -> None:
-        """Marks the run as finished."""
-        self._client.set_terminated(self._run_id)
+    def end(self, failed: bool) -> None:
+        """Marks the run as finished or failed."""
+        self._client.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
 
     def _last_step(self, name: str) -> int:
         """Returns the last step that an earlier process has logged of a metric; -1 for none."""

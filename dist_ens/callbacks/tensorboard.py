@@ -56,7 +56,7 @@ class TensorBoard(Logger):
             self._add(step, summary=self._summary.scalar(name, value))
         self._writer.flush()
 
-    def end(self) -> None:
+    def end(self, failed: bool) -> None:
         """Closes the file."""
         self._writer.close()
 

@@ -128,10 +128,10 @@ class WandB(Logger):
         while file.exists() and file.stat().st_mtime <= now > time.time() - _MOST_FLUSH_SECS:
             time.sleep(_FLUSH_SECS / 10)
 
-    def end(self) -> None:
+    def end(self, failed: bool) -> None:
         """Logs the newest step, and waits for the upload."""
         self._log_row()
-        self._run.finish()
+        self._run.finish(exit_code=int(failed))
 
     def _log_row(self) -> None:
         if self._row:
