@@ -111,7 +111,7 @@ def main() -> None:
         else:
             numbers = table.numbers(inputs).astype(np.float32)
             predictions, told = _of_inputs(opened, converted, numbers)
-            predictions["row_id"] = table.row_ids(inputs)
+            _, predictions["row_id"] = table.row_ids(inputs)
     if spec.class_names is not None:
         predictions["class_names"] = np.array(spec.class_names)
     if not cluster.is_main():
@@ -119,7 +119,8 @@ def main() -> None:
 
     file = io.BytesIO()
     if table is not None and str(output).endswith(".csv"):
-        predictions = _columns(predictions, table.row_id or "row", spec.class_names)
+        row_id, _ = table.row_ids(inputs)
+        predictions = _columns(predictions, row_id, spec.class_names)
         write_csv(file, predictions)
     else:
         np.savez(file, **predictions)  # type: ignore[arg-type]

@@ -125,7 +125,9 @@ def test_ids_of_rows_are_the_text_of_the_file(tmp_path):
     lines = ["id,x,y", *(f"0{n},{n},{n}.5" for n in range(30))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     rule = table(tmp_path / "t.csv", target="y", row_id="id").spec.table
-    assert rule.row_ids(tmp_path / "t.csv")[:2].tolist() == ["00", "01"]
+    assert rule.row_ids(tmp_path / "t.csv")[1][:2].tolist() == ["00", "01"]
+    assert rule.row_ids({"id": ["7", None]})[1].tolist() == ["7", ""]
+    assert rule.row_ids({"x": [1, 2]})[0] == "row"
     # As numbers, the groups 0 and 00 would be one.
     lines = ["who,x,y", *(f"{'0' * (1 + n % 2)},{n},{n}.5" for n in range(30))]
     (tmp_path / "g.csv").write_text("\n".join(lines))
@@ -423,3 +425,45 @@ def test_pictures_are_shown_as_a_grid(tmp_path):
     from PIL import Image
 
     assert Image.open(tmp_path / "grid.png").size[0] > 1000
+
+
+def test_texts_of_a_csv_file_are_the_numbers_that_people_mean(tmp_path):
+    def typed(content, **options):
+        (file := tmp_path / "t.csv").write_text(content)
+        return table(file, target="y", test=0.25, **options).spec.table
+
+    rows = range(24)
+    # With semicolons, 1,5 is a number beside 2. With commas, "1,037" is different in two countries.
+    rule = typed("a;y\n" + "".join(f"{i // 2}{',5' if i % 2 else ''};{i}\n" for i in rows))
+    assert rule.columns[0].categories is None
+    (tmp_path / "new.csv").write_text("a;b\n1,5;0\n2;0\n")
+    assert rule.numbers(tmp_path / "new.csv").ravel().tolist() == [1.5, 2]
+    with pytest.raises(UserError, match="The target 'y' has text, such as '1,000'"):
+        typed("a,y\n" + "".join(f'{i},"1,{i:03}"\n' for i in rows), task="regression")
+    # A code with zeros in front is no number.
+    rule = typed("zip,y\n" + "".join(f"0{1000 + i % 3},{i / 7}\n" for i in rows))
+    assert rule.columns[0].categories == ("01000", "01001", "01002")
+    with pytest.warns(UserWarning, match=r"It saw '01000', '01001', '01002'"):
+        rule.encode({"zip": [1000, 1001]})
+    # What pandas writes as 1.0 beside a missing value is the category 1.
+    rule = typed("k,y\n" + "".join(f"{i % 3}.0,{i / 7}\n" for i in rows), categories=["k"])
+    assert rule.columns[0].categories == ("0", "1", "2")
+    assert rule.encode(pd.DataFrame({"k": [1.0, 2.0]})).tolist() == [[0, 1, 0], [0, 0, 1]]
+    # Names of single rows are no categories in a small table either.
+    rule = typed("name,x,y\n" + "".join(f"n{i},{i},{i / 7}\n" for i in rows))
+    assert dict(rule.left_out)["name"] == "text with 18 different values"
+
+
+def test_one_number_that_is_computed_in_two_ways_is_constant():
+    rows = {"a": [0.3, 0.1 + 0.2] * 10, "x": np.arange(20.0), "y": np.arange(20.0)}
+    assert dict(table(rows, target="y").spec.table.left_out) == {"a": "constant"}
+
+
+def test_rows_of_a_group_are_not_test_rows_by_a_column_of_splits():
+    rows = {"x": np.arange(8.0), "y": np.arange(8) / 3, "who": [*"aabbccdd"], "s": [0, 1] * 4}
+    with pytest.raises(UserError, match="4 groups of 'who' have training rows and test rows, such"):
+        table(rows, target="y", group="who", test="s")
+    rows["s"] = [0, 0, 0, 0, 1, 1, 1, 1]
+    assert len(table(rows, target="y", group="who", test="s").test) == 4
+    with pytest.raises(UserError, match=r"test must lie in \[0, 1\): got 20"):
+        table(rows, target="y", time="x", test=20)

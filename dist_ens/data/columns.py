@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from narwhals import Series
 
 MOST_ONE_HOT = 32  # Largest number of categories that become one input each.
-# Text is left out if it has more different values than this share of the rows.
-_MOST_DIFFERENT = 0.5
+# Text is left out if it has more different values than this share of the rows, and than a few.
+_MOST_DIFFERENT, _FEW = 0.5, 10
+# Numbers whose relative difference is at most this are one number, computed in two ways.
+_ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,11 +174,15 @@ class TableRule:
         numbers = self.numbers(frame).T
         for column, codes in zip(self.columns, numbers, strict=True):
             if column.categories is not None and (codes == len(column.categories)).any():
-                unknown = sorted({*texts_of(frame[column.name])} - {*column.categories, ""})
+                texts = {*texts_of(frame[column.name])}
+                unknown = sorted(texts - {*column.categories, ""})
                 if unknown:
+                    others = "They count as none of the others."
+                    if not texts & {*column.categories}:
+                        others += f" It saw {listed(column.categories[:3])}."
                     warnings.warn(
                         f"Training never saw these categories of {column.name!r}: "
-                        f"{listed(unknown)}. They count as none of the others.",
+                        f"{listed(unknown)}. {others}",
                         stacklevel=2,
                     )
         inputs = [each.encoded(rows) for each, rows in zip(self.columns, numbers, strict=True)]
@@ -224,12 +230,15 @@ class TableRule:
             )
         return labels_of(frame[self.target], self.has_classes)
 
-    def row_ids(self, table: object) -> np.ndarray:
-        """Returns the names of the rows of a table, or their numbers 0, 1, 2, …"""
+    def row_ids(self, table: object) -> tuple[str, np.ndarray]:
+        """Returns the name of the column that names the rows, and the names as text, [rows].
+
+        Without such a column they are "row", and the numbers 0, 1, 2, …
+        """
         frame = read_table(table, self.texts)
         if self.row_id is None or self.row_id not in frame.columns:
-            return np.arange(len(frame))
-        return np.array(frame[self.row_id].to_list())
+            return "row", np.arange(len(frame))
+        return self.row_id, np.array([*texts_of(frame[self.row_id])])
 
     def __str__(self) -> str:
         without = f", without {listed([n for n, _ in self.left_out])}" if self.left_out else ""
@@ -264,7 +273,7 @@ def _fitted(name: str, series: "Series", has_categories: bool) -> tuple[Column, 
         categories = tuple(sorted({*texts}))
         if len(categories) == 1:
             return Column(name), "all its values are missing" if categories == ("",) else "constant"
-        if len(categories) > max(MOST_ONE_HOT, _MOST_DIFFERENT * len(texts)):
+        if len(categories) > max(_FEW, _MOST_DIFFERENT * len(texts)):
             return Column(name), f"text with {len(categories):,} different values"
         return Column(name, categories=categories), ""
     numbers = floats_of(series)
@@ -274,9 +283,10 @@ def _fitted(name: str, series: "Series", has_categories: bool) -> tuple[Column, 
         return Column(name), "all its values are missing"
     if np.isinf(known).any():
         raise UserError(f"The column {name!r} has infinity. Replace it, or leave the column out.")
-    if np.ptp(known) == 0 and not is_missing.any():
+    is_constant = np.ptp(known) <= _ROUNDING * np.abs(known).max()
+    if is_constant and not is_missing.any():
         return Column(name), "constant"
     filled = np.where(is_missing, np.median(known), numbers)
-    std = float(filled.std()) if np.ptp(known) else 1.0
+    std = 1.0 if is_constant else float(filled.std())
     mean, median = float(filled.mean()), float(np.median(known))
     return Column(name, median, mean, std, bool(is_missing.any())), ""

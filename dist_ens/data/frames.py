@@ -27,7 +27,9 @@ _PARQUET = (".parquet", ".pq")
 # Texts of a CSV file that stand for a missing value.
 _MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?"]
 _SEPARATORS = (",", ";", "\t", "|")
-_DECIMAL_COMMA = r"^-?\d+,\d+$"  # Such as 1,5 in a file that semicolons separate.
+_DECIMAL_COMMA = r"^-?\d+(,\d+)?$"  # Such as 1,5 in a file that commas do not separate.
+_CODE = r"^0\d+$"  # Such as 01067, which is no number.
+_WHOLE = re.compile(r"(-?\d+)\.0+")
 # Other ways to write a date are ambiguous: 01/04/2000 is in January or in April.
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
 _TIME = r"^\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}"
@@ -70,7 +72,7 @@ def is_text(series: "Series") -> bool:
     dtype = series.dtype
     if str(dtype) == "Object":  # Pandas holds truth values beside missing ones so.
         values = [value for value in _values(series) if value is not None]
-        return not values or not all(isinstance(value, bool) for value in values)
+        return not values or not all(isinstance(value, bool | np.bool_) for value in values)
     return not (dtype.is_numeric() or dtype.is_temporal() or str(dtype) == "Boolean")
 
 
@@ -104,7 +106,7 @@ def floats_of(series: "Series") -> np.ndarray:
 def texts_of(series: "Series") -> list[str]:
     """Returns the values of a column as text, the empty text where one is missing.
 
-    A whole number has the same text as an integer and as a float, which pandas makes of it.
+    A whole number has the same text as an integer and as 1.0, which pandas makes of it.
     """
     is_plain = not series.dtype.is_nested() and str(series.dtype) != "Object"
     # Most values occur often. The type counts: 1 and True are equal and have other texts.
@@ -148,6 +150,8 @@ def _text(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     text = str(value)
+    if whole := _WHOLE.fullmatch(text):
+        return whole[1]
     return text.lower() if text.lower() in _TRUTH else text
 
 
@@ -159,7 +163,11 @@ def _read_file(file: str | os.PathLike[str], texts: Sequence[str]) -> Table:
     with explained_reading(f"The table {shortened(str(path))}", advice):
         require_readable(path)
         try:
-            frame = polars.read_parquet(path) if path.suffix in _PARQUET else _read_csv(path, texts)
+            frame = (
+                polars.read_parquet(path)
+                if path.suffix.lower() in _PARQUET
+                else _read_csv(path, texts)
+            )
         except polars.exceptions.PolarsError as error:
             raise ValueError(first_line(error)) from error
     return imported("narwhals", _EXTRA).from_native(frame, eager_only=True)
@@ -168,25 +176,28 @@ def _read_file(file: str | os.PathLike[str], texts: Sequence[str]) -> Table:
 def _read_csv(path: os.PathLike[str], texts: Sequence[str]) -> "PolarsFrame":
     """Returns a file of CSV as a frame of polars. All rows decide on the type of a column."""
     polars = imported("polars", _EXTRA)
-    text = polars.read_csv(
-        path, separator=_separator(path), null_values=_MISSING, infer_schema=False
-    )
+    separator = _separator(path)
+    text = polars.read_csv(path, separator=separator, null_values=_MISSING, infer_schema=False)
     text = text.rename({name: name.strip() for name in text.columns})
     text = text.with_columns(polars.all().str.strip_chars())
-    return text.with_columns([_typed(text[n]) for n in text.columns if n not in texts])
+    has_commas = separator != ","  # 1,037 is another number in other countries.
+    return text.with_columns([_typed(text[n], has_commas) for n in text.columns if n not in texts])
 
 
-def _typed(series: "PolarsSeries") -> "PolarsSeries":
-    """Returns a column of text of polars as numbers, truth values or dates, if all of it is."""
+def _typed(series: "PolarsSeries", has_commas: bool) -> "PolarsSeries":
+    """Returns a column of text of polars as numbers, truth values or dates, if all of it is.
+
+    With `has_commas`, numbers may have a decimal comma.
+    """
     polars = imported("polars", _EXTRA)
     known = series.drop_nulls()
-    if not len(known):
+    if not len(known) or known.str.contains(_CODE).any():
         return series
     for kind in (polars.Int64, polars.Float64):
         numbers = known.cast(kind, strict=False)
         if not numbers.null_count():
             return series.cast(kind)
-    if known.str.contains(_DECIMAL_COMMA).all():
+    if has_commas and known.str.contains(_DECIMAL_COMMA).all():
         return series.str.replace(",", ".").cast(polars.Float64)
     if known.str.to_lowercase().is_in([*_TRUTH]).all():
         return series.str.to_lowercase() == "true"

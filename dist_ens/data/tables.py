@@ -14,9 +14,9 @@ from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
 from dist_ens.data.splits import ArraySplit, parts_of
 from dist_ens.data.standardize import Examples, standardized_source
-from dist_ens.ground.errors import UserError, did_you_mean
+from dist_ens.ground.errors import UserError, counted, did_you_mean
 from dist_ens.ground.narrowing import narrowed
-from dist_ens.ground.numbers import require_one_of
+from dist_ens.ground.numbers import require_fraction, require_one_of
 
 _TASKS = ("classification", "regression")
 _MOST_CLASSES = 10  # Whole numbers with at most so many different values are classes.
@@ -98,6 +98,7 @@ def table(
         frame = read_table(data, texts)
     labels_of(frame[target], has_classes)  # A message gives the row of the whole table.
     if isinstance(test, float | int):
+        require_fraction("test", test, "0.2 is usual.")
         is_test = _drawn(frame, float(test), target if has_classes else None, group, time)
         train, rest = _parts(frame, is_test, f"test={test} means")
     elif by_column:
@@ -122,6 +123,13 @@ def table(
     if rest is None:
         rest = read_table(test, rule.texts)
     parts = [(rule.encode(part), rule.labels(part)) for part in (train, rest)]
+    if group is not None:
+        both = {*texts_of(train[group])} & {*texts_of(rest[group])} if group in rest.columns else ()
+        if both:
+            raise UserError(
+                f"{counted(len(both), 'group')} of {group!r} have training rows and test rows, "
+                f"such as {min(both)!r}. Leave group out, or give test rows of other groups."
+            )
     source = _source_of(rule, parts, standardize)
     return dataclasses.replace(source, units=_units_of(train, group, time))
 
