@@ -38,8 +38,10 @@ def service(path):
     def answer(inputs: Annotated[list, Body(embed=True)]) -> dict:
         try:
             x = np.array(inputs, given["dtype"])
-        except (TypeError, ValueError) as error:
-            raise HTTPException(422, f"inputs are no array: {error}") from error
+            if x.dtype.kind in "iub" and (x != np.array(inputs)).any():
+                raise ValueError(f"{given['dtype']} holds whole numbers")
+        except (OverflowError, TypeError, ValueError) as error:
+            raise HTTPException(422, f"inputs are no such array: {error}") from error
         if not len(x) or [*x.shape[1:]] != given["shape"][1:]:
             raise HTTPException(422, f"inputs are {[*x.shape]}, and not {given['shape']}.")
         # Each size of a batch is compiled once. Powers of two are few sizes.

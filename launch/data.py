@@ -69,11 +69,17 @@ def _some(split: Split, name: str) -> np.ndarray:
     return of_all[rows] if split.in_memory else of_all
 
 
+def _all_labels(split: Split) -> np.ndarray:
+    """Returns the labels of all examples in memory, and of some others."""
+    return parts_of(split, ["labels"])["labels"] if split.in_memory else _some(split, "labels")
+
+
 def _splits(source: Source) -> Table:
     table = Table("split", "examples", "inputs", "labels")
     for name, split in _named(source).items():
         inputs, labels = _some(split, "inputs"), _some(split, "labels")
-        table.add_row(name, f"{len(split):,}", _range(inputs), _range(labels))
+        part = "" if len(split) <= _MOST_EXAMPLES else f" in {len(inputs):,} of them"
+        table.add_row(name, f"{len(split):,}", _range(inputs) + part, _range(labels) + part)
     return table
 
 
@@ -91,7 +97,7 @@ def _classes(source: Source) -> Table:
     """Returns how many examples of each class the splits have."""
     count = source.spec.num_classes or 0
     counts = {
-        name: np.bincount(_some(split, "labels"), minlength=count)
+        name: np.bincount(_all_labels(split).ravel(), minlength=count)
         for name, split in _named(source).items()
     }
     table = Table("class", *counts)
@@ -125,7 +131,8 @@ def _grid(source: Source) -> bytes:
         is_float = values.ndim == 3 and values.dtype.kind == "f"
         axis.imshow(values / values.max() if is_float else values, cmap="gray")
         names = source.spec.class_names
-        axis.set_title(names[label] if names else f"{label:.4g}", fontsize=8)
+        shown = names[label] if names and label.ndim == 0 else np.array2string(label, precision=4)
+        axis.set_title(shown, fontsize=8)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150)
     return file.getvalue()

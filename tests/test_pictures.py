@@ -10,6 +10,7 @@ from PIL import Image
 import dist_ens as de
 from commands import dist_ens
 from dist_ens.data import open_folder
+from dist_ens.data.pictures import read_picture
 from dist_ens.ground.errors import UserError
 
 
@@ -110,9 +111,37 @@ def test_a_data_set_of_hugging_face_is_a_source():
             de.data.hugging_face(rows, rows).train.take(np.arange(2))
 
 
-def test_grey_values_of_16_bits_are_scaled(tmp_path):
-    from dist_ens.data.pictures import read_picture
+def test_colours_of_a_palette_are_read_as_such():
+    palette = Image.fromarray(np.array([[[200, 0, 0], [0, 200, 0]]], np.uint8)).quantize(2)
+    assert palette.mode == "P"
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int32")})
+    rows = datasets.Dataset.from_dict({"image": [palette] * 2, "label": [0, 1]}, features=features)
+    read = de.data.hugging_face(rows, rows).train.take(np.arange(1))["inputs"]
+    assert read[0, 0].tolist() == [[200, 0, 0], [0, 200, 0]]
 
+
+def test_pictures_are_upright_and_numbers_that_are_no_colours_are_refused(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # The camera was turned by a quarter.
+    Image.new("RGB", (6, 4)).save(tmp_path / "a.jpg", exif=exif)
+    assert read_picture(tmp_path / "a.jpg").shape == (6, 4, 3)
+    Image.fromarray(np.full((2, 2), 200, np.int32)).save(tmp_path / "b.tif")
+    assert read_picture(tmp_path / "b.tif").max() == 200
+    Image.fromarray(np.full((2, 2), 0.5, np.float32)).save(tmp_path / "c.tif")
+    with pytest.raises(UserError, match="grey values are float32, from 0.5 to 0.5"):
+        read_picture(tmp_path / "c.tif")
+
+
+def test_hidden_folders_hold_no_pictures_and_names_of_parts_may_be_capitals(tmp_path):
+    for folder in ("Train/a", "Train/b", "Test/a", "Test/b", "Train/a/.ipynb_checkpoints", ".x"):
+        (tmp_path / folder).mkdir(parents=True)
+        Image.new("L", (4, 4)).save(tmp_path / folder / "1.png")
+    source = open_folder(str(tmp_path))
+    assert source.spec.class_names == ("a", "b")
+    assert (len(source.train), len(source.test)) == (2, 2)
+
+
+def test_grey_values_of_16_bits_are_scaled(tmp_path):
     values = np.array([[0, 257 * 100], [65535, 257 * 7]], np.uint16)
     Image.fromarray(values).save(tmp_path / "a.png")
     assert read_picture(tmp_path / "a.png")[..., 0].tolist() == [[0, 100], [255, 7]]

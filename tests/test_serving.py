@@ -68,3 +68,17 @@ def test_a_service_answers_with_the_prediction_of_an_exported_file(tmp_path):
         for wrong in ([[1, 2]], [], [["a", "b", "c"]], [[1], [1, 2]]):
             with pytest.raises(urllib.error.HTTPError, match="422"):
                 answer(f"{address}/predict", {"inputs": wrong})
+
+
+def test_a_service_refuses_numbers_that_its_integers_do_not_hold(tmp_path):
+    network = nn.Sequential([lambda x: x / 255.0, nn.Dense(2)])
+    ensemble = de.Ensemble(network, optax.sgd(0.1), de.losses.categorical(2), num_members=2)
+    pixels = np.array([[0, 7, 255]], np.uint8)
+    state = ensemble.init({"inputs": pixels})
+    LoadedRun(None, ensemble, state, 0, inputs=pixels).export(tmp_path / "m")
+    with serving(tmp_path / "m") as address:
+        found = answer(f"{address}/predict", {"inputs": pixels.tolist()})
+        np.testing.assert_allclose(found["mean"], ensemble.predict(state, pixels).mean, atol=1e-5)
+        for wrong in ([[0.5, 0, 0]], [[300, 0, 0]], [[-1, 0, 0]]):
+            with pytest.raises(urllib.error.HTTPError, match="422"):
+                answer(f"{address}/predict", {"inputs": wrong})

@@ -8,6 +8,7 @@ import numpy as np
 
 from dist_ens.data.checks import check_labels, count_classes
 from dist_ens.data.class_names import listed
+from dist_ens.data.pictures import colours_of
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
 from dist_ens.ground.errors import UserError, kind_of
@@ -45,6 +46,11 @@ class DatasetSplit:
         inputs, labels = (_stacked(read[name], name) for name in self.names)
         dtype = np.int32 if labels.dtype.kind in "iub" else np.float32
         inputs = narrowed(inputs, held_dtype(inputs.dtype), self.names[0])
+        if labels.ndim > 1:
+            raise UserError(
+                f"The column {self.names[1]!r} has labels of the shape {labels.shape[1:]}, and one "
+                "number a row is needed. Give another column, or arrays to Ensemble and fit."
+            )
         return {
             "inputs": inputs.reshape(*indices.shape, *inputs.shape[1:]),
             "labels": narrowed(labels, dtype, self.names[1]).reshape(indices.shape),
@@ -53,7 +59,11 @@ class DatasetSplit:
 
 def _stacked(values: Sequence[object], name: str) -> np.ndarray:
     """Returns the values of a column as one array, [rows, ...]."""
-    arrays = [np.asarray(value) for value in values]
+    # Pictures of Pillow have a mode, and those of grey values of 8 bits the mode L.
+    arrays = [
+        np.asarray(value) if getattr(value, "mode", "L") == "L" else colours_of(value)  # type: ignore[arg-type]
+        for value in values
+    ]
     if len(shapes := {array.shape for array in arrays}) > 1:
         first, second = sorted(shapes)[:2]
         raise UserError(
@@ -68,7 +78,8 @@ def hugging_face(
 ) -> Source:
     """Returns a source of two data sets of the library `datasets`, such as two splits of one.
 
-    Rows are read when they are needed. Pictures become arrays, [height, width, channels].
+    Rows are read when they are needed. Pictures become uint8[height, width, 3], and
+    grey ones uint8[height, width].
 
     Args:
         train: Training rows, a `datasets.Dataset`.
@@ -100,6 +111,8 @@ def hugging_face(
                 f"The {where} rows have no column {absent[0]!r}. They have "
                 f"{listed(rows.column_names)}. Name two as inputs and labels."
             )
+        if not len(rows):
+            raise UserError(f"There are no {where} rows. Give at least one.")
     splits = DatasetSplit(train, (inputs, labels)), DatasetSplit(test, (inputs, labels))
     example = splits[0].take(np.zeros(1, np.int64))
     shape, dtype = example["inputs"].shape[1:], example["inputs"].dtype.name

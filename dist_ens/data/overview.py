@@ -114,8 +114,11 @@ def _score_alone(inputs: np.ndarray, labels: np.ndarray, has_classes: bool) -> f
 
     rows = np.random.RandomState(0).permutation(len(labels))[:_MOST_ROWS]
     labels = labels[rows]
-    counts = np.unique(labels, return_counts=True)[1]
-    if len(rows) < 2 * _FOLDS or (has_classes and counts.min() < _FOLDS):
+    if has_classes:  # A class with fewer rows than folds tells nothing.
+        names, counts = np.unique(labels, return_counts=True)
+        is_common = np.isin(labels, names[counts >= _FOLDS])
+        rows, labels = rows[is_common], labels[is_common]
+    if len(rows) < 2 * _FOLDS or (has_classes and len({*labels}) < 2):
         return 0.0
     tree, scoring = (
         (DecisionTreeClassifier(random_state=0), "balanced_accuracy")

@@ -2,8 +2,8 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from dist_ens.data.spec import Spec
 from dist_ens.ground.errors import UserError, counted, first_line
 from dist_ens.ground.file_reading import require_readable
 from dist_ens.ground.paths import given_path, shortened
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _TEST_EVERY = 5  # One of so many pictures of a class is a test example, without a folder of them.
@@ -86,7 +89,8 @@ def open_folder(folder: str, image_size: tuple[int, ...] | None = None) -> Sourc
     (('cat', 'dog'), 8, (1, 4, 6, 3))
     """
     root = given_path(folder, "folder:DIR")
-    train = root / "train"
+    parts = {each.name.lower(): each for each in _folders_of(root)}
+    train = parts.get("train", root / "train")
     found = _pictures(train if train.is_dir() else root)
     names = tuple(found)
     if len(names) < 2:
@@ -95,20 +99,20 @@ def open_folder(folder: str, image_size: tuple[int, ...] | None = None) -> Sourc
             f"one folder of pictures for each class, such as {root / 'cat'} and {root / 'dog'}."
         )
     if train.is_dir():
-        test = _pictures(root / "test")
+        test = _pictures(parts.get("test", root / "test"))
         unknown = sorted({*test} - {*names})
         if unknown or not test:
             raise UserError(
                 f"folder:{shortened(str(root))} has a folder train, and test with "
                 f"{'no pictures' if not test else f'the class {unknown[0]!r}, not in train'}."
             )
-        parts = found, test
+        pair = found, test
     else:
-        parts = _divided(found)
+        pair = _divided(found)
     first = read_picture(found[names[0]][0])
     size = (first.shape[0], first.shape[1]) if image_size is None else tuple(image_size)
     height, width = size
-    splits = [_split_of(part, names, (height, width), image_size is not None) for part in parts]
+    splits = [_split_of(part, names, (height, width), image_size is not None) for part in pair]
     spec = Spec((height, width, 3), "uint8", (), len(names), class_names=names)
     return Source(spec, train=splits[0], test=splits[1])
 
@@ -120,25 +124,52 @@ def read_picture(path: pathlib.Path) -> np.ndarray:
     try:
         require_readable(path)
         with Image.open(path) as image:
-            if image.mode.startswith("I"):  # Grey values of 16 bits, which Pillow would cut.
-                return np.stack([(np.asarray(image) / 257).astype(np.uint8)] * 3, axis=-1)
-            return np.asarray(image.convert("RGB"))
+            return colours_of(image)
     except (OSError, ValueError, SyntaxError) as error:  # Pillow raises these for damaged files.
         raise UserError(
             f"The picture {shortened(str(path))} cannot be read: {first_line(error)} Remove it."
         ) from error
 
 
+def colours_of(image: "Image") -> np.ndarray:
+    """Returns a picture of Pillow as uint8[height, width, 3], upright as its camera says."""
+    from PIL import ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode not in ("I", "I;16", "I;16B", "I;16L", "F"):
+        return np.asarray(image.convert("RGB"))
+    # Pillow would cut grey values of 16 bits. A PNG of 16 bits may have the mode I.
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise ValueError(
+            f"its grey values are {values.dtype.name}, from {values.min():.4g} to "
+            f"{values.max():.4g}, and not 8 or 16 bits."
+        )
+    is_short = image.mode == "I" and values.max() < 256  # 8 bits in a wider type.
+    grey = values if is_short else values / 257
+    return np.stack([grey.astype(np.uint8)] * 3, axis=-1)
+
+
+def _folders_of(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the sorted subfolders, without hidden ones such as .ipynb_checkpoints."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(each for each in found if each.is_dir() and not each.name.startswith("."))
+
+
 def _pictures(folder: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     """Returns the sorted paths of the pictures in each subfolder that has some, by its name."""
     if not folder.is_dir():
         raise UserError(f"{shortened(str(folder))} is no folder. Give one with a folder a class.")
-    found = {
-        each.name: sorted(path for path in each.rglob("*") if path.suffix.lower() in _SUFFIXES)
-        for each in sorted(folder.iterdir())
-        if each.is_dir()
-    }
+    found = {each.name: sorted(_files_of(each)) for each in _folders_of(folder)}
     return {name: paths for name, paths in found.items() if paths}
+
+
+def _files_of(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the pictures in a folder and its subfolders that are not hidden."""
+    for path in folder.rglob("*"):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.suffix.lower() in _SUFFIXES and not is_hidden:
+            yield path
 
 
 def _divided(
