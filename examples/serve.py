@@ -15,7 +15,6 @@ import pathlib
 import sys
 from typing import Annotated
 
-import jax
 import jax.export
 import numpy as np
 import uvicorn

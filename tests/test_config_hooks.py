@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from absl import flags
 
+from dist_ens.callbacks import EarlyStopping
 from dist_ens.data import OrderRule, Spec, source_of_arrays
 from dist_ens.experiment import DataConfig, Experiment, OwnParts
 from dist_ens.experiment.config_file import EXPERIMENT, ConfigFile
@@ -284,3 +285,30 @@ def test_a_method_and_an_objective_of_the_file_are_trained_with(tmp_path):
     assert twice.run.record.methods == ("make_methods",)
     # The experiment does not name these parts, so it is not stored.
     assert not (tmp_path / "once" / EXPERIMENT).exists()
+
+
+@pytest.mark.slow
+def test_a_run_stops_early_by_its_validation_split_and_scores_the_test_split_at_the_end(tmp_path):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(200, 4)).astype(np.float32)
+    y = x[:, 0] + random.normal(size=200).astype(np.float32)
+    values = {"steps": 60, "num_members": 2, "data": {"global_batch_size": 16, "validation": 0.3}}
+    values |= {"loss": {"name": "gaussian"}, "evaluation": {"every_steps": 5}}
+    values |= {"model": {"hidden_sizes": (64,)}, "optimizer": {"learning_rate": 0.03}}
+    experiment, steps = Experiment.from_dict(values), []
+    for name, labels in (("right", y), ("other", -3 * y)):
+        source = source_of_arrays((x, y), (x, labels)).with_validation(0.3)
+        parts = OwnParts(callbacks=(EarlyStopping("nll", patience=3),))
+        found = train(experiment, tmp_path / name, parts=parts, source=source)
+        lines = [*map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())]
+        last = lines[-1]["step"]
+        valid, test = ([x for x in lines if f"{part}/nll" in x] for part in ("valid", "test"))
+        assert [line["step"] for line in valid] == [*range(5, last + 1, 5)]
+        assert min(valid, key=lambda line: line["valid/nll"])["step"] == found.step < last < 60
+        [at_end] = test
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        assert at_end["test/nll"] == pytest.approx(summary["test"]["nll"])
+        steps.append((found.step, summary["test"]["nll"]))
+    # Other test labels change the scores, and not the state.
+    assert steps[0][0] == steps[1][0]
+    assert steps[1][1] > 2 * steps[0][1]

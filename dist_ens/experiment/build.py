@@ -1,7 +1,7 @@
 """Building of a run from its experiment: the data, the ensemble and the record."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ from dist_ens.members import (
     with_normalized_inputs,
 )
 from dist_ens.methods import Method, bootstrap
+from dist_ens.metrics import Metric
 from dist_ens.models.embeddings import embedding_size, with_embeddings
 from dist_ens.processes import cluster
 from dist_ens.training.evaluating import eval_data_of
@@ -57,18 +58,20 @@ class Built:
     def arguments(self) -> dict[str, Any]:
         """Arguments of `fit` beside the ensemble, the callbacks and the checkpoints, by name."""
         experiment, evaluation = self.run.experiment, self.run.experiment.evaluation
+        metrics: Sequence[Metric | str] = (*evaluation.metrics, *self.parts.metrics)
+        size = evaluation.global_batch_size
+        spec, valid = self.run.spec, self.source.valid
+        eval_data = eval_data_of(Examples(self.source.test, spec), None, metrics, batch_size=size)
+        if valid is not None:  # What chooses a state must not see the test split.
+            held_out = eval_data_of(None, Examples(valid, spec), metrics, batch_size=size)
+            eval_data = dataclasses.replace(held_out, final=eval_data)
         return dict(
             data=self.source,
             steps=experiment.steps,
             epochs=experiment.epochs,
             batch_size=experiment.data.global_batch_size,
             order=self.run.order_rule,
-            eval_data=eval_data_of(
-                Examples(self.source.test, self.run.spec),
-                None,
-                (*evaluation.metrics, *self.parts.metrics),
-                batch_size=evaluation.global_batch_size,
-            ),
+            eval_data=eval_data,
             eval_every="epoch" if evaluation.every_epoch else evaluation.every_steps,
             steps_per_call=experiment.steps_per_call,
             log_every=experiment.logging.every_steps,

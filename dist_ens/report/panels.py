@@ -23,7 +23,8 @@ _MOST_POINTS = 300
 # Metrics whose course over training is drawn.
 _HEADLINES = tuple(metric.name for metric in (NLL, *HEADLINES))  # The first is drawn.
 _MOST_PAIRED = 3  # Largest number of settings of which each two are drawn.
-_TRAINING = ("train/loss", *(f"test/{metric.name}" for metric in COMPARED))
+_SCORED = ("valid/", "test/")
+_TRAINING = ("train/loss", *(f"{part}{metric.name}" for part in _SCORED for metric in COMPARED))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +169,7 @@ def _hyper(shown: Sequence[Shown]) -> Iterator[Panel]:
 
 def _training(shown: Sequence[Shown]) -> Iterator[Panel]:
     for name in _TRAINING:
-        is_test = name.startswith("test/")
+        is_test = name.startswith(_SCORED)
         series = [(each, *_series(each.run.metrics, name)) for each in shown]
         series = [one for one in series if len(one[1]) > 1]  # A single point makes no curve.
         # Runs are drawn side by side on the same vertical axis.

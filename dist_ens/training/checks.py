@@ -57,7 +57,11 @@ def try_parts(
         # XLA compiles while Python traces the step.
         ensemble.compile_init(train.batch)
     _trace_step(ensemble, train)
-    return {} if eval_data is None else eval_data.directions(ensemble, train.batch)
+    if eval_data is None:
+        return {}
+    if eval_data.final is not None:
+        eval_data.final.directions(ensemble, train.batch)
+    return eval_data.directions(ensemble, train.batch)
 
 
 def _try_labels(

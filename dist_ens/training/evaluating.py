@@ -38,12 +38,15 @@ class EvalData:
         evaluate: Function of the ensemble, its state and whether the evaluation is the last one.
         directions: Function of the ensemble and the shapes of a training batch, which returns the
             direction of each score. It raises a `UserError` if the split cannot be scored.
+        final: What is scored at the end in its place, such as the test split after a validation
+            split. None scores the same split.
     """
 
     name: str  # Name of the split in records, such as `test`.
     evaluate: Callable[[Ensemble, State, bool], tuple[Scores, Evaluation | None]]
     directions: Callable[[Ensemble, Shapes], Mapping[str, str | None]]
     split: Split | None = None
+    final: "EvalData | None" = None
 
 
 def with_validation(data: Data, share: float | None) -> tuple[Data, Examples | None]:
@@ -172,14 +175,14 @@ class Evaluating(Service):
         since = time.monotonic()
         ensemble = self._run.info.ensemble
         state = self._run.compaction.joined(info.state)
-        self.scores, self.evaluation = data.evaluate(ensemble, state, info.is_last)
+        is_final = info.is_last and data.final is None
+        self.scores, self.evaluation = data.evaluate(ensemble, state, is_final)
         self._run.reader.paused(time.monotonic() - since)
-        self._final_step = info.step if info.is_last else None
+        self._final_step = info.step if is_final else None
         if info.step == self._recorded_step:
             return False
         self._recorded_step = info.step
-        values = self.scores.ensemble or self.scores.mean_member
-        self._run.write(info.step, score_record(data.name, values, self.scores.members))
+        self._write(info.step, data.name, self.scores)
         return self._run.ask("evaluated", info.step, self.scores)
 
     def scores_at(self, step: int) -> dict[str, float]:
@@ -195,8 +198,14 @@ class Evaluating(Service):
         """
         if self._data is None:
             return
+        run, data = self._run, self._data.final or self._data
         if step != self._final_step or not is_last:
-            ensemble = self._run.info.ensemble
-            self.scores, self.evaluation = self._data.evaluate(ensemble, state, True)
-        self._run.reader.end()
-        self._run.call_all("finished", step, self.scores, self.evaluation, self._data.split)
+            self.scores, self.evaluation = data.evaluate(run.info.ensemble, state, True)
+            if data is self._data.final and run.step > run.info.first_step:
+                self._write(run.step, data.name, self.scores)
+        run.reader.end()
+        run.call_all("finished", step, self.scores, self.evaluation, data.split)
+
+    def _write(self, step: int, name: str, scores: Scores) -> None:
+        values = scores.ensemble or scores.mean_member
+        self._run.write(step, score_record(name, values, scores.members))
