@@ -166,6 +166,17 @@ def test_a_trained_state_keeps_its_scale_of_labels_on_an_iterable():
             train(ensemble, [batch] * 4, steps=4, state=begun)
 
 
+def test_labels_whose_digits_float32_does_not_hold_are_refused():
+    draw = np.random.default_rng(0).normal(size=EXAMPLES)
+    for mean, is_right in ((1e3, True), (1e7, False)):
+        data = {"inputs": DATA["inputs"], "labels": mean + draw}
+        if is_right:
+            train(regression(), data, steps=1)
+            continue
+        with pytest.raises(UserError, match=r"The labels have mean 1e\+07 and standard deviation"):
+            train(regression(), data, steps=1)
+
+
 def test_a_run_resumes_from_its_last_checkpoint_when_wrong_labels_are_corrected(tmp_path):
     saved = de.Checkpoints(tmp_path, every_secs=None, every_steps=1)
     with pytest.raises(UserError, match="^The labels of batch 3 lie in"):

@@ -13,6 +13,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris, load_wine
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_predict, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -268,6 +269,41 @@ def test_members_that_fail_are_left_out_and_named(wine):
     np.testing.assert_array_equal(loaded.predict_proba(x), classifier.predict_proba(x))
     with pytest.raises(ValueError, match="All 3 members have failed"):
         classifier.set_params(hyper={"learning_rate": [1e30] * 3}).fit(x, y)
+
+
+def test_rows_of_weight_0_do_not_count_in_a_calibration(diabetes):
+    x, x_test, y, _ = diabetes
+    weights = np.random.default_rng(0).integers(0, 2, len(y))
+    one, two = (
+        EnsembleRegressor(2, model=(8,), steps=200, calibration="variance", random_state=0)
+        .fit(x, labels, sample_weight=weights)
+        .predict_interval(x_test)
+        for labels in (y, np.where(weights == 0, y + 300, y))
+    )
+    np.testing.assert_array_equal(one, two)
+
+
+def test_a_calibration_that_the_rows_do_not_determine_is_not_applied(wine):
+    x, y = wine
+    plain = EnsembleClassifier(2, learning_rate=1e-2, random_state=0, validation_fraction=0.1)
+    calibrated = clone(plain).set_params(calibration="temperature")
+    with pytest.warns(UserWarning, match="18 held-out rows do not determine the calibration"):
+        calibrated.fit(x, y)
+    assert log_loss(y, calibrated.predict_proba(x)) < 0.1
+
+
+def test_the_ensemble_of_an_estimator_is_one_of_this_package(wine):
+    x, y = wine
+    classifier = EnsembleClassifier(4, learning_rate=1e-2, random_state=0).fit(x, y)
+    ensemble, state = classifier.ensemble_, classifier.state_
+    data = {"inputs": x.astype(np.float32), "labels": y}
+    prediction = ensemble.predict(state, x)
+    np.testing.assert_allclose(prediction.mean, classifier.predict_proba(x), atol=1e-6)
+    assert prediction.members.shape == (4, 178, 3)
+    assert de.evaluate(ensemble, state, data, intervals=False).ensemble["accuracy"] > 0.95
+    assert len(de.select(ensemble, state, data, size=2).member_ids) <= 2
+    with pytest.raises(ValueError, match="`classes` are not those of the first call"):
+        classifier.partial_fit(x, y, classes=[0, 1])
 
 
 def test_batch_statistics_are_those_of_all_rows():

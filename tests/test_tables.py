@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import warnings
 
 import jax
 import jax.export
@@ -452,6 +453,14 @@ def test_texts_of_a_csv_file_are_the_numbers_that_people_mean(tmp_path):
     # Names of single rows are no categories in a small table either.
     rule = typed("name,x,y\n" + "".join(f"n{i},{i},{i / 7}\n" for i in rows))
     assert dict(rule.left_out)["name"] == "text with 18 different values"
+
+
+def test_a_value_that_is_no_number_among_numbers_is_told():
+    rows = {"a": [*map(str, range(20)), "about 50"], "y": np.arange(21) / 7, "c": [*"ab1"] * 7}
+    with pytest.warns(UserWarning, match="'a' is text, since row 20 has 'about 50': 20 of its 21"):
+        table(rows, target="y")
+    with warnings.catch_warnings(action="error"):
+        table(rows, target="y", categories=["a"])
 
 
 def test_one_number_that_is_computed_in_two_ways_is_constant():

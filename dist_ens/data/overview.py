@@ -101,7 +101,7 @@ def _values_of(series: "Series") -> tuple[str, str, int, float]:
         return kind, "", 0, missing
     low, high = known.min(), known.max()
     shown = f"{low:.4g} to {high:.4g}"
-    if series.dtype.is_temporal():
+    if str(series.dtype).startswith(("Date", "Time")):
         days = np.array([low, high]).astype("datetime64[D]")
         kind, shown = "dates", f"{days[0]} to {days[1]}"
     return kind, shown, len({*texts_of(series)} - {""}), missing

@@ -1,6 +1,8 @@
 """A source of tables: files of CSV and Parquet, and frames of pandas and polars."""
 
 import dataclasses
+import re
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +22,8 @@ from dist_ens.ground.numbers import require_fraction, require_one_of
 
 _TASKS = ("classification", "regression")
 _MOST_CLASSES = 10  # Whole numbers with at most so many different values are classes.
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_ODD = 0.1  # Share of values that are no numbers, below which they may be slips.
 _TEST_WORDS = ("test", "true", "1", "yes")  # Values in a column of splits.
 
 
@@ -96,6 +100,7 @@ def table(
         raise UserError("A table is divided by group or by time. Leave one of them out.")
     if not all(is_text(frame[name]) for name in texts):
         frame = read_table(data, texts)
+    _warn_of_odd_values(frame, [n for n in frame.columns if n not in (*named[1:], test)])
     labels_of(frame[target], has_classes)  # A message gives the row of the whole table.
     if isinstance(test, float | int):
         require_fraction("test", test, "0.2 is usual.")
@@ -193,6 +198,24 @@ def _source_of(
     targets = [parts_of(split, ["labels"])["labels"] for split in (source.train, source.test)]
     splits = ArraySplit(inputs, targets[0]), ArraySplit(test_inputs, targets[1])
     return Source(dataclasses.replace(source.spec, input_shape=shape, table=rule), *splits)
+
+
+def _warn_of_odd_values(frame: Table, names: Sequence[str]) -> None:
+    """Warns of columns of text most of whose values are numbers."""
+    for name in names:
+        if not is_text(frame[name]):
+            continue
+        texts = texts_of(frame[name])
+        numbers = {text for text in {*texts} if _NUMBER.fullmatch(text)}
+        odd = [row for row, text in enumerate(texts) if text and text not in numbers]
+        known = len(texts) - texts.count("")
+        if 0 < len(odd) < _ODD * known:
+            warnings.warn(
+                f"The column {name!r} is text, since row {odd[0]} has {texts[odd[0]]!r}: "
+                f"{known - len(odd):,} of its {known:,} values are numbers. Correct such values, "
+                "or name the column in categories.",
+                stacklevel=3,
+            )
 
 
 def _are_classes(frame: Table, target: str) -> bool:

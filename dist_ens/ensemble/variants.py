@@ -119,6 +119,8 @@ class Variants:
                 elsewhere[ids] = self.with_members(ids)
             other = self._with_own_values(elsewhere[ids])
             return other, other.layout.moved(state, MEMBERS)
+        if not isinstance(state.step, jax.Array):  # A state of NumPy, such as `to_host` returns.
+            return cast("Ensemble", self), self.layout.moved(state, MEMBERS)
         mesh = getattr(state.step.sharding, "mesh", None)
         if mesh in (None, self.layout.mesh):
             return cast("Ensemble", self), state

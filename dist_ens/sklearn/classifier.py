@@ -43,13 +43,15 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         validation_fraction: Share of the rows that `early_stopping` holds out, and share of the
             others that `calibration` holds out.
         calibration: Calibration that is fitted on held-out rows: "temperature", "vector" or
-            "isotonic". Default: none.
+            "isotonic". Weights of rows do not count in it, but rows of weight 0 are left out. If
+            the rows do not determine it, none is applied, with a warning. Default: none.
         class_weight: Weight of each class, or "balanced". Default: 1.
         random_state: Seed of the networks and of the order of the rows.
         verbose: Whether to show the progress.
 
     Attributes:
         classes_: Sorted labels of the classes, or the numbers of several labels of a row.
+        ensemble_: Ensemble that was trained.
         state_: State of the ensemble, arrays of NumPy with leaves [n_estimators, ...].
         n_iter_: Number of steps of the state, after early stopping that of the best epoch.
         n_features_in_: Number of columns of the training rows.
@@ -133,6 +135,8 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             if classes is None:
                 raise ValueError("classes must be passed on the first call to partial_fit.")
             self.classes_ = np.unique(classes)
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(f"`classes` are not those of the first call, {self.classes_}.")
         if self.class_weight == "balanced":
             raise ValueError(
                 "class_weight='balanced' needs all rows, and partial_fit sees some. Give a dict."

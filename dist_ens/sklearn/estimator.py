@@ -156,7 +156,9 @@ class EnsembleEstimator(BaseEstimator):
         self._train(data, stops_on=stops_on)
         self.calibration_: Calibration | None = None
         if self.calibration is not None and calibrates_on is not None:
-            unweighted = {name: calibrates_on[name] for name in ("inputs", "labels")}
+            counts = calibrates_on.get("weights", np.ones(1)) > 0  # A calibration has no weights.
+            rows = np.flatnonzero(np.broadcast_to(counts, len(calibrates_on["labels"])))
+            unweighted = {name: calibrates_on[name][rows] for name in ("inputs", "labels")}
             is_rule = self.calibration in self._objective.distribution.conformal
             self.calibration_ = calibrate(
                 *self._predictors(),
@@ -164,6 +166,13 @@ class EnsembleEstimator(BaseEstimator):
                 method=None if is_rule else self.calibration,
                 conformal=self.calibration if is_rule else None,
             )
+            if told := self.calibration_.warnings:
+                self.calibration_ = None
+                warnings.warn(
+                    f"{len(rows):,} held-out rows do not determine the calibration, and none is "
+                    f"applied. {' '.join(told)}",
+                    stacklevel=3,
+                )
         return self
 
     def _fit_on(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> Self:
@@ -260,6 +269,11 @@ class EnsembleEstimator(BaseEstimator):
         )
         named = [dict(zip(data, parts[at::2], strict=True)) for at in (0, 1)]
         return named[0], named[1]
+
+    @property
+    def ensemble_(self) -> Ensemble:
+        """The ensemble, for `predict`, `evaluate`, `select` and others, with `state_`."""
+        return self._ensemble
 
     @property
     def _objective(self) -> Objective:

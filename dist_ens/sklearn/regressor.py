@@ -114,7 +114,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
 
         Args:
             X: Inputs, [rows, columns].
-            coverage: Share of the targets in their intervals, in (0, 1).
+            coverage: Share of the targets in their intervals, in [0, 1).
         """
         require_fraction("coverage", coverage, "0.9 is usual.")
         if self.calibration_ is not None and self.calibration_.conformal is not None:

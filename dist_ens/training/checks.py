@@ -28,6 +28,8 @@ from dist_ens.training.evaluating import EvalData
 # Training is slow if the mean or the standard deviation of the labels is larger, because the
 # outputs start near 0.
 _LARGE = 10.0
+# Labels of a smaller standard deviation, as a share of their mean, are rounded too much by float32.
+_COARSE = 1e-5
 
 
 def try_parts(
@@ -85,8 +87,8 @@ def _try_labels(
     label_checks.check_examples(objective, parts)
     labels = parts[objective.LABELS]
     weights = parts.get(objective.WEIGHTS)
-    counted = labels if weights is None or weights.ndim > 1 else labels[weights > 0]
-    of_targets = counted.reshape(-1, *objective.label_shape)
+    with_weight = labels if weights is None or weights.ndim > 1 else labels[weights > 0]
+    of_targets = with_weight.reshape(-1, *objective.label_shape)
     # The std() of equal labels may be rounded.
     equal = np.argwhere(of_targets.min(axis=0) == of_targets.max(axis=0)).tolist()
     if sets_scale and equal:
@@ -95,6 +97,14 @@ def _try_labels(
             f"All labels{which} are equal, so that standardize=True would divide by 0. Correct the "
             "labels, or leave it out."
         )
+    if sets_scale:
+        means, stds = of_targets.mean(axis=0, dtype=float), of_targets.std(axis=0, dtype=float)
+        if (coarse := np.flatnonzero(stds < _COARSE * np.abs(means))).size:
+            mean, std = means.flat[coarse[0]], stds.flat[coarse[0]]
+            raise UserError(
+                f"The labels have mean {mean:.6g} and standard deviation {std:.4g}, and float32 "
+                "holds 7 digits. Subtract their mean, and add it to the predictions."
+            )
     if objective.num_classes is not None or objective.standardize:
         return
     mean, std = float(np.mean(labels)), float(np.std(labels))
