@@ -14,7 +14,12 @@ from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris, load_wine
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV, cross_val_predict, train_test_split
+from sklearn.model_selection import (
+    GridSearchCV,
+    cross_val_predict,
+    cross_val_score,
+    train_test_split,
+)
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -290,6 +295,20 @@ def test_a_calibration_that_the_rows_do_not_determine_is_not_applied(wine):
     with pytest.warns(UserWarning, match="18 held-out rows do not determine the calibration"):
         calibrated.fit(x, y)
     assert log_loss(y, calibrated.predict_proba(x)) < 0.1
+
+
+def test_parts_within_functions_are_stored_and_found_by_other_processes(wine, tmp_path):
+    x, y = wine
+    network = nn.Sequential([nn.Dense(8), nn.relu, nn.Dense(3)])
+    for model in (network, de.models.mlp((13,), 3, hidden_sizes=(8,))):
+        classifier = EnsembleClassifier(
+            2, model=model, methods=(de.methods.bootstrap(),), max_epochs=5, random_state=0
+        )
+        joblib.dump(classifier.fit(x, y), tmp_path / "c")
+        loaded = joblib.load(tmp_path / "c")
+        np.testing.assert_array_equal(loaded.predict_proba(x), classifier.predict_proba(x))
+        scores = cross_val_score(classifier, x, y, cv=2, n_jobs=2, error_score="raise")
+        assert scores.shape == (2,)
 
 
 def test_the_ensemble_of_an_estimator_is_one_of_this_package(wine):

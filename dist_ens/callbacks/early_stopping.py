@@ -52,7 +52,8 @@ class _Course:
 class EarlyStopping:
     """A callback that ends a run, or stops its members, when a score no longer improves.
 
-    The run needs `eval_data` or `validation`, and `eval_every`. `fit` returns the state of the best
+    The run needs `eval_data` or `validation`, and `eval_every`. A run from a config needs
+    `data.validation`, or it chooses by the test split. `fit` returns the state of the best
     evaluation and its scores. A run that has ended is not trained further with the same patience.
 
     Args:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from numbers import Integral
 from typing import Self, cast
 
+import cloudpickle
 import jax
 import numpy as np
 import optax
@@ -44,6 +45,8 @@ from dist_ens.training import FitResult, fit
 _LEARNING_RATE = "learning_rate"
 # Inputs are predicted in parts of this length, the last one filled up, by one program.
 _ROWS_AT_A_TIME = 512
+# Parameters that may be of the user's own code.
+_PARTS = ("model", "optimizer", "loss", "methods", "hyper")
 _PATIENCE = 10  # Number of epochs without an improvement, as `n_iter_no_change` of scikit-learn.
 _MOST_PROGRAMS = 16  # Largest number of compiled ensembles that are kept.
 
@@ -111,9 +114,14 @@ class EnsembleEstimator(BaseEstimator):
 
     def __getstate__(self) -> dict[str, object]:
         # Compiled programs belong to this process. A loaded estimator makes them anew.
-        return {
-            name: value for name, value in super().__getstate__().items() if name != "_compiled"
-        }
+        state = {n: value for n, value in super().__getstate__().items() if n != "_compiled"}
+        # Networks, optimizers and methods often are functions within functions.
+        parts = {name: state.pop(name) for name in _PARTS}
+        return state | {"_parts": cloudpickle.dumps(parts)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        parts = cloudpickle.loads(cast(bytes, state["_parts"]))
+        super().__setstate__({n: value for n, value in state.items() if n != "_parts"} | parts)
 
     def _drawn_seed(self) -> int:
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -321,10 +329,11 @@ class EnsembleEstimator(BaseEstimator):
                 tuple(self._loss_options.items()),
             )
             try:
-                found = _PROGRAMS.pop(given, None)
+                hash(given)
             except TypeError:  # A part of the user's has no hash, so nothing can be found by it.
                 self._compiled = _Compiled(self._new_ensemble())
             else:
+                found = _PROGRAMS.pop(given, None)
                 self._compiled = _PROGRAMS[given] = found or _Compiled(self._new_ensemble())
                 while len(_PROGRAMS) > _MOST_PROGRAMS:  # The first one was used longest ago.
                     del _PROGRAMS[next(iter(_PROGRAMS))]
