@@ -14,6 +14,7 @@ MAY_RUN_CODE = {
     "dist_ens/experiment/config_file.py": ["runpy"],
     "dist_ens/__init__.py": ["import_module", "import_module"],
     "dist_ens/experiment/named.py": ["import_module"],
+    "dist_ens/sklearn/estimator.py": ["cloudpickle"],  # within pickles that users write and read
     "launch/__init__.py": ["import_module"],
     "dist_ens/ground/extras.py": ["import_module"],  # of names that the code gives
 }
