@@ -126,7 +126,8 @@ def test_pictures_are_upright_and_numbers_that_are_no_colours_are_refused(tmp_pa
     Image.new("RGB", (6, 4)).save(tmp_path / "a.jpg", exif=exif)
     assert read_picture(tmp_path / "a.jpg").shape == (6, 4, 3)
     Image.fromarray(np.full((2, 2), 200, np.int32)).save(tmp_path / "b.tif")
-    assert read_picture(tmp_path / "b.tif").max() == 200
+    with pytest.raises(UserError, match="grey values are int32, from 200 to 200"):
+        read_picture(tmp_path / "b.tif")
     Image.fromarray(np.full((2, 2), 0.5, np.float32)).save(tmp_path / "c.tif")
     with pytest.raises(UserError, match="grey values are float32, from 0.5 to 0.5"):
         read_picture(tmp_path / "c.tif")

@@ -296,12 +296,18 @@ class SignallingSplit:
         return self.split.take(indices)
 
 
-@pytest.mark.parametrize(("at", "step"), [(1, 6), pytest.param(2, 12, marks=pytest.mark.long)])
-def test_a_signal_stops_an_evaluation_which_the_resumed_run_makes_up_for(tmp_path, at, step):
+@pytest.mark.parametrize(
+    ("at", "step", "validation"),
+    # With a validation split, the test split is scored at the end only.
+    [(1, 6, 0), pytest.param(2, 12, 0, marks=pytest.mark.long), (1, 12, 0.2)],
+)
+def test_a_signal_stops_an_evaluation_which_the_resumed_run_makes_up_for(
+    tmp_path, at, step, validation
+):
     experiment = Experiment.from_dict(
         dict(
             **dict(num_members=2, steps=12, steps_per_call=3, execution="loop"),
-            data=dict(global_batch_size=32, std=(16.0,)),
+            data=dict(global_batch_size=32, std=(16.0,), validation=validation),
             model=dict(name="mlp", hidden_sizes=(8,)),
             evaluation=dict(every_steps=6, global_batch_size=100),
         )
@@ -317,6 +323,9 @@ def test_a_signal_stops_an_evaluation_which_the_resumed_run_makes_up_for(tmp_pat
     assert resumed.scores.ensemble == whole.scores.ensemble
     lines = [(tmp_path / run / "metrics.jsonl").read_text() for run in ("whole", "run")]
     assert untimed(lines[0]) == untimed(lines[1])
+    # The command again, after the end, changes nothing.
+    train(experiment, tmp_path / "run", source=silent)
+    assert untimed((tmp_path / "run/metrics.jsonl").read_text()) == untimed(lines[0])
 
 
 def untimed(lines):

@@ -2,17 +2,20 @@
 
 import io
 import pickle
+import warnings
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import joblib
 import numpy as np
 import optax
 import pandas as pd
 import pytest
+import scipy.sparse
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris, load_wine
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.metrics import log_loss
 from sklearn.model_selection import (
     GridSearchCV,
@@ -145,7 +148,8 @@ def test_an_interval_holds_the_share_of_targets_that_it_states(diabetes):
 
 
 def test_early_stopping_takes_fewer_steps_and_a_calibration_holds_rows_out(wine):
-    x, y = wine
+    x, y = wine[0], wine[1].copy()
+    y[::9] = 0  # Without an error, no temperature is the best.
     options = dict(model=(64,), learning_rate=3e-2, max_epochs=400, random_state=0)
     classifier = EnsembleClassifier(
         2, early_stopping=True, validation_fraction=0.3, calibration="temperature", **options
@@ -274,6 +278,43 @@ def test_members_that_fail_are_left_out_and_named(wine):
     np.testing.assert_array_equal(loaded.predict_proba(x), classifier.predict_proba(x))
     with pytest.raises(ValueError, match="All 3 members have failed"):
         classifier.set_params(hyper={"learning_rate": [1e30] * 3}).fit(x, y)
+
+
+def test_a_member_that_fails_after_the_best_step_is_kept_and_a_failed_fit_leaves_no_state(wine):
+    x, y = wine[0], wine[1].copy()
+    y[::5] = 0
+
+    def fails_at(hyper):
+        rate = hyper["learning_rate"]
+        return optax.adam(lambda step: jnp.where(step < hyper["bad"], rate, jnp.nan))
+
+    classifier = EnsembleClassifier(
+        2, model=(32,), optimizer=fails_at, hyper={"bad": [40, 1000]}, random_state=0,
+        early_stopping=True, learning_rate=3e-2, steps=60,
+    )  # fmt: skip
+    with warnings.catch_warnings(action="error"):
+        classifier.fit(x, y)
+    assert classifier.n_iter_ < 40
+    assert np.isfinite(classifier.predict_proba(x)).all()
+    with pytest.raises(ValueError, match="only one class is present"):
+        classifier.fit(x, np.zeros_like(y))
+    assert classifier.predict_proba(x).shape == (178, 3)
+    with pytest.raises(ValueError, match="All 2 members have failed"):
+        classifier.set_params(hyper={"bad": [0, 0]}, early_stopping=False).fit(x, y)
+    with pytest.raises(NotFittedError):
+        classifier.predict(x)
+
+
+def test_rare_classes_are_no_obstacle_to_held_out_rows(wine):
+    x, y = wine[0][:80], np.arange(80) % 2
+    y[:2] = 2
+    y[5::7] = 0
+    classifier = EnsembleClassifier(
+        2, model=(8,), steps=20, early_stopping=True, calibration="temperature", random_state=0
+    )
+    assert classifier.fit(x, y).predict_proba(x).shape == (80, 3)
+    sparse = scipy.sparse.csr_matrix(np.stack([y == 0, y == 1], axis=1).astype(int))
+    assert EnsembleClassifier(2, steps=2).fit(x, sparse).predict(x).shape == (80, 2)
 
 
 def test_rows_of_weight_0_do_not_count_in_a_calibration(diabetes):

@@ -127,7 +127,7 @@ def test_ids_of_rows_are_the_text_of_the_file(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(lines))
     rule = table(tmp_path / "t.csv", target="y", row_id="id").spec.table
     assert rule.row_ids(tmp_path / "t.csv")[1][:2].tolist() == ["00", "01"]
-    assert rule.row_ids({"id": ["7", None]})[1].tolist() == ["7", ""]
+    assert rule.row_ids({"id": ["7.0", "True", None]})[1].tolist() == ["7.0", "True", ""]
     assert rule.row_ids({"x": [1, 2]})[0] == "row"
     # As numbers, the groups 0 and 00 would be one.
     lines = ["who,x,y", *(f"{'0' * (1 + n % 2)},{n},{n}.5" for n in range(30))]
@@ -365,7 +365,7 @@ def test_an_exported_prediction_encodes_the_numbers_of_the_columns(tmp_path):
         ({"target": "survivd"}, "has no column 'survivd'. Did you mean 'survived'?"),
         (
             {"target": "sex", "task": "regression"},
-            "'sex' has text, such as",
+            "'sex' has 'male' in row 0, .* A regression takes numbers",
         ),
         ({"target": "age"}, "The target 'age' is missing in .* rows"),
         ({"target": "survived", "test": 0.0}, "test=0.0 means 0 of 400 rows for the test part"),
@@ -439,13 +439,19 @@ def test_texts_of_a_csv_file_are_the_numbers_that_people_mean(tmp_path):
     assert rule.columns[0].categories is None
     (tmp_path / "new.csv").write_text("a;b\n1,5;0\n2;0\n")
     assert rule.numbers(tmp_path / "new.csv").ravel().tolist() == [1.5, 2]
-    with pytest.raises(UserError, match="The target 'y' has text, such as '1,000'"):
+    assert typed("a\ty\n" + "".join(f"1,00{i % 9}\t{i}\n" for i in rows)).columns[0].categories
+    with pytest.raises(UserError, match="'y' has '1,000' in row 0, .* A regression takes"):
         typed("a,y\n" + "".join(f'{i},"1,{i:03}"\n' for i in rows), task="regression")
     # A code with zeros in front is no number.
     rule = typed("zip,y\n" + "".join(f"0{1000 + i % 3},{i / 7}\n" for i in rows))
     assert rule.columns[0].categories == ("01000", "01001", "01002")
     with pytest.warns(UserWarning, match=r"It saw '01000', '01001', '01002'"):
         rule.encode({"zip": [1000, 1001]})
+    # Among numbers of several lengths, 007 is 7.
+    rule = typed("x,y\n" + "".join(f"{i * i if i != 3 else '007'},{i / 7}\n" for i in rows))
+    assert rule.columns[0].categories is None
+    minutes = typed("x,y\n" + "".join(f"{i},{i:02}\n" for i in rows), task="regression")
+    assert not minutes.has_classes
     # What pandas writes as 1.0 beside a missing value is the category 1.
     rule = typed("k,y\n" + "".join(f"{i % 3}.0,{i / 7}\n" for i in rows), categories=["k"])
     assert rule.columns[0].categories == ("0", "1", "2")
@@ -472,6 +478,9 @@ def test_rows_of_a_group_are_not_test_rows_by_a_column_of_splits():
     rows = {"x": np.arange(8.0), "y": np.arange(8) / 3, "who": [*"aabbccdd"], "s": [0, 1] * 4}
     with pytest.raises(UserError, match="4 groups of 'who' have training rows and test rows, such"):
         table(rows, target="y", group="who", test="s")
+    for kind in (pd.DataFrame, pl.DataFrame, dict):
+        others = kind({"x": [1.0], "y": [2.0], "who": ["e"], "s": [1]})
+        assert len(table(kind(rows), target="y", group="who", test=others).test) == 1
     rows["s"] = [0, 0, 0, 0, 1, 1, 1, 1]
     assert len(table(rows, target="y", group="who", test="s").test) == 4
     with pytest.raises(UserError, match=r"test must lie in \[0, 1\): got 20"):

@@ -100,6 +100,12 @@ class JsonLines:
             with self._using:
                 self._part += (to_json({"step": step, **record}) + "\n").encode()
 
+    def holds(self, step: int, prefix: str) -> bool:
+        """Returns whether a stored record of a step has a name that begins with a prefix."""
+        records = [record for _, record in records_in(self._place, self._name)]
+        at_step = [record for record in records if record["step"] == step]
+        return any(name.startswith(prefix) for record in at_step for name in record)
+
     def sync(self) -> None:
         """Waits until all lines are stored, and begins a new part. Any thread may call it."""
         if self._is_open:

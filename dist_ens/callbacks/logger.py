@@ -40,6 +40,7 @@ class Logger(Service):
         self._members = members
         self._run_id: str | None = None  # Id of the tool's run, which a resumed run continues.
         self._worker: _Worker | None = None
+        self._handled: BaseException | None = None
         self._synced = threading.Event()  # Whether the tool has answered the newest save.
         self._synced.set()
 
@@ -62,6 +63,9 @@ class Logger(Service):
         if run.first_step == 0:  # An earlier run may have used this callback.
             self._run_id = None
         if cluster.is_main():
+            # A caller may train within an `except`, whose exception is not one of the run.
+            self._handled = sys.exc_info()[1]
+            self._synced.set()
             self._worker = _Worker(type(self).__name__)
             self._call(lambda: self.open(run))
 
@@ -78,7 +82,7 @@ class Logger(Service):
     def close(self) -> None:
         """Ends the thread."""
         if self._worker is not None:
-            failed = sys.exc_info()[0] is not None
+            failed = sys.exc_info()[1] is not self._handled
             if not self._call(lambda: self.end(failed)).wait(_END_SECS):
                 self._worker.fail(TimeoutError(f"no answer in {_END_SECS:.0f} seconds"))
             self._worker.close()

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dist_ens.data.class_names import listed
-from dist_ens.data.frames import Table, floats_of, is_text, read_table, texts_of
+from dist_ens.data.frames import (
+    Table,
+    floats_of,
+    is_text,
+    names_in_rows,
+    read_table,
+    texts_of,
+)
 from dist_ens.ground.errors import UserError, counted, did_you_mean
 from dist_ens.ground.json_text import Json, fields_from_record
 from dist_ens.ground.narrowing import first_index
-from dist_ens.ground.paths import shortened
 
 if TYPE_CHECKING:
     from narwhals import Series
@@ -238,7 +244,7 @@ class TableRule:
         frame = read_table(table, self.texts)
         if self.row_id is None or self.row_id not in frame.columns:
             return "row", np.arange(len(frame))
-        return self.row_id, np.array([*texts_of(frame[self.row_id])])
+        return self.row_id, names_in_rows(frame[self.row_id])
 
     def __str__(self) -> str:
         without = f", without {listed([n for n, _ in self.left_out])}" if self.left_out else ""
@@ -250,13 +256,14 @@ def labels_of(series: "Series", has_classes: bool) -> np.ndarray:
     if has_classes:
         labels = np.array(texts_of(series))
         missing = labels == ""
-    elif is_text(series):
-        raise UserError(
-            f"The target {series.name!r} has text, such as {shortened(texts_of(series)[0])}, and a "
-            "regression takes numbers. Choose another target, or task='classification'."
-        )
     else:
-        labels = floats_of(series)
+        try:
+            labels = floats_of(series)
+        except UserError as error:
+            raise UserError(
+                f"{error} A regression takes numbers. Choose another target, or "
+                "task='classification'."
+            ) from error
         missing = np.isnan(labels)
     if missing.any():
         raise UserError(

@@ -27,8 +27,8 @@ _PARQUET = (".parquet", ".pq")
 # Texts of a CSV file that stand for a missing value.
 _MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?"]
 _SEPARATORS = (",", ";", "\t", "|")
-_DECIMAL_COMMA = r"^-?\d+(,\d+)?$"  # Such as 1,5 in a file that commas do not separate.
-_CODE = r"^0\d+$"  # Such as 01067, which is no number.
+_DECIMAL_COMMA = r"^-?\d+(,\d+)?$"  # Such as 1,5 in a file that semicolons separate.
+_CODE = r"^0\d+$"  # Such as 01067 among other codes of five digits.
 _WHOLE = re.compile(r"(-?\d+)\.0+")
 # Other ways to write a date are ambiguous: 01/04/2000 is in January or in April.
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
@@ -114,6 +114,13 @@ def texts_of(series: "Series") -> list[str]:
     return ["" if value is None else text(value) for value in _values(series)]
 
 
+def names_in_rows(series: "Series") -> np.ndarray:
+    """Returns the names of rows as text, [rows]: text as it stands, "" for a missing one."""
+    if str(series.dtype) in ("String", "Categorical", "Enum"):
+        return np.array(["" if value is None else str(value) for value in _values(series)])
+    return np.array([*texts_of(series)])
+
+
 def _as_floats(series: "Series") -> np.ndarray:
     floats = series.cast(imported("narwhals", _EXTRA).Float64)
     return np.asarray(floats.to_numpy(), np.float64)
@@ -180,7 +187,8 @@ def _read_csv(path: os.PathLike[str], texts: Sequence[str]) -> "PolarsFrame":
     text = polars.read_csv(path, separator=separator, null_values=_MISSING, infer_schema=False)
     text = text.rename({name: name.strip() for name in text.columns})
     text = text.with_columns(polars.all().str.strip_chars())
-    has_commas = separator != ","  # 1,037 is another number in other countries.
+    # In other files, 1,037 is one number in some countries and another one in others.
+    has_commas = separator == ";"
     return text.with_columns([_typed(text[n], has_commas) for n in text.columns if n not in texts])
 
 
@@ -191,7 +199,7 @@ def _typed(series: "PolarsSeries", has_commas: bool) -> "PolarsSeries":
     """
     polars = imported("polars", _EXTRA)
     known = series.drop_nulls()
-    if not len(known) or known.str.contains(_CODE).any():
+    if not len(known) or _are_codes(known):
         return series
     for kind in (polars.Int64, polars.Float64):
         numbers = known.cast(kind, strict=False)
@@ -204,6 +212,13 @@ def _typed(series: "PolarsSeries", has_commas: bool) -> "PolarsSeries":
     if known.str.contains(_DATE).all():
         return series.str.to_date("%Y-%m-%d")
     return series.str.to_datetime() if known.str.contains(_TIME).all() else series
+
+
+def _are_codes(known: "PolarsSeries") -> bool:
+    """Returns whether texts are digits of one length, some with zeros in front, such as 01067."""
+    if not known.str.contains(_CODE).any() or known.str.len_chars().n_unique() > 1:
+        return False
+    return bool(known.str.contains(r"^\d+$").all())
 
 
 def _separator(path: os.PathLike[str]) -> str:

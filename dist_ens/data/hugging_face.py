@@ -15,6 +15,8 @@ from dist_ens.ground.errors import UserError, kind_of
 from dist_ens.ground.extras import imported
 from dist_ens.ground.narrowing import held_dtype, narrowed
 
+_GREY = ("L", "1", "I", "F", "I;16", "I;16B", "I;16L")
+
 
 class _Dataset(Protocol):
     """A `datasets.Dataset`."""
@@ -59,9 +61,9 @@ class DatasetSplit:
 
 def _stacked(values: Sequence[object], name: str) -> np.ndarray:
     """Returns the values of a column as one array, [rows, ...]."""
-    # Pictures of Pillow have a mode, and those of grey values of 8 bits the mode L.
     arrays = [
-        np.asarray(value) if getattr(value, "mode", "L") == "L" else colours_of(value)  # type: ignore[arg-type]
+        # Pictures of Pillow have a mode. Grey ones are numbers already.
+        np.asarray(value) if getattr(value, "mode", "L") in _GREY else colours_of(value)  # type: ignore[arg-type]
         for value in values
     ]
     if len(shapes := {array.shape for array in arrays}) > 1:
@@ -79,7 +81,7 @@ def hugging_face(
     """Returns a source of two data sets of the library `datasets`, such as two splits of one.
 
     Rows are read when they are needed. Pictures become uint8[height, width, 3], and
-    grey ones uint8[height, width].
+    grey ones arrays of their numbers, [height, width].
 
     Args:
         train: Training rows, a `datasets.Dataset`.

@@ -135,19 +135,18 @@ def colours_of(image: "Image") -> np.ndarray:
     """Returns a picture of Pillow as uint8[height, width, 3], upright as its camera says."""
     from PIL import ImageOps
 
-    image = ImageOps.exif_transpose(image)
-    if image.mode not in ("I", "I;16", "I;16B", "I;16L", "F"):
-        return np.asarray(image.convert("RGB"))
-    # Pillow would cut grey values of 16 bits. A PNG of 16 bits may have the mode I.
-    values = np.asarray(image)
-    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+    # Pillow would cut grey values of 16 bits. A PNG file of 16 bits may have the mode I.
+    has_16_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG")
+    if image.mode in ("I", "F") and not has_16_bits:
+        values = np.asarray(image)
         raise ValueError(
             f"its grey values are {values.dtype.name}, from {values.min():.4g} to "
-            f"{values.max():.4g}, and not 8 or 16 bits."
+            f"{values.max():.4g}, and not of 8 or 16 bits. Convert it."
         )
-    is_short = image.mode == "I" and values.max() < 256  # 8 bits in a wider type.
-    grey = values if is_short else values / 257
-    return np.stack([grey.astype(np.uint8)] * 3, axis=-1)
+    image = ImageOps.exif_transpose(image)
+    if has_16_bits:
+        return np.stack([(np.asarray(image) / 257).astype(np.uint8)] * 3, axis=-1)
+    return np.asarray(image.convert("RGB"))
 
 
 def _folders_of(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -94,13 +94,14 @@ def table(
     if task is not None:
         require_one_of("task", task, _TASKS)
     has_classes = _are_classes(frame, target) if task is None else task == _TASKS[0]
+    used = {*named[1:], *([str(test)] if by_column else [])}
     # Classes, categories and groups are the text of the file: 01 is not 1.
     texts = [*categories, *filter(None, [group]), *([target] if has_classes else [])]
     if group is not None and time is not None:
         raise UserError("A table is divided by group or by time. Leave one of them out.")
     if not all(is_text(frame[name]) for name in texts):
         frame = read_table(data, texts)
-    _warn_of_odd_values(frame, [n for n in frame.columns if n not in (*named[1:], test)])
+    _warn_of_odd_values(frame, [n for n in frame.columns if n not in used])
     labels_of(frame[target], has_classes)  # A message gives the row of the whole table.
     if isinstance(test, float | int):
         require_fraction("test", test, "0.2 is usual.")
@@ -126,11 +127,11 @@ def table(
         has_classes=has_classes,
     )
     if rest is None:
-        rest = read_table(test, rule.texts)
+        rest = read_table(test, [*rule.texts, *filter(None, [group])])
     parts = [(rule.encode(part), rule.labels(part)) for part in (train, rest)]
     if group is not None:
-        both = {*texts_of(train[group])} & {*texts_of(rest[group])} if group in rest.columns else ()
-        if both:
+        of_rest = {*texts_of(rest[group])} if group in rest.columns else set()
+        if both := {*texts_of(train[group])} & of_rest - {""}:
             raise UserError(
                 f"{counted(len(both), 'group')} of {group!r} have training rows and test rows, "
                 f"such as {min(both)!r}. Leave group out, or give test rows of other groups."

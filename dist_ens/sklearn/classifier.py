@@ -100,16 +100,17 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
                 [rows, labels].
             sample_weight: Weights of the rows, not negative, [rows]. Default: 1.
         """
-        self.__dict__.pop("_compiled", None)
         x, labels, weights = self._checked(X, y, sample_weight, reset=True)
-        if self._labels_shape:
-            self.classes_, numbers = np.arange(labels.shape[1]), labels
+        if labels.ndim > 1:
+            classes, numbers = np.arange(labels.shape[1]), labels
         else:
-            self.classes_, numbers = np.unique(labels, return_inverse=True)
-            if len(self.classes_) < 2:
+            classes, numbers = np.unique(labels, return_inverse=True)
+            if len(classes) < 2:
                 raise ValueError(
-                    f"Classifier can't train when only one class is present: {self.classes_[0]!r}."
+                    f"Classifier can't train when only one class is present: {classes[0]!r}."
                 )
+        self._begin(labels)
+        self.classes_ = classes
         return self._fit(x, numbers.astype(np.int32), self._weights(labels, weights))
 
     def partial_fit(
@@ -129,11 +130,12 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         """
         is_first = not hasattr(self, "state_")
         x, labels, weights = self._checked(X, y, sample_weight, reset=is_first)
+        if labels.ndim > 1:
+            classes = range(labels.shape[1])
         if is_first:
-            if self._labels_shape:
-                classes = range(labels.shape[1])
             if classes is None:
                 raise ValueError("classes must be passed on the first call to partial_fit.")
+            self._begin(labels)
             self.classes_ = np.unique(classes)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(f"`classes` are not those of the first call, {self.classes_}.")
@@ -162,7 +164,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         inputs, labels, weights = super()._checked(x, y, weights, reset=reset)
         check_classification_targets(labels)
-        if self._labels_shape and not np.isin(labels, (0, 1)).all():
+        if labels.ndim > 1 and not np.isin(labels, (0, 1)).all():
             raise ValueError("Several labels of a row must each be 0 or 1, and `y` has others.")
         return inputs, labels, weights
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 from numpy.typing import ArrayLike
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
@@ -134,12 +135,11 @@ class EnsembleEstimator(BaseEstimator):
         found = validate_data(
             self, x, y, dtype=np.float32, multi_output=True, y_numeric=is_numeric, reset=reset
         )
-        inputs, labels = np.asarray(found[0]), np.asarray(found[1])
+        inputs = np.asarray(found[0])
+        labels = found[1].toarray() if issparse(found[1]) else np.asarray(found[1])
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = column_or_1d(labels, warn=True)
-        if reset:
-            self._labels_shape = labels.shape[1:]
-        elif labels.shape[1:] != self._labels_shape:
+        if not reset and labels.shape[1:] != self._labels_shape:
             raise ValueError(
                 f"`y` has the shape {labels.shape}, and that of the first call has "
                 f"{('rows', *self._labels_shape)}."
@@ -147,6 +147,12 @@ class EnsembleEstimator(BaseEstimator):
         if weights is None:
             return inputs, labels, None
         return inputs, labels, _check_sample_weight(weights, inputs, ensure_non_negative=True)
+
+    def _begin(self, labels: np.ndarray) -> None:
+        """Forgets an earlier fit, before one to labels of another form."""
+        for name in ("_compiled", "state_"):
+            self.__dict__.pop(name, None)
+        self._labels_shape = labels.shape[1:]
 
     def _fit(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> Self:
         """Trains on checked arrays, `y` in the form that the objective takes."""
@@ -228,23 +234,27 @@ class EnsembleEstimator(BaseEstimator):
         )
         # The execution that was chosen serves later fits of the same shapes too.
         self._compiled.ensemble = result.ensemble
-        self.state_ = to_host(result.state)
-        self.n_iter_ = result.step
-        self._keep_sound_members(result)
+        state = to_host(result.state)
+        self._sound = self._sound_members(result, state)
+        self.state_, self.n_iter_ = state, result.step
         return result
 
     def _num_batches(self, count: int) -> int:
         return -(-count // whole_number("batch_size", self.batch_size, least=1))
 
-    def _keep_sound_members(self, result: FitResult) -> None:
-        """Finds the members that predict: not those that have failed, of which it warns."""
-        ids = self.state_.member_id.tolist()
-        failed = {each.member_id for each in result.failed_members if each.last_step >= result.step}
-        for leaf in jax.tree.leaves(self.state_.params):
+    def _sound_members(self, result: FitResult, state: State) -> list[int]:
+        """Returns the positions of the members that have not failed, and warns of the others."""
+        ids = state.member_id.tolist()
+        failed = {
+            each.member_id
+            for each in result.failed_members
+            if each.first_step <= result.step <= each.last_step
+        }
+        for leaf in jax.tree.leaves(state.params):
             is_finite = np.isfinite(leaf).reshape(len(ids), -1).all(axis=1)
             failed |= {ids[at] for at in np.flatnonzero(~is_finite)}
-        self._sound = [at for at, member in enumerate(ids) if member not in failed]
-        if not self._sound:
+        sound = [at for at, member in enumerate(ids) if member not in failed]
+        if not sound:
             raise ValueError(
                 f"All {len(ids)} members have failed: their losses or parameters are not finite. "
                 "Lower the learning rate, and look for very large numbers in the data."
@@ -255,8 +265,9 @@ class EnsembleEstimator(BaseEstimator):
                 "their losses or parameters are not finite. They are left out of predictions. "
                 "Lower the learning rate.",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
+        return sound
 
     def _predictors(self) -> tuple[Ensemble, State]:
         """Returns the ensemble of the members that predict, and its state."""
@@ -267,8 +278,12 @@ class EnsembleEstimator(BaseEstimator):
 
     def _divided(self, data: Batch) -> tuple[Batch, Batch]:
         """Returns training and held-out data, with a share of each class."""
-        is_stratified = isinstance(self, ClassifierMixin) and not self._labels_shape
-        labels = data["labels"] if is_stratified else None
+        labels = None
+        if isinstance(self, ClassifierMixin) and not self._labels_shape:
+            counts = np.unique(data["labels"], return_counts=True)[1]
+            held_out = np.ceil(self.validation_fraction * counts.sum())
+            # A class of one row, or more classes than rows, cannot be divided.
+            labels = data["labels"] if counts.min() > 1 and len(counts) <= held_out else None
         parts = train_test_split(
             *data.values(),
             test_size=self.validation_fraction,

@@ -12,6 +12,9 @@ from typing_extensions import override
 from dist_ens.ground.numbers import require_fraction
 from dist_ens.sklearn.estimator import EnsembleEstimator
 
+# Targets are far from 0 if their range is a smaller share of it.
+_FAR = 1e-3
+
 
 class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     """A deep ensemble that predicts numbers, with their uncertainty.
@@ -19,7 +22,8 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     The target is standardised. Inputs are not: put a `StandardScaler` before it.
 
     Arguments and attributes are those of `EnsembleClassifier`, without classes. The default loss is
-    "gaussian". A calibration is "variance", or "cqr" for conformal intervals.
+    "gaussian". A calibration is "variance", or "cqr" for conformal intervals. `ensemble_` predicts
+    targets minus `offset_`, which is 0 unless they are so far from 0 that float32 would round them.
 
     >>> from sklearn.datasets import load_diabetes
     >>> x, y = load_diabetes(return_X_y=True)
@@ -54,8 +58,9 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
                 the inputs.
             sample_weight: Weights of the rows, not negative, [rows]. Default: 1.
         """
-        self.__dict__.pop("_compiled", None)
-        return self._fit(*self._checked(X, y, sample_weight, reset=True))
+        inputs, targets, weights = self._checked(X, y, sample_weight, reset=True)
+        self._begin_at(targets, weights)
+        return self._fit(inputs, targets - self.offset_, weights)
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
@@ -68,7 +73,21 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
             sample_weight: Weights of the rows, [rows]. Default: 1.
         """
         is_first = not hasattr(self, "state_")
-        return self._fit_on(*self._checked(X, y, sample_weight, reset=is_first))
+        inputs, targets, weights = self._checked(X, y, sample_weight, reset=is_first)
+        if is_first:
+            self._begin_at(targets, weights)
+        return self._fit_on(inputs, targets - self.offset_, weights)
+
+    def _begin_at(self, targets: np.ndarray, weights: np.ndarray | None) -> None:
+        """Begins a fit to targets whose middle becomes 0, if they are far from 0."""
+        self._begin(targets)
+        counted = targets if weights is None else targets[weights > 0]
+        low, high = counted.min(axis=0), counted.max(axis=0)
+        middle = (low + high) / 2
+        is_far = high - low < _FAR * np.abs(middle)
+        # Of an objective of the user's, 0 may mean something.
+        has_own = self.loss is not None and not isinstance(self.loss, str)
+        self.offset_ = np.where(is_far & (not has_own), middle, 0.0)
 
     @override
     def _checked(
@@ -76,18 +95,12 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         inputs, targets, weights = super()._checked(x, y, weights, reset=reset)
         targets = targets.astype(np.float64)
-        if reset:
-            counted = targets if weights is None else targets[weights > 0]
-            # Networks are trained in float32, which holds the differences of large targets badly.
-            is_shifted = self.loss is None or isinstance(self.loss, str)
-            middle = (counted.min(axis=0) + counted.max(axis=0)) / 2
-            self._middle = middle if is_shifted else np.zeros_like(middle)
         if reset and (np.ptp(targets, axis=0) == 0).any():
             raise ValueError(
                 f"All values of a target are equal, such as {targets[0]} "
                 f"(n_samples={len(targets)}): nothing to learn."
             )
-        return inputs, targets - self._middle, weights
+        return inputs, targets, weights
 
     def predict(
         self, X: ArrayLike, return_std: bool = False
@@ -98,7 +111,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         variance of their means.
         """
         found = self._predicted(X)
-        mean = found["mean"] + self._middle
+        mean = found["mean"] + self.offset_
         if not return_std:
             return mean
         if "aleatoric" not in found:  # The spread of the members alone is too small.
@@ -118,7 +131,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         """
         require_fraction("coverage", coverage, "0.9 is usual.")
         if self.calibration_ is not None and self.calibration_.conformal is not None:
-            return self._predicted(X, coverage)["interval"] + self._middle[..., None]
+            return self._predicted(X, coverage)["interval"] + self.offset_[..., None]
         mean, std = self.predict(X, return_std=True)
         half = ndtri((1 + coverage) / 2) * std
         return np.stack([mean - half, mean + half], axis=-1)

@@ -87,6 +87,9 @@ def end_run(run: Run, job: Job) -> FitResult:
         run.call_all("members_failed", failed)
     if not run.is_interrupted:
         run.evaluating.end(step, state, is_last=state.params is last.params)
+    if run.is_interrupted:
+        best, step, state = None, run.step, finished(last)
+    else:
         scores, evaluation = run.evaluating.scores, run.evaluating.evaluation
     run.reader.end()
     all_failed, is_complete = run.failure_response.have_all_failed, run.step >= run.info.last_step

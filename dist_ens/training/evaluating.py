@@ -8,6 +8,7 @@ import numpy as np
 
 from dist_ens.callbacks import STOP, StepInfo
 from dist_ens.callbacks.json_lines import (
+    JsonLines,
     finite_scores,
     hyper_record,
     score_record,
@@ -194,14 +195,24 @@ class Evaluating(Service):
     def end(self, step: int, state: State, *, is_last: bool) -> None:
         """Scores the state that the run returns, and passes the scores to the callbacks.
 
-        If it is the last one, it may have been scored.
+        If it is the last one, it may have been scored. A signal stops the run instead.
         """
         if self._data is None:
             return
         run, data = self._run, self._data.final or self._data
         if step != self._final_step or not is_last:
-            self.scores, self.evaluation = data.evaluate(run.info.ensemble, state, True)
-            if data is self._data.final and run.step > run.info.first_step:
+            try:
+                with run.stop.stopping_evaluations():
+                    self.scores, self.evaluation = data.evaluate(run.info.ensemble, state, True)
+            except EvaluationStoppedError:
+                run.interrupt()
+                return
+            # A run that was killed here has saved its last step, and has no record of these scores.
+            files = [each for each in run.services if isinstance(each, JsonLines)]
+            is_new = run.step > run.info.first_step or not any(
+                file.holds(run.step, f"{data.name}/") for file in files
+            )
+            if data is self._data.final and is_new:
                 self._write(run.step, data.name, self.scores)
         run.reader.end()
         run.call_all("finished", step, self.scores, self.evaluation, data.split)
