@@ -395,6 +395,8 @@ def test_a_finished_optimizer_of_optax_is_taken(wine):
     x, y = wine
     classifier = EnsembleClassifier(2, model=[np.int64(8)], optimizer=optax.adamw(1e-2))
     assert classifier.set_params(random_state=0).fit(x, y).score(x, y) > 0.95
+    classifier.set_params(optimizer=lambda hyper: optax.sgd(0.1), learning_rate=None)
+    assert classifier.fit(x, y).score(x, y) > 0.95
 
 
 def test_a_mean_alone_has_no_intervals(diabetes):

@@ -30,7 +30,8 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         optimizer: Optimizer of Optax, or a function `make(hyper)` of a member's settings. Default:
             Adam with `learning_rate`.
         learning_rate: Learning rate. It is the setting `learning_rate` of every member, so that
-            another value does not compile again.
+            another value does not compile again. None for an `optimizer` that reads no such
+            setting.
         loss: Name of a loss of `dist_ens.losses`, or an objective. Default: "categorical", or
             "multilabel" for several labels of a row.
         steps: Number of steps. Default: `max_epochs` decides.
@@ -71,7 +72,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         *,
         model: Sequence[int] | Network = (64, 64),
         optimizer: OptimizerOfMember | None = None,
-        learning_rate: float = 1e-3,
+        learning_rate: float | None = 1e-3,
         loss: str | Objective | None = None,
         steps: int | None = None,
         max_epochs: float = 100,

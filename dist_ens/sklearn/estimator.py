@@ -74,7 +74,7 @@ class EnsembleEstimator(BaseEstimator):
         *,
         model: Sequence[int] | Network = (64, 64),
         optimizer: OptimizerOfMember | None = None,
-        learning_rate: float = 1e-3,
+        learning_rate: float | None = 1e-3,
         loss: str | Objective | None = None,
         steps: int | None = None,
         max_epochs: float = 100,
@@ -303,10 +303,9 @@ class EnsembleEstimator(BaseEstimator):
         loss = self._default_loss if self.loss is None else self.loss
         if not isinstance(loss, str):
             return loss
-        make, options = getattr(losses, loss) if loss in losses.__all__ else None, {}
-        if make is not None:
-            options = {n: self._loss_options.get(n) for n in inspect.signature(make).parameters}
-        if make is None or not {*self._loss_options} <= {*options}:
+        make = getattr(losses, loss) if loss in losses.__all__ else None
+        takes = inspect.signature(make).parameters if make else ()
+        if make is None or not {*self._loss_options} <= {*takes}:
             raise UserError(
                 f"loss={loss!r} does not fit {type(self).__name__} with these labels. Give "
                 f"{self._default_loss!r}, another loss of dist_ens.losses by its name, or an "
@@ -325,8 +324,9 @@ class EnsembleEstimator(BaseEstimator):
     @property
     def _settings(self) -> dict[str, Drawn | ArrayLike | str]:
         # A finished optimizer of Optax, init and update, reads no settings.
-        own = {} if isinstance(self.optimizer, tuple) else {_LEARNING_RATE: self.learning_rate}
-        return {**own, **(self.hyper or {})}
+        if self.learning_rate is None or isinstance(self.optimizer, tuple):
+            return {**(self.hyper or {})}
+        return {_LEARNING_RATE: self.learning_rate, **(self.hyper or {})}
 
     @property
     def _ensemble(self) -> Ensemble:
