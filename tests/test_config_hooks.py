@@ -288,7 +288,9 @@ def test_a_method_and_an_objective_of_the_file_are_trained_with(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_stops_early_by_its_validation_split_and_scores_the_test_split_at_the_end(tmp_path):
+def test_a_run_stops_early_by_its_validation_split_and_scores_the_test_split_at_the_end(
+    tmp_path, capsys
+):
     random = np.random.default_rng(0)
     x = random.normal(size=(200, 4)).astype(np.float32)
     y = x[:, 0] + random.normal(size=200).astype(np.float32)
@@ -309,6 +311,10 @@ def test_a_run_stops_early_by_its_validation_split_and_scores_the_test_split_at_
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         assert at_end["test/nll"] == pytest.approx(summary["test"]["nll"])
         steps.append((found.step, summary["test"]["nll"]))
+    assert "Note:" not in capsys.readouterr().out
+    source = source_of_arrays((x, y), (x, y))
+    train(experiment, tmp_path / "by_test", parts=parts, source=source)
+    assert "Note: EarlyStopping chooses by the test split" in capsys.readouterr().out
     # Other test labels change the scores, and not the state.
     assert steps[0][0] == steps[1][0]
     assert steps[1][1] > 2 * steps[0][1]

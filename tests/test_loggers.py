@@ -279,9 +279,10 @@ def test_a_run_that_an_exception_ends_has_failed(tmp_path):
         if info.step == 4:
             raise RuntimeError("broken")
 
-    with pytest.raises(RuntimeError, match="broken"):
+    try:
         fit(classifier(), callbacks=[MLflow(tracking_uri=uri), breaks], steps_per_call=1)
-    fit(classifier(), callbacks=[MLflow(tracking_uri=uri)])
+    except RuntimeError:  # A sound run within it has not failed.
+        fit(classifier(), callbacks=[MLflow(tracking_uri=uri)])
     found = MlflowClient(uri).search_runs(["0"])
     assert [run.info.status for run in found] == ["FINISHED", "FAILED"]
 

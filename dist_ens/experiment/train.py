@@ -6,7 +6,14 @@ import math
 from rich.console import Console
 
 from dist_ens import report
-from dist_ens.callbacks import JsonLines, ProgressBar, RunInfo
+from dist_ens.callbacks import (
+    EarlyStopping,
+    JsonLines,
+    ProgressBar,
+    RunInfo,
+    SuccessiveHalving,
+)
+from dist_ens.callbacks.protocol import name_of_callback
 from dist_ens.callbacks.summary import summary_of
 from dist_ens.checkpoint import FOLDER, Checkpoints
 from dist_ens.data import Source
@@ -32,6 +39,8 @@ from dist_ens.storage import Folder, Place, place_of
 from dist_ens.training.arguments import Door, FitArguments
 from dist_ens.training.ending import FitResult
 from dist_ens.training.fitting import run_fit
+
+_CHOOSING = (EarlyStopping, SuccessiveHalving)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +90,7 @@ def train(
     if joined is not None:
         console.print(f"The members of {rows} rows are one run now.", soft_wrap=True)
         of_run |= {"steps": joined.step, "epochs": None}
+    _say_what_chooses(console, built)
     arguments = FitArguments(
         ensemble=built.ensemble,
         **of_run,
@@ -127,6 +137,17 @@ def train(
             and len(diverged_members(scores)) + len(scores.left_out) == len(scores.members)
         ),
     )
+
+
+def _say_what_chooses(console: Console, built: Built) -> None:
+    """Prints a note if a callback chooses a state or members by the test split."""
+    choosing = [c for c in built.parts.callbacks if isinstance(c, _CHOOSING)]
+    if choosing and built.source.valid is None:
+        console.print(
+            f"Note: {name_of_callback(choosing[0])} chooses by the test split, so its scores will "
+            "be too good. Hold examples out for it: data.validation=0.1.",
+            soft_wrap=True,
+        )
 
 
 class _Beginning:
