@@ -207,16 +207,16 @@ class Evaluating(Service):
             except EvaluationStoppedError:
                 run.interrupt()
                 return
-            # A run that was killed here has saved its last step, and has no record of these scores.
-            files = [each for each in run.services if isinstance(each, JsonLines)]
-            is_new = run.step > run.info.first_step or not any(
-                file.holds(run.step, f"{data.name}/") for file in files
-            )
-            if data is self._data.final and is_new:
+            if data is self._data.final:
                 self._write(run.step, data.name, self.scores)
         run.reader.end()
         run.call_all("finished", step, self.scores, self.evaluation, data.split)
 
     def _write(self, step: int, name: str, scores: Scores) -> None:
+        """Records scores, unless a run that ended at this step has recorded them."""
+        if step == self._run.info.first_step:
+            files = [each for each in self._run.services if isinstance(each, JsonLines)]
+            if any(file.holds(step, f"{name}/") for file in files):
+                return
         values = scores.ensemble or scores.mean_member
         self._run.write(step, score_record(name, values, scores.members))
