@@ -166,7 +166,10 @@ def _read_file(file: str | os.PathLike[str], texts: Sequence[str]) -> Table:
     """Reads a file of CSV, which may be compressed, or of Parquet."""
     polars = imported("polars", _EXTRA)
     path = given_path(file, "The path of the table")
-    advice = "Check the path. Write a CSV file in UTF-8 with one row of names, or a Parquet file."
+    advice = (
+        "Check the path. Write a CSV file in UTF-8, with one row of names and as many values in "
+        "each other row, or a Parquet file."
+    )
     with explained_reading(f"The table {shortened(str(path))}", advice):
         require_readable(path)
         try:

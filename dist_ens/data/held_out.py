@@ -1,4 +1,4 @@
-"""Which training examples are held out."""
+"""Divides examples into those to train on and those that are held out."""
 
 import dataclasses
 

@@ -169,7 +169,7 @@ def _hyper(shown: Sequence[Shown]) -> Iterator[Panel]:
 
 def _training(shown: Sequence[Shown]) -> Iterator[Panel]:
     for name in _TRAINING:
-        is_test = name.startswith(_SCORED)
+        is_scored = name.startswith(_SCORED)
         series = [(each, *_series(each.run.metrics, name)) for each in shown]
         series = [one for one in series if len(one[1]) > 1]  # A single point makes no curve.
         # Runs are drawn side by side on the same vertical axis.
@@ -179,7 +179,7 @@ def _training(shown: Sequence[Shown]) -> Iterator[Panel]:
             colour = each.colour_of(MEAN_MEMBER)
             median = Curve(steps, _median(members), colour, "median member", dashed=True)
             curves = [median] if members.shape[1] else []
-            if is_test or not curves:
+            if is_scored or not curves:
                 curves.append(Curve(steps, whole, each.colour_of(ENSEMBLE), _words(ENSEMBLE)))
             figure = figures.training(steps, members, curves, y_label=label, y_values=y_values)
             yield Panel(figure, f"{label} of every member over the step.", each.title)
