@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -100,11 +100,10 @@ class JsonLines:
             with self._using:
                 self._part += (to_json({"step": step, **record}) + "\n").encode()
 
-    def holds(self, step: int, prefix: str) -> bool:
-        """Returns whether a stored record of a step has a name that begins with a prefix."""
+    def holds(self, step: int, names: Iterable[str]) -> bool:
+        """Returns whether the stored records of a step have values of all names."""
         records = [record for _, record in records_in(self._place, self._name)]
-        at_step = [record for record in records if record["step"] == step]
-        return any(name.startswith(prefix) for record in at_step for name in record)
+        return {*names} <= {name for each in records if each["step"] == step for name in each}
 
     def sync(self) -> None:
         """Waits until all lines are stored, and begins a new part. Any thread may call it."""

@@ -214,9 +214,8 @@ class Evaluating(Service):
 
     def _write(self, step: int, name: str, scores: Scores) -> None:
         """Records scores, unless a run that ended at this step has recorded them."""
-        if step == self._run.info.first_step:
-            files = [each for each in self._run.services if isinstance(each, JsonLines)]
-            if any(file.holds(step, f"{name}/") for file in files):
-                return
         values = scores.ensemble or scores.mean_member
-        self._run.write(step, score_record(name, values, scores.members))
+        record = score_record(name, values, scores.members)
+        files = [each for each in self._run.services if isinstance(each, JsonLines)]
+        if step > self._run.info.first_step or not any(file.holds(step, record) for file in files):
+            self._run.write(step, record)
