@@ -22,12 +22,14 @@ matplotlib.use("svg")
 
 from matplotlib import pyplot
 from matplotlib.patches import FancyBboxPatch, Rectangle
+from PIL import Image, ImageChops
 from rich.console import Console
 from rich.text import Text
 
 ROOT = pathlib.Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
 COLUMNS = 100
+SECTIONS = ("reliability", "risk_coverage", "training")  # Those of the report that are shown.
 
 
 def shown_on_a_terminal(command: list[str]) -> str:
@@ -126,8 +128,8 @@ def draw_mesh(rows: int = 4, columns: int = 2, members: int = 8) -> None:
     figure.savefig(IMAGES / "mesh.svg", bbox_inches="tight", metadata={"Date": None})
 
 
-def photograph(chromium: str, page: pathlib.Path, picture: pathlib.Path) -> None:
-    """Writes a screenshot of the figures of a report."""
+def photograph(chromium: str, page: pathlib.Path, picture: pathlib.Path, *, dark: bool) -> None:
+    """Writes a screenshot of a page, as long as what is on it."""
     with tempfile.TemporaryDirectory() as profile:
         subprocess.run(
             [
@@ -138,17 +140,22 @@ def photograph(chromium: str, page: pathlib.Path, picture: pathlib.Path) -> None
                 "--disable-background-networking",
                 "--hide-scrollbars",
                 f"--user-data-dir={profile}",
-                "--window-size=1180,1500",
+                f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+                "--window-size=1180,3000",
                 f"--screenshot={picture}",
                 page.as_uri(),
             ],
             check=True,
             capture_output=True,
         )
+    whole = Image.open(picture).convert("RGB")
+    background = Image.new("RGB", whole.size, whole.getpixel((0, 0)))
+    bottom = ImageChops.difference(whole, background).getbbox()[3]
+    whole.crop((0, 0, whole.width, bottom + 30)).save(picture, optimize=True)
 
 
 def main() -> None:
-    """Trains, and makes the three pictures."""
+    """Trains, and makes the four pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chromium", default=shutil.which("chromium") or "chromium")
     chromium = parser.parse_args().chromium
@@ -162,8 +169,10 @@ def main() -> None:
         draw_terminal(command, printed.replace(str(workdir), "runs/digits"))
         figures = pathlib.Path(folder) / "figures.html"
         report = (workdir / "report.html").read_text()
-        figures.write_text(report + "<style>#scores { display: none }</style>")
-        photograph(chromium, figures, IMAGES / "report.png")
+        others = "section" + "".join(f":not(#{name})" for name in SECTIONS)
+        figures.write_text(f"{report}<style>{others} {{ display: none }}</style>")
+        photograph(chromium, figures, IMAGES / "report.png", dark=False)
+        photograph(chromium, figures, IMAGES / "report_dark.png", dark=True)
 
 
 if __name__ == "__main__":
