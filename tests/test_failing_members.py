@@ -28,6 +28,7 @@ from dist_ens.ensemble.failures import (
     no_failures,
 )
 from dist_ens.experiment import Experiment, OwnParts
+from dist_ens.experiment.members import copy_members
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import ExitCode, RunError
 from dist_ens.layout import copied_off_devices
@@ -130,19 +131,39 @@ def test_the_report_of_fit_shows_the_members_that_failed(tmp_path):
     assert "member 3: 1 failed update at step 5 (the loss is not finite), frozen" in page
 
 
-def test_members_that_are_left_out_do_not_make_the_averages_nan(tmp_path, capsys):
-    def broken(info):
-        if info.step > 1:
-            return None
-        of_member = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), info.state.params)
-        return info.state._replace(params=of_member)
+def breaks_member_1(info):
+    """Gives member 1 parameters that are not finite."""
+    if info.step > 1:
+        return None
+    of_member = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.nan), info.state.params)
+    return info.state._replace(params=of_member)
 
+
+def test_members_that_are_left_out_do_not_make_the_averages_nan(tmp_path, capsys):
     values = {"num_members": 3, "steps": 3, "execution": "vmap", "failures": {"policy": "freeze"}}
     values |= {"model": {"name": "mlp", "hidden_sizes": (4,)}, "data": {"global_batch_size": 64}}
-    made = train(Experiment.from_dict(values), tmp_path, parts=OwnParts(callbacks=(broken,)))
+    made = train(
+        Experiment.from_dict(values), tmp_path, parts=OwnParts(callbacks=(breaks_member_1,))
+    )
     assert made.scores.left_out == [1]
     assert np.isfinite(made.scores.mean_member["nll"])
     assert "have diverged" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("names", [["plain", "checked"], ["checked", "plain"]])
+def test_copies_of_runs_of_which_one_checks_its_updates_keep_what_has_failed(names, tmp_path):
+    values = {"num_members": 2, "steps": 3, "execution": "vmap", "data": {"global_batch_size": 64}}
+    values |= {"model": {"name": "mlp", "hidden_sizes": (4,)}}
+    train(Experiment.from_dict(values), tmp_path / "plain")
+    checked = {"failures": {"policy": "freeze"}, "seed": 1}
+    train(
+        Experiment.from_dict(values | checked),
+        tmp_path / "checked",
+        parts=OwnParts(callbacks=(breaks_member_1,)),
+    )
+    copy_members([tmp_path / name for name in names], tmp_path / "both")
+    scores = de.load(tmp_path / "both").evaluate(intervals=False)
+    assert scores.left_out == [1 if names[0] == "checked" else 3]
 
 
 def test_members_with_a_number_that_is_not_finite_are_found_in_every_wave():

@@ -16,6 +16,7 @@ from flax import nnx
 import dist_ens as de
 from dist_ens.experiment import Experiment, load
 from dist_ens.experiment.members import copy_members, extend
+from dist_ens.experiment.replay import replay
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.randomness import INIT, key_of_step, member_key
@@ -315,6 +316,9 @@ def test_copies_of_two_runs_keep_their_own_settings(tmp_path):
         expected = np.concatenate([each.state.hyper[name] for each in own])
         np.testing.assert_array_equal(values, expected)
         np.testing.assert_array_equal(both.ensemble.hyper[name], expected)
+    # A member with another id there is trained alone with its own settings.
+    found = replay(tmp_path / "both", 5, progress=False)
+    assert max(found.differences.values(), default=0) < 1e-5
 
 
 def test_a_state_with_other_settings_is_refused():
@@ -347,6 +351,10 @@ def test_members_that_are_added_have_the_settings_of_the_larger_ensemble(tmp_pat
     expected = Experiment.from_dict(CONFIG | {"hyper": drawn, "num_members": 8})
     rates = sweep(8, hyper=expected.hyper.options).hyper["learning_rate"]
     np.testing.assert_array_equal(state.hyper["learning_rate"], rates[[0, 1, 2, 3, 4, 6]])
+    copy_members([tmp_path / "b"], tmp_path / "c", member_ids=[6, 1])
+    extend(tmp_path / "c", [5], tmp_path / "d")
+    state = load(tmp_path / "d").state
+    np.testing.assert_array_equal(state.hyper["learning_rate"], rates[[6, 1, 5]])
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from dist_ens.experiment import open_source
 from dist_ens.experiment.members import copy_members
 from dist_ens.experiment.train import train
 from dist_ens.ground.errors import UserError
+from dist_ens.ground.state import select_members
 from dist_ens.report.facts import listed_weights
 from tabled import CLASSES, ROWS, data_of, drawn, members_of, score_of, tabled
 
@@ -171,6 +172,15 @@ def test_the_chosen_members_are_trained_on():
     assert result.state.step.tolist() == [2] * len(chosen.member_ids)
     scores = de.evaluate(ensemble, chosen.state, data_of(labels), weights=chosen.weights)
     assert scores.ensemble["nll"] == pytest.approx(chosen.path[-1], rel=1e-5)
+
+
+def test_members_of_a_state_are_chosen_from_an_ensemble_of_as_many_others():
+    outputs, labels = drawn(4, 8)
+    ensemble, state = tabled(outputs)
+    others = ensemble.with_members([2, 0])
+    chosen = de.select(others, select_members(state, [1, 3]), data_of(labels), size=3)
+    assert {*chosen.member_ids} <= {1, 3}
+    assert chosen.ensemble.ids.tolist() == chosen.state.member_id.tolist()
 
 
 def test_a_selection_that_cannot_be_made_is_refused_in_a_sentence():

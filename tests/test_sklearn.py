@@ -1,5 +1,6 @@
 """The estimators of scikit-learn: what they compute, and how often they compile."""
 
+import copy
 import io
 import pickle
 import warnings
@@ -261,8 +262,36 @@ def test_class_weights_count_in_partial_fit_too(wine):
         plain.partial_fit(x, y, classes=range(3))
         weighted.partial_fit(x[:150], y[:150], classes=range(3))
     assert weighted.predict_proba(x)[:, 2].mean() > 1.3 * plain.predict_proba(x)[:, 2].mean()
+    # A class with a weight of its own need not be in every batch.
+    rare = EnsembleClassifier(1, model=(), class_weight={2: 50.0}, random_state=0)
+    plain = EnsembleClassifier(1, model=(), random_state=0)
+    for each in (rare, plain):
+        each.partial_fit(x[:130], y[:130], classes=range(3))
+    np.testing.assert_array_equal(rare.predict_proba(x), plain.predict_proba(x))
     with pytest.raises(ValueError, match="class_weight='balanced' needs all rows"):
         EnsembleClassifier(2, class_weight="balanced").partial_fit(x, y, classes=range(3))
+
+
+def _sgd(hyper):
+    return optax.sgd(hyper["learning_rate"])
+
+
+def test_a_learning_rate_may_change_between_two_partial_fits(wine):
+    x, y = wine
+    classifier = EnsembleClassifier(2, model=(), optimizer=_sgd, learning_rate=1e-2, random_state=0)
+    start, *later = (
+        copy.deepcopy(classifier.set_params(learning_rate=rate).partial_fit(x, y, classes=range(3)))
+        for rate in (1e-2, 0.0, 1e-2)
+    )
+    kept, moved = (each.state_.params for each in later)
+    jax.tree.map(np.testing.assert_array_equal, kept, start.state_.params)
+    assert any(jax.tree.leaves(jax.tree.map(np.any, jax.tree.map(np.not_equal, kept, moved))))
+
+
+def test_partial_fit_refuses_a_method_that_draws_from_all_rows(wine):
+    classifier = EnsembleClassifier(2, model=(8,), methods=(de.methods.bootstrap(),))
+    with pytest.raises(ValueError, match=r"such as bootstrap\(\) draws from all rows.*Use fit"):
+        classifier.partial_fit(*wine, classes=range(3))
 
 
 def test_members_that_fail_are_left_out_and_named(wine):

@@ -1,11 +1,13 @@
 """Members that stop: which ones, what they keep, and that the others do not notice."""
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
@@ -15,7 +17,7 @@ import dist_ens as de
 from dist_ens.callbacks import EarlyStopping, SuccessiveHalving, stop_members
 from dist_ens.checkpoint import read_members
 from dist_ens.experiment.members import copy_members
-from dist_ens.ground.errors import UserError
+from dist_ens.ground.errors import RunError, UserError
 from dist_ens.processes.compile_cache import LongestCompilation
 from dist_ens.training.runner import MetricsReader
 from saving import assert_same
@@ -267,6 +269,48 @@ def test_a_run_ends_when_all_its_members_have_stopped():
     result = trained(of_members(4), [Everyone()])
     assert (result.step, result.stopped_by) == (20, "Everyone")
     assert result.stopped == dict.fromkeys(range(4), 20)
+
+
+def test_members_that_have_all_stopped_are_not_trained_when_the_run_is_resumed(tmp_path):
+    first, again = (
+        trained(of_members(4), [Everyone()], checkpoints=de.Checkpoints(tmp_path)) for _ in range(2)
+    )
+    assert (again.step, again.stopped_by, again.stopped) == (20, "Everyone", first.stopped)
+    assert_same(again.state, first.state)
+
+
+class Counts:
+    """Keeps the steps that were evaluated, also in a run that is resumed."""
+
+    def __init__(self):
+        self.steps = []
+
+    def evaluated(self, step, scores):
+        self.steps.append(step)
+
+    def state(self):
+        return self.steps
+
+    def restore(self, state):
+        self.steps = state
+
+
+def test_a_callback_that_fails_once_leaves_the_others_as_without_it(tmp_path):
+    def fails(step, scores):
+        if step == 15 and counts:
+            raise ValueError("once")
+
+    failing, counts = types.SimpleNamespace(evaluated=fails), []
+    whole = trained(of_members(), [halving()])
+    for told in ("raised ValueError: once", None):
+        counts.append(Counts())
+        callbacks = [counts[-1], halving(), failing]
+        with pytest.raises(RunError, match=told) if told else contextlib.nullcontext():
+            resumed = trained(of_members(), callbacks, checkpoints=de.Checkpoints(tmp_path))
+        failing.evaluated = lambda step, scores: None
+    assert counts[-1].steps == list(range(5, 61, 5))
+    assert resumed.stopped == whole.stopped
+    assert_same(resumed.state, whole.state)
 
 
 @pytest.mark.parametrize(

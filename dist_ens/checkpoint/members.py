@@ -49,12 +49,26 @@ class SavedMembers:
         )
 
     def joined(self, *others: "SavedMembers") -> "SavedMembers":
-        """Returns these members and then others, with the step and the record of these."""
+        """Returns these members and then others, with the step of these.
+
+        The record is that of the first run that checks its updates. Members of runs that do not
+        have no failures in it.
+        """
         groups = (self, *others)
+        first = max(groups, key=lambda group: len(group.leaves))
+
+        def leaf(group: SavedMembers, name: str) -> np.ndarray:
+            like = first.leaves[name]
+            none = np.zeros((len(group.lineages), *like.shape[1:]), like.dtype)
+            return (
+                group.leaves.get(name, none) if name.startswith("failures.") else group.leaves[name]
+            )
+
         return dataclasses.replace(
             self,
+            record=first.record,
             lineages=tuple(lineage for group in groups for lineage in group.lineages),
-            leaves={n: np.concatenate([group.leaves[n] for group in groups]) for n in self.leaves},
+            leaves={n: np.concatenate([leaf(group, n) for group in groups]) for n in first.leaves},
         )
 
     def after(self, what: str) -> "SavedMembers":

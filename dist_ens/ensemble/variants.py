@@ -14,7 +14,7 @@ from dist_ens.ensemble.failure_policy import FailurePolicy
 from dist_ens.ensemble.failures import FailureRecord, no_failures
 from dist_ens.ensemble.programs import Programs
 from dist_ens.ground.state import State, check_alive, require_state
-from dist_ens.layout import MEMBERS, Layout, Waves, copied_like, to_host
+from dist_ens.layout import ENSEMBLE, MEMBERS, Layout, Waves, copied_like, to_host
 from dist_ens.processes import cluster
 from dist_ens.sampling.hyper import Hyper
 
@@ -119,9 +119,10 @@ class Variants:
                 elsewhere[ids] = self.with_members(ids)
             other = self._with_own_values(elsewhere[ids])
             return other, other.layout.moved(state, MEMBERS)
-        if not isinstance(state.step, jax.Array):  # A state of NumPy, such as `to_host` returns.
+        mesh = getattr(getattr(state.step, "sharding", None), "mesh", None)
+        is_of_numpy = not isinstance(state.step, jax.Array)  # Such as `to_host` returns.
+        if is_of_numpy or (mesh is not None and self.num_members % mesh.shape.get(ENSEMBLE, 1)):
             return cast("Ensemble", self), self.layout.moved(state, MEMBERS)
-        mesh = getattr(state.step.sharding, "mesh", None)
         if mesh in (None, self.layout.mesh):
             return cast("Ensemble", self), state
         return self.on(dataclasses.replace(self.layout, mesh=mesh, is_fixed=True)), state

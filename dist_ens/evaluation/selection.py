@@ -20,6 +20,7 @@ from dist_ens.ground.errors import UserError
 from dist_ens.ground.numbers import require_one_of, whole_number
 from dist_ens.ground.state import State, require_state, select_members
 from dist_ens.ground.types import Data
+from dist_ens.layout import to_host
 from dist_ens.losses.distribution import Values, checked_weights, passed
 from dist_ens.metrics import Rows
 from dist_ens.metrics.metric import CLASSWISE, WHOLE_WEIGHTS
@@ -137,6 +138,9 @@ def select(
     require_state(state)
     given = examples_of(data, state.class_names)
     objective_of(ensemble)
+    ids = to_host(state.member_id).tolist()
+    if ids != ensemble.ids.tolist():
+        ensemble = ensemble.with_members(ids)
     here, placed = ensemble.at(state._replace(class_names=()))
     examples = scorable(here, given)
     evaluator, split = evaluator_of(here, placed, examples, (), batch_size)

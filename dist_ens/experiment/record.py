@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import jax
+import numpy as np
 
 from dist_ens.checkpoint import StepRecord, listed
 from dist_ens.data import OrderRule, Source, Spec
@@ -19,6 +20,7 @@ from dist_ens.ground.json_text import Json, JsonDict, fields_from_record
 from dist_ens.ground.randomness import KEY_RULE
 from dist_ens.metrics import Metric
 from dist_ens.sampling import Order
+from dist_ens.sampling.hyper import Hyper
 
 # A resumed run may differ from its checkpoint in these fields only. They change how long or how it
 # runs, and not what the step of a sound member computes.
@@ -96,7 +98,12 @@ class Run:
         experiment = self.experiment
         if hyper:  # Some of these members may be new to the run.
             plain = dataclasses.replace(experiment, hyper=HyperConfig()).with_members(member_ids)
-            experiment = dataclasses.replace(plain, hyper=HyperConfig(options=hyper))
+            given = {n: v for n, v in experiment.hyper.options.items() if not isinstance(v, tuple)}
+            drawn = Hyper.of(given, member_ids, experiment.seed)
+            # A distribution that has drawn these values has one for each further member too.
+            same = [n for n, v in drawn.items() if np.array_equal(v, np.array(hyper[n], v.dtype))]
+            options = {**hyper, **{name: given[name] for name in same}}
+            experiment = dataclasses.replace(plain, hyper=HyperConfig(options=options))
         else:
             experiment = experiment.with_members(member_ids)
         record = self.record and self.record.with_members(member_ids, hyper)

@@ -90,9 +90,11 @@ def replay(
         model_rules=here.model_rules,
         devices=jax.local_devices()[: here.model_axis],
     )
-    alone = build_ensemble(run, layout, opened.parts, source).replace(
+    of_run = build_ensemble(run, layout, opened.parts, source)
+    alone = of_run.replace(
         seed=experiment.seed if lineage.seed is None else lineage.seed,
         member_ids=(lineage.original_id,),
+        hyper={**of_run.hyper},  # As numbers, which do not depend on the id.
         waves=1,
     )
     result = fit(

@@ -263,7 +263,8 @@ class HyperConfig:
             if absent:
                 raise UserError(
                     f"A setting in hyper is a list for the members {sorted(by_id)}, and has no "
-                    f"value for {absent}. Give a distribution, which has one for every member."
+                    f"value for {absent}. Give a distribution, which has one for every member, or "
+                    "train the others as a run of their own, and join both with dist-ens members."
                 )
             return tuple(by_id[each] for each in others)
 

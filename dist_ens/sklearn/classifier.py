@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.utils import Tags
-from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.class_weight import compute_class_weight, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from typing_extensions import override
 
@@ -144,19 +144,22 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             raise ValueError(
                 "class_weight='balanced' needs all rows, and partial_fit sees some. Give a dict."
             )
-        weights = self._weights(labels, weights)
         if self._labels_shape:
-            return self._fit_on(x, labels.astype(np.int32), weights)
+            return self._fit_on(x, labels.astype(np.int32), self._weights(labels, weights))
         numbers = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
         if (unknown := self.classes_[numbers] != labels).any():
             raise ValueError(f"`y` has the class {labels[unknown][0]!r}, not in {self.classes_}.")
-        return self._fit_on(x, numbers.astype(np.int32), weights)
+        return self._fit_on(x, numbers.astype(np.int32), self._weights(labels, weights))
 
     def _weights(self, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:
         """Returns the weights of rows times those of their classes."""
         if self.class_weight is None:
             return weights
-        own = compute_sample_weight(self.class_weight, labels)
+        if labels.ndim > 1:
+            own = compute_sample_weight(self.class_weight, labels)
+        else:  # Some rows of `partial_fit` may be of some classes only.
+            of_class = compute_class_weight(self.class_weight, classes=self.classes_, y=labels)
+            own = of_class[np.searchsorted(self.classes_, labels)]
         return own if weights is None else weights * own
 
     @override

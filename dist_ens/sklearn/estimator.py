@@ -193,10 +193,19 @@ class EnsembleEstimator(BaseEstimator):
         """Trains by one pass over some rows, from the beginning if there is no state yet."""
         data = {"inputs": x, "labels": y} | ({} if weights is None else {"weights": weights})
         data = _in_equal_batches(data, self._num_batches(len(y)))
-        if hasattr(self, "state_"):
-            state = self._ensemble.layout.moved(self.state_, MEMBERS)
-        else:
+        is_first = not hasattr(self, "state_")
+        if is_first:
             self._seed = self._drawn_seed()
+        if self._ensemble.uses_positions:
+            raise ValueError(
+                "A method such as bootstrap() draws from all rows, and partial_fit sees some of "
+                "them. Use fit."
+            )
+        if not is_first:
+            # The settings may have been changed by `set_params`.
+            state = self.state_._replace(hyper=dict(self._ensemble.hyper) or ())
+            state = self._ensemble.layout.moved(state, MEMBERS)
+        else:
             state = self._ensemble.init(TreeSplit(data).take(np.arange(min(2, len(x)))))
         self._train(data, state)
         self.calibration_ = None  # It was that of the state before.

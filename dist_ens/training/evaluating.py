@@ -184,6 +184,7 @@ class Evaluating(Service):
             return False
         self._recorded_step = info.step
         self._write(info.step, data.name, self.scores)
+        self._run.call_all("scored", info.step, own_only=True)
         return self._run.ask("evaluated", info.step, self.scores)
 
     def scores_at(self, step: int) -> dict[str, float]:

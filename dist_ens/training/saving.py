@@ -39,6 +39,7 @@ _SHARED, _OF_HOST = "services", "position"
 EVALUATION_IS_OWED = {
     _SHARED: json.dumps([{"name": f"{OWN}{Evaluating.__qualname__}", "state": True}]).encode()
 }
+Taken = tuple[Callback, Json]  # A service, and its state.
 _PATIENCE_SECS = 10.0  # Time that a save which is due waits for the one before it.
 
 
@@ -127,6 +128,8 @@ class Saving(Service):
         self._run, self._opened, self._cadence = run, opened, cadence
         self._record, self._data = record, data
         self._is_late = False  # Whether a save is due, and the one before it has not ended.
+        # A step, and the states that the callbacks had before they were given its scores.
+        self._before_scores: tuple[int, list[Taken]] = (-1, [])
         self._failure_response, self._best, self._scores_at = failure_response, best, scores_at
 
     def before(self, info: StepInfo) -> None:
@@ -143,17 +146,32 @@ class Saving(Service):
             if not self._is_late:
                 self._save(info, is_last=False)
 
+    def scored(self, step: int) -> None:
+        """Keeps the states of the callbacks, which are given the scores of a step next."""
+        own = [each for each in self._run.services if not isinstance(each, Service)]
+        self._before_scores = step, taken_states(own)
+
     def failed(self, info: StepInfo) -> None:
-        """Saves the state whose evaluation failed. On several hosts, others would not take part."""
+        """Saves the state whose evaluation failed. On several hosts, others would not take part.
+
+        If a callback failed, those before it have seen scores that they will be given again.
+        """
         if jax.process_count() == 1:
-            self._save(info._replace(is_last=False), is_last=True)
+            step, taken = self._before_scores
+            before_scores = taken if step == info.step else None
+            self._save(info._replace(is_last=False), is_last=True, of_callbacks=before_scores)
 
     def wait(self) -> None:
         """Waits until the last save is on disk."""
         self._opened.wait()
 
-    def _save(self, info: StepInfo, *, is_last: bool) -> None:
-        """Starts to save a checkpoint, after which nothing is saved if `is_last`."""
+    def _save(
+        self, info: StepInfo, *, is_last: bool, of_callbacks: Sequence[Taken] | None = None
+    ) -> None:
+        """Starts to save a checkpoint, after which nothing is saved if `is_last`.
+
+        `of_callbacks` are the states of the user's callbacks, by default those that they have now.
+        """
         step, reader, state = info.step, self._run.reader, self._run.compaction.joined(info.state)
         # The metrics of a checkpoint's steps are written before it. On one host, the thread that
         # saves reads them, and looks at the parameters that it has copied. Several hosts do both
@@ -171,7 +189,12 @@ class Saving(Service):
         if self._opened.is_saved(step):  # The run may have been killed before it deleted others.
             self._opened.delete_oldest(kept_step)
             return
-        states = saved_states(self._run.services, self._data, step)
+        if of_callbacks is None:
+            taken = taken_states(self._run.services)
+        else:
+            own = [each for each in self._run.services if isinstance(each, Service)]
+            taken = [*of_callbacks, *taken_states(own)]
+        states = files_of_states(taken, self._data, step)
         leaves = leaves_off_devices(state)
 
         def before() -> Mapping[str, bytes] | None:
@@ -196,15 +219,19 @@ class Saving(Service):
         self._opened.save(snapshot, is_last=is_last)
 
 
-def saved_states(
-    services: Sequence[Callback], data: TrainingData, step: int
+def taken_states(services: Sequence[Callback]) -> list[Taken]:
+    """Returns the services that have states, with what they return as them now."""
+    return [(each, _plain(each, call_hook(each, "state"))) for each in _with_state(services)]
+
+
+def files_of_states(
+    states: Sequence[Taken], data: TrainingData, step: int
 ) -> Callable[[], dict[str, bytes]]:
     """Returns a function that returns the files with the states of services and data, by name.
 
-    The states are taken now. That of a service may be a function, which is called by the thread
-    that saves, once the metrics of the step have been read.
+    The position in the data is taken now. The state of a service may be a function, which is called
+    by the thread that saves, once the metrics of the step have been read.
     """
-    states = [(each, _plain(each, call_hook(each, "state"))) for each in _with_state(services)]
     position = _plain(data, data.position(step))
 
     def files() -> dict[str, bytes]:
