@@ -162,7 +162,9 @@ def test_copies_of_runs_of_which_one_checks_its_updates_keep_what_has_failed(nam
         parts=OwnParts(callbacks=(breaks_member_1,)),
     )
     copy_members([tmp_path / name for name in names], tmp_path / "both")
-    scores = de.load(tmp_path / "both").evaluate(intervals=False)
+    both = de.load(tmp_path / "both")
+    assert both.ensemble.seed == (1 if names[0] == "checked" else 0)
+    scores = both.evaluate(intervals=False)
     assert scores.left_out == [1 if names[0] == "checked" else 3]
 
 

@@ -321,6 +321,11 @@ def test_copies_of_two_runs_keep_their_own_settings(tmp_path):
     assert max(found.differences.values(), default=0) < 1e-5
 
 
+def test_a_text_of_numbers_is_a_list_whose_members_keep_their_own():
+    given = Experiment.from_dict({"steps": 1, "num_members": 2, "hyper": {"decay": "[0.1, 0.2]"}})
+    assert given.with_members([1]).hyper.options == {"decay": (0.2,)}
+
+
 def test_a_state_with_other_settings_is_refused():
     state = fitted(sweep(4, hyper=SETTINGS | {"decay": 0.1})).state
     with pytest.raises(UserError, match=r"The given state has hyper\['decay'\]=\[0.1"):

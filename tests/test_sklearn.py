@@ -288,6 +288,21 @@ def test_a_learning_rate_may_change_between_two_partial_fits(wine):
     assert any(jax.tree.leaves(jax.tree.map(np.any, jax.tree.map(np.not_equal, kept, moved))))
 
 
+def test_weights_of_labels_count_where_a_batch_has_none_of_them(wine):
+    x, y = wine
+    labels = np.stack([y == 0, y == 2], axis=1).astype(int)
+    weighted, plain = (
+        EnsembleClassifier(1, model=(), class_weight=rule, random_state=0)
+        for rule in ([{1: 50.0}, {1: 2.0}], None)
+    )
+    rows = y == 1
+    for each in (weighted, plain):
+        each.partial_fit(x[rows], labels[rows])
+    np.testing.assert_array_equal(weighted.predict_proba(x), plain.predict_proba(x))
+    with pytest.raises(ValueError, match="optimizer, loss.* have changed since the first call"):
+        plain.set_params(optimizer=_sgd).partial_fit(x, labels)
+
+
 def test_partial_fit_refuses_a_method_that_draws_from_all_rows(wine):
     classifier = EnsembleClassifier(2, model=(8,), methods=(de.methods.bootstrap(),))
     with pytest.raises(ValueError, match=r"such as bootstrap\(\) draws from all rows.*Use fit"):

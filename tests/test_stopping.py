@@ -38,14 +38,13 @@ def of_members(num_members=16, **options):
 
 
 def trained(ensemble, callbacks, steps=60, **options):
-    options = {"eval_data": TEST, "eval_every": 5, "steps_per_call": 5} | options
+    options = {"eval_data": TEST, "eval_every": 5, "steps_per_call": 5, "progress": False} | options
     return de.fit(
         ensemble,
         DATA,
         steps=steps,
         batch_size=16,
         callbacks=callbacks,
-        progress=False,
         **options,
     )
 
@@ -271,44 +270,61 @@ def test_a_run_ends_when_all_its_members_have_stopped():
     assert result.stopped == dict.fromkeys(range(4), 20)
 
 
-def test_members_that_have_all_stopped_are_not_trained_when_the_run_is_resumed(tmp_path):
+def test_members_that_have_all_stopped_are_not_trained_when_the_run_is_resumed(tmp_path, capsys):
+    callbacks = [Everyone(), SuccessiveHalving("nll", every=50)]
     first, again = (
-        trained(of_members(4), [Everyone()], checkpoints=de.Checkpoints(tmp_path)) for _ in range(2)
+        trained(of_members(4), callbacks, checkpoints=de.Checkpoints(tmp_path), progress=True)
+        for _ in range(2)
     )
-    assert (again.step, again.stopped_by, again.stopped) == (20, "Everyone", first.stopped)
+    # Which callback stopped them is not known any more.
+    assert (again.step, again.stopped_by, again.stopped) == (20, None, first.stopped)
     assert_same(again.state, first.state)
+    assert "all members have stopped by step 20 of 60" in capsys.readouterr().out
 
 
 class Counts:
-    """Keeps the steps that were evaluated, also in a run that is resumed."""
+    """Keeps the steps that were evaluated and recorded, also in a run that is resumed."""
 
     def __init__(self):
-        self.steps = []
+        self.evaluations, self.records = [], []
 
     def evaluated(self, step, scores):
-        self.steps.append(step)
+        self.evaluations.append(step)
+
+    def write(self, step, record):
+        self.records += [step] if any("nll" in name for name in record) else []
 
     def state(self):
-        return self.steps
+        return [self.evaluations, self.records]
 
     def restore(self, state):
-        self.steps = state
+        self.evaluations, self.records = state
 
 
-def test_a_callback_that_fails_once_leaves_the_others_as_without_it(tmp_path):
-    def fails(step, scores):
-        if step == 15 and counts:
-            raise ValueError("once")
+def raises():
+    raise ValueError("once")
 
-    failing, counts = types.SimpleNamespace(evaluated=fails), []
-    whole = trained(of_members(), [halving()])
-    for told in ("raised ValueError: once", None):
+
+def evaluates_while_a_signal_comes():
+    signal.raise_signal(signal.SIGINT)
+    ensemble = of_members(4)
+    de.evaluate(ensemble, ensemble.init(DATA), TEST)
+
+
+@pytest.mark.parametrize("what", [raises, evaluates_while_a_signal_comes])
+def test_an_evaluation_that_a_callback_ends_is_given_to_the_others_again(what, tmp_path):
+    def ends(step, scores):
+        if step == 15 and len(counts) == 1:
+            what()
+
+    whole, counts = trained(of_members(), [halving()]), []
+    for told in ("raised ValueError: once" if what is raises else None, None):
         counts.append(Counts())
-        callbacks = [counts[-1], halving(), failing]
+        callbacks = [counts[-1], halving(), types.SimpleNamespace(evaluated=ends)]
         with pytest.raises(RunError, match=told) if told else contextlib.nullcontext():
             resumed = trained(of_members(), callbacks, checkpoints=de.Checkpoints(tmp_path))
-        failing.evaluated = lambda step, scores: None
-    assert counts[-1].steps == list(range(5, 61, 5))
+            assert (resumed.signal is None) is (len(counts) == 2)
+    assert counts[-1].evaluations == counts[-1].records == list(range(5, 61, 5))
     assert resumed.stopped == whole.stopped
     assert_same(resumed.state, whole.state)
 

@@ -58,6 +58,7 @@ from dist_ens.ground.errors import RunError, UserError, first_line
 from dist_ens.ground.numbers import whole_number
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Callback
+from dist_ens.processes.stop_signal import EvaluationStoppedError
 
 
 class Stop(enum.Enum):
@@ -228,7 +229,7 @@ def _called(name: str, at: str, fn: Callable[..., object], *args: object) -> obj
     """Calls a function of the user with a name, and returns the result."""
     try:
         return fn(*args)
-    except (UserError, RunError):
+    except (UserError, RunError, EvaluationStoppedError):
         raise
     except Exception as error:  # A user's callback may raise anything.
         raise RunError(

@@ -49,26 +49,22 @@ class SavedMembers:
         )
 
     def joined(self, *others: "SavedMembers") -> "SavedMembers":
-        """Returns these members and then others, with the step of these.
+        """Returns these members and then others, with the step and the record of these.
 
-        The record is that of the first run that checks its updates. Members of runs that do not
-        have no failures in it.
+        If the updates of some of them only were checked, the others have no failures.
         """
         groups = (self, *others)
-        first = max(groups, key=lambda group: len(group.leaves))
+        likes = {name: like for group in groups for name, like in group.leaves.items()}
 
         def leaf(group: SavedMembers, name: str) -> np.ndarray:
-            like = first.leaves[name]
-            none = np.zeros((len(group.lineages), *like.shape[1:]), like.dtype)
-            return (
-                group.leaves.get(name, none) if name.startswith("failures.") else group.leaves[name]
-            )
+            if name in group.leaves or not name.startswith("failures."):
+                return group.leaves[name]
+            return np.zeros((len(group.lineages), *likes[name].shape[1:]), likes[name].dtype)
 
         return dataclasses.replace(
             self,
-            record=first.record,
             lineages=tuple(lineage for group in groups for lineage in group.lineages),
-            leaves={n: np.concatenate([leaf(group, n) for group in groups]) for n in first.leaves},
+            leaves={n: np.concatenate([leaf(group, n) for group in groups]) for n in likes},
         )
 
     def after(self, what: str) -> "SavedMembers":

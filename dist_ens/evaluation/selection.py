@@ -138,9 +138,6 @@ def select(
     require_state(state)
     given = examples_of(data, state.class_names)
     objective_of(ensemble)
-    ids = to_host(state.member_id).tolist()
-    if ids != ensemble.ids.tolist():
-        ensemble = ensemble.with_members(ids)
     here, placed = ensemble.at(state._replace(class_names=()))
     examples = scorable(here, given)
     evaluator, split = evaluator_of(here, placed, examples, (), batch_size)
@@ -149,6 +146,9 @@ def select(
     members = np.unique(np.flatnonzero(found.weights) // (here.heads or 1)).tolist()
     positions, ids = here.predictors_of(members), here.predictor_ids(placed)
     of_chosen, chosen = here.at(select_members(placed, members))
+    chosen_ids = to_host(chosen.member_id).tolist()
+    if chosen_ids != of_chosen.ids.tolist():  # The state is of as many members with other ids.
+        of_chosen = of_chosen.with_members(chosen_ids)
     return Selection(
         tuple(ids[positions].tolist()),
         tuple(found.weights[positions].tolist()),

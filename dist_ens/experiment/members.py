@@ -57,7 +57,9 @@ def copy_members(
         if conflict := _conflict(members, more):
             both = f"Members of {quoted(first)} and {quoted(workdir)}"
             raise UserError(f"{both} cannot be in one run: {conflict}.")
+        record = _checking_as(members.record, more.record)
         members = members.joined(more.renamed(_free_ids(members, more)))
+        members = dataclasses.replace(members, record=record)
     return write_run(to, members, of=first)
 
 
@@ -166,6 +168,17 @@ def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, object, o
         )
         different = differences_on_resume(first, second) or different
     return different
+
+
+def _checking_as(record: JsonDict, other: JsonDict) -> JsonDict:
+    """Returns the record of a run, which checks updates if another run does; see `failures`."""
+    if "experiment" not in record:  # A run of Python, whose ensemble has the policy.
+        return record
+    run, failures = Run.from_dict(record), Run.from_dict(other).experiment.failures
+    if run.experiment.failures.is_checked or not failures.is_checked:
+        return record
+    experiment = dataclasses.replace(run.experiment, failures=failures)
+    return dataclasses.replace(run, experiment=experiment).to_dict()
 
 
 def _free_ids(members: SavedMembers, other: SavedMembers) -> list[int]:

@@ -23,6 +23,7 @@ from dist_ens.ground.numbers import (
     require_one_of,
     whole_number,
 )
+from dist_ens.sampling.hyper import Drawn, parsed
 
 EXAMPLES = ("shared", "permuted", "splits", "bootstrap", "kfold")
 POOLINGS = ("probs", "logits", "vote", "mixture")
@@ -251,6 +252,14 @@ class HyperConfig:
     """
 
     options: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A text of numbers, such as `[0.1, 0.2]`, becomes these. Only distributions stay texts.
+        texts = {name: value for name, value in self.options.items() if isinstance(value, str)}
+        read = {name: parsed(name, text) for name, text in texts.items()}
+        numbers = {name: v for name, v in read.items() if not isinstance(v, Drawn)}
+        found = {n: tuple(v) if isinstance(v, Sequence) else v for n, v in numbers.items()}
+        object.__setattr__(self, "options", {**self.options, **found})
 
     def of_members(self, member_ids: Sequence[int], others: Sequence[int]) -> Self:
         """Returns the settings of `others`, given the ids of the members that have these."""

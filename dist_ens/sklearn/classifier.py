@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.utils import Tags
-from sklearn.utils.class_weight import compute_class_weight, compute_sample_weight
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from typing_extensions import override
 
@@ -155,11 +155,11 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         """Returns the weights of rows times those of their classes."""
         if self.class_weight is None:
             return weights
-        if labels.ndim > 1:
-            own = compute_sample_weight(self.class_weight, labels)
-        else:  # Some rows of `partial_fit` may be of some classes only.
-            of_class = compute_class_weight(self.class_weight, classes=self.classes_, y=labels)
-            own = of_class[np.searchsorted(self.classes_, labels)]
+        rows = labels
+        if self.class_weight != "balanced":  # Rows of `partial_fit` may be of some classes only.
+            ones = np.ones_like(self.classes_)
+            rows = np.concatenate([labels, self.classes_ if labels.ndim == 1 else [0 * ones, ones]])
+        own = compute_sample_weight(self.class_weight, rows)[: len(labels)]
         return own if weights is None else weights * own
 
     @override

@@ -55,8 +55,8 @@ _MOST_PROGRAMS = 16  # Largest number of compiled ensembles that are kept.
 class _Compiled:
     """An ensemble whose programs are compiled; later fits replace its seed and its settings."""
 
-    def __init__(self, ensemble: Ensemble) -> None:
-        self.ensemble = ensemble
+    def __init__(self, program: tuple[Hashable, ...], ensemble: Ensemble) -> None:
+        self.program, self.ensemble = program, ensemble
 
 
 # Compiled ensembles by the parameters that decide on their programs, the last one used last.
@@ -194,12 +194,17 @@ class EnsembleEstimator(BaseEstimator):
         data = {"inputs": x, "labels": y} | ({} if weights is None else {"weights": weights})
         data = _in_equal_batches(data, self._num_batches(len(y)))
         is_first = not hasattr(self, "state_")
-        if is_first:
-            self._seed = self._drawn_seed()
-        if self._ensemble.uses_positions:
+        if any(getattr(method, "uses_positions", False) for method in self.methods):
             raise ValueError(
                 "A method such as bootstrap() draws from all rows, and partial_fit sees some of "
                 "them. Use fit."
+            )
+        if is_first:
+            self._seed = self._drawn_seed()
+        elif hasattr(self, "_compiled") and self._program != self._compiled.program:
+            raise ValueError(
+                "n_estimators, model, optimizer, loss, methods or the names in hyper have changed "
+                "since the first call. Call fit, which begins anew."
             )
         if not is_first:
             # The settings may have been changed by `set_params`.
@@ -338,27 +343,31 @@ class EnsembleEstimator(BaseEstimator):
         return {_LEARNING_RATE: self.learning_rate, **(self.hyper or {})}
 
     @property
+    def _program(self) -> tuple[Hashable, ...]:
+        """The parameters that decide on the compiled programs."""
+        return (
+            self.n_estimators,
+            cast(Hashable, tuple(self.model) if isinstance(self.model, list) else self.model),
+            cast(Hashable, self.optimizer or _adam),
+            cast(Hashable, self.loss or self._default_loss),
+            tuple(self.methods),
+            tuple(sorted(self._settings)),
+            self.n_features_in_,
+            tuple(self._loss_options.items()),
+        )
+
+    @property
     def _ensemble(self) -> Ensemble:
         """The ensemble of these parameters, with the programs of an earlier fit if they fit."""
         if not hasattr(self, "_compiled"):
-            model = tuple(self.model) if isinstance(self.model, list) else self.model
-            given: tuple[Hashable, ...] = (
-                self.n_estimators,
-                cast(Hashable, model),
-                cast(Hashable, self.optimizer or _adam),
-                cast(Hashable, self.loss or self._default_loss),
-                tuple(self.methods),
-                tuple(sorted(self._settings)),
-                self.n_features_in_,
-                tuple(self._loss_options.items()),
-            )
+            given = self._program
             try:
                 hash(given)
             except TypeError:  # A part of the user's has no hash, so nothing can be found by it.
-                self._compiled = _Compiled(self._new_ensemble())
+                self._compiled = _Compiled(given, self._new_ensemble())
             else:
                 found = _PROGRAMS.pop(given, None)
-                self._compiled = _PROGRAMS[given] = found or _Compiled(self._new_ensemble())
+                self._compiled = _PROGRAMS[given] = found or _Compiled(given, self._new_ensemble())
                 while len(_PROGRAMS) > _MOST_PROGRAMS:  # The first one was used longest ago.
                     del _PROGRAMS[next(iter(_PROGRAMS))]
         return self._compiled.ensemble.with_values(self._seed, self._settings)

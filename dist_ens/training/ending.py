@@ -93,7 +93,7 @@ def end_run(run: Run, job: Job) -> FitResult:
         scores, evaluation = run.evaluating.scores, run.evaluating.evaluation
     run.reader.end()
     all_failed, is_complete = run.failure_response.have_all_failed, run.step >= run.info.last_step
-    is_stopped = not (run.is_interrupted or all_failed or is_complete)
+    is_over = run.is_interrupted or all_failed or is_complete
     return FitResult(
         ensemble=run.info.ensemble,
         state=state._replace(class_names=job.class_names),
@@ -102,7 +102,7 @@ def end_run(run: Run, job: Job) -> FitResult:
         step=step,
         best_step=best and step,
         signal=run.stop.signal if run.is_interrupted else None,
-        stopped_by=name_of_callback(run.stopper) if is_stopped else None,
+        stopped_by=None if is_over or run.stopper is None else name_of_callback(run.stopper),
         seconds=run.reader.seconds,
         steps_per_second=run.reader.steps_per_second(),
         evaluation=evaluation,
@@ -137,6 +137,11 @@ def report_end(run: Run, job: Job, result: FitResult) -> None:
             say(f"This run has ended: it was stopped {stopped} Change this callback to go on.")
         else:
             say(f"Stopped {stopped}")
+    elif len(result.stopped) == num_members and run.step == run.info.first_step < last_step:
+        say(
+            f"This run has ended: all members have stopped by step {run.step:,} of {last_step:,}. "
+            "Leave out the callbacks that stop members to go on."
+        )
     if result.best_step not in (None, run.step):
         say(f"The result is the state of step {result.best_step:,}, which was scored best.")
 

@@ -139,15 +139,16 @@ class Evaluating(Service):
         # Last step whose scores are recorded. A resumed run has recorded those of its first step.
         self._recorded_step = run.step or None
         self._final_step: int | None = None  # Step of the last evaluation if it was a final one.
-        self._is_owed = False
+        # Whether a step is to be evaluated, and whether only the callbacks wait for its scores.
+        self._is_owed = self._is_written = False
 
     def state(self) -> bool | None:
-        """Returns whether a signal stopped the evaluation of the last step."""
-        return self._is_owed or None
+        """Returns None, or whether the scores that are owed to the callbacks are not written."""
+        return not self._is_written if self._is_owed else None
 
     def restore(self, state: bool) -> None:
-        """Has the first step evaluated, if it is owed."""
-        self._is_owed, self._recorded_step = state, None
+        """Has the first step evaluated."""
+        self._is_owed, self._is_written, self._recorded_step = True, not state, None
 
     def before(self, info: StepInfo) -> Stop | None:
         """Scores the state if it is due, and returns `STOP` if a callback ends the run here."""
@@ -167,7 +168,7 @@ class Evaluating(Service):
         except Exception:  # The data, a metric or a callback may raise anything.
             self._run.call_all("failed", info, own_only=True)
             raise
-        self._is_owed = False
+        self._is_owed = self._is_written = False
         return STOP if stops and not info.is_last else None
 
     def _evaluate(self, data: EvalData, info: StepInfo) -> bool:
@@ -183,8 +184,10 @@ class Evaluating(Service):
         if info.step == self._recorded_step:
             return False
         self._recorded_step = info.step
-        self._write(info.step, data.name, self.scores)
-        self._run.call_all("scored", info.step, own_only=True)
+        if not self._is_written:
+            self._write(info.step, data.name, self.scores)
+        self._is_written = True
+        self._run.call_all("scored", own_only=True)
         return self._run.ask("evaluated", info.step, self.scores)
 
     def scores_at(self, step: int) -> dict[str, float]:

@@ -95,9 +95,8 @@ class Runner:
         own = any(not isinstance(each, Service) for each, _, _ in self._after)
         self._ask_hosts = cluster.any_host(own)
         stops = self.ask("begin", self.info)
-        if self.state.stopping != () and self._tell_stopped() == len(self.info.member_ids):
-            stoppers = [each for each in self.services if getattr(each, "stops_members", False)]
-            stops |= self._is_stopped(stoppers[-1:])
+        if self.state.stopping != ():
+            stops |= self._tell_stopped() == len(self.info.member_ids)
         if stops or self.is_last:  # Nothing is trained, but callbacks still see the last state.
             self._call_after_update(is_last=True, keeps=self.is_last)
             self.is_last = True

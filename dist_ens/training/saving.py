@@ -128,8 +128,8 @@ class Saving(Service):
         self._run, self._opened, self._cadence = run, opened, cadence
         self._record, self._data = record, data
         self._is_late = False  # Whether a save is due, and the one before it has not ended.
-        # A step, and the states that the callbacks had before they were given its scores.
-        self._before_scores: tuple[int, list[Taken]] = (-1, [])
+        # States of the callbacks before they were given scores, until all have taken them.
+        self._before_scores: list[Taken] | None = None
         self._failure_response, self._best, self._scores_at = failure_response, best, scores_at
 
     def before(self, info: StepInfo) -> None:
@@ -146,32 +146,26 @@ class Saving(Service):
             if not self._is_late:
                 self._save(info, is_last=False)
 
-    def scored(self, step: int) -> None:
-        """Keeps the states of the callbacks, which are given the scores of a step next."""
+    def scored(self) -> None:
+        """Keeps the states of the callbacks, which are given scores next."""
         own = [each for each in self._run.services if not isinstance(each, Service)]
-        self._before_scores = step, taken_states(own)
+        self._before_scores = taken_states(own)
+
+    def evaluated(self, step: int, scores: Scores) -> None:
+        """Notes that all callbacks have taken the scores."""
+        self._before_scores = None
 
     def failed(self, info: StepInfo) -> None:
-        """Saves the state whose evaluation failed. On several hosts, others would not take part.
-
-        If a callback failed, those before it have seen scores that they will be given again.
-        """
+        """Saves the state whose evaluation failed. On several hosts, others would not take part."""
         if jax.process_count() == 1:
-            step, taken = self._before_scores
-            before_scores = taken if step == info.step else None
-            self._save(info._replace(is_last=False), is_last=True, of_callbacks=before_scores)
+            self._save(info._replace(is_last=False), is_last=True)
 
     def wait(self) -> None:
         """Waits until the last save is on disk."""
         self._opened.wait()
 
-    def _save(
-        self, info: StepInfo, *, is_last: bool, of_callbacks: Sequence[Taken] | None = None
-    ) -> None:
-        """Starts to save a checkpoint, after which nothing is saved if `is_last`.
-
-        `of_callbacks` are the states of the user's callbacks, by default those that they have now.
-        """
+    def _save(self, info: StepInfo, *, is_last: bool) -> None:
+        """Starts to save a checkpoint, after which nothing is saved if `is_last`."""
         step, reader, state = info.step, self._run.reader, self._run.compaction.joined(info.state)
         # The metrics of a checkpoint's steps are written before it. On one host, the thread that
         # saves reads them, and looks at the parameters that it has copied. Several hosts do both
@@ -189,11 +183,11 @@ class Saving(Service):
         if self._opened.is_saved(step):  # The run may have been killed before it deleted others.
             self._opened.delete_oldest(kept_step)
             return
-        if of_callbacks is None:
+        if self._before_scores is None:
             taken = taken_states(self._run.services)
-        else:
+        else:  # An error or a signal came between. The resumed run gives the scores to all again.
             own = [each for each in self._run.services if isinstance(each, Service)]
-            taken = [*of_callbacks, *taken_states(own)]
+            taken = [*self._before_scores, *taken_states(own)]
         states = files_of_states(taken, self._data, step)
         leaves = leaves_off_devices(state)
 
