@@ -174,11 +174,14 @@ def test_the_chosen_members_are_trained_on():
     assert scores.ensemble["nll"] == pytest.approx(chosen.path[-1], rel=1e-5)
 
 
-def test_members_of_a_state_are_chosen_from_an_ensemble_of_as_many_others():
+@pytest.mark.parametrize("is_numpy", [False, True])
+@pytest.mark.parametrize("ids", [[2, 0], range(8)])
+def test_members_of_a_state_are_chosen_from_an_ensemble_of_others(ids, is_numpy):
     outputs, labels = drawn(4, 8)
     ensemble, state = tabled(outputs)
-    others = ensemble.with_members([2, 0])
-    chosen = de.select(others, select_members(state, [1, 3]), data_of(labels), size=3)
+    given = select_members(state, [1, 3])
+    given = jax.device_get(given) if is_numpy else given
+    chosen = de.select(ensemble.with_members(ids), given, data_of(labels), size=3)
     assert {*chosen.member_ids} <= {1, 3}
     assert chosen.ensemble.ids.tolist() == chosen.state.member_id.tolist()
 

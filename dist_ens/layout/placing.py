@@ -168,8 +168,12 @@ def _copied_to(leaf: jax.Array, sharding: Sharding) -> jax.Array:
 
 
 def to_host(tree: PyTree) -> PyTree:
-    """Returns global arrays as whole NumPy arrays, on every host. Every host must call this."""
-    if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
+    """Returns global arrays as whole NumPy arrays, on every host. Every host must call this.
+
+    Arrays of NumPy stay as they are.
+    """
+    leaves = jax.tree.leaves(tree)
+    if all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):  # NumPy arrays are.
         return jax.device_get(tree)
     with jax.transfer_guard("allow"):  # This transfer to the host is intended.
         return multihost_utils.process_allgather(tree, tiled=True)
