@@ -171,7 +171,7 @@ def _differences(record: JsonDict, other: JsonDict) -> list[tuple[str, object, o
 
 
 def _checking_as(record: JsonDict, other: JsonDict) -> JsonDict:
-    """Returns the record of a run, which checks updates if another run does; see `failures`."""
+    """Returns the record of a run, with the failure policy of another if only that has one."""
     if "experiment" not in record:  # A run of Python, whose ensemble has the policy.
         return record
     run, failures = Run.from_dict(record), Run.from_dict(other).experiment.failures

@@ -172,8 +172,7 @@ def to_host(tree: PyTree) -> PyTree:
 
     Arrays of NumPy stay as they are.
     """
-    leaves = jax.tree.leaves(tree)
-    if all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):  # NumPy arrays are.
+    if all(getattr(leaf, "is_fully_addressable", True) for leaf in jax.tree.leaves(tree)):
         return jax.device_get(tree)
     with jax.transfer_guard("allow"):  # This transfer to the host is intended.
         return multihost_utils.process_allgather(tree, tiled=True)

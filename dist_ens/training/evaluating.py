@@ -39,7 +39,7 @@ class EvalData:
         evaluate: Function of the ensemble, its state and whether the evaluation is the last one.
         directions: Function of the ensemble and the shapes of a training batch, which returns the
             direction of each score. It raises a `UserError` if the split cannot be scored.
-        final: What is scored at the end in its place, such as the test split after a validation
+        final: Data to score at the end in its place, such as the test split after a validation
             split. None scores the same split.
     """
 
@@ -143,7 +143,7 @@ class Evaluating(Service):
         self._is_owed = self._is_written = False
 
     def state(self) -> bool | None:
-        """Returns None, or whether the scores that are owed to the callbacks are not written."""
+        """Returns whether owed scores have yet to be recorded; None if no evaluation is owed."""
         return not self._is_written if self._is_owed else None
 
     def restore(self, state: bool) -> None:

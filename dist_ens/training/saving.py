@@ -214,7 +214,7 @@ class Saving(Service):
 
 
 def taken_states(services: Sequence[Callback]) -> list[Taken]:
-    """Returns the services that have states, with what they return as them now."""
+    """Returns the services that can be restored, each with its present state."""
     return [(each, _plain(each, call_hook(each, "state"))) for each in _with_state(services)]
 
 
