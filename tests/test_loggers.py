@@ -265,6 +265,7 @@ def test_a_tool_that_cannot_begin_is_told_once_and_changes_no_bit(tmp_path, capl
 
 def test_a_server_that_does_not_answer_keeps_no_run_waiting(caplog, monkeypatch):
     monkeypatch.setattr(logger, "_END_SECS", 0.5)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # No warnings into later tests.
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
         assert fit(classifier(), callbacks=[MLflow(tracking_uri=uri)]).step == 8
@@ -338,7 +339,7 @@ def test_a_tool_that_hangs_delays_one_save(tmp_path, monkeypatch):
     saved = de.Checkpoints(tmp_path / "run", every_steps=1, every_secs=None)
     fit(classifier(), log_every=1, callbacks=[hung], checkpoints=saved, steps_per_call=1)
     assert len(waited) >= 8
-    assert sum(waited) == pytest.approx(1, abs=0.5)
+    assert 0.9 < sum(waited) < 4  # Five saves that each wait would take 5.
 
 
 def test_members_are_series_of_their_own_on_request_and_loggers_may_change(tmp_path, resumed):
