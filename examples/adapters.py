@@ -49,9 +49,9 @@ def main(steps=200):
     adapters = de.models.lora(TRANSFORMER, rank=4, targets="*/kernel")
     ensemble = de.Ensemble(adapters, optax.adam(3e-3), LOSS, num_members=16, shared=base)
     train, test = windows(argparse.__file__), windows(tempfile.__file__)
-    before = de.evaluate(ensemble, ensemble.init(train), test, batch_size=64)
+    before = de.evaluate(ensemble, ensemble.init(train), test)
     result = de.fit(ensemble, train, steps=steps, batch_size=32)
-    after = de.evaluate(ensemble, result.state, test, batch_size=64)
+    after = de.evaluate(ensemble, result.state, test)
     print(before.ensemble["nll"], after)
     return before, after
 

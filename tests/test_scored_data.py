@@ -302,3 +302,22 @@ def test_a_subset_of_the_members_is_scored_and_predicts():
         np.testing.assert_allclose(mean, outputs[..., 0].mean(0), rtol=1e-5)
         stepped, _ = ensemble.update(chosen, data)
         assert stepped.step.tolist() == [1] * len(positions)
+
+
+@pytest.mark.parametrize(("labels", "expected"), [(1, 1000), (16, 1000), (256, 64), (20_000, 1)])
+def test_examples_of_many_labels_are_scored_a_few_at_a_time(labels, expected):
+    seen = set()
+
+    def apply(params, inputs):
+        seen.add(len(inputs))
+        return jnp.stack([inputs, params["w"] * inputs], axis=-1)
+
+    network = (lambda key: {"w": jnp.ones(())}, apply)
+    layout = de.Layout.make(1, devices=jax.devices()[:1])
+    objective = de.losses.categorical(2)
+    ensemble = de.Ensemble(network, optax.sgd(0.1), objective, num_members=1, layout=layout)
+    data = {"inputs": np.zeros((3, labels)), "labels": np.zeros((3, labels), np.int32)}
+    state = ensemble.init(data)
+    seen.clear()
+    de.evaluate(ensemble, state, data, intervals=False)
+    assert seen == {expected}

@@ -26,7 +26,7 @@ from dist_ens.evaluation.examples import Examples, examples_of, labels_of, of_al
 from dist_ens.evaluation.label_checks import check_classes, check_labels
 from dist_ens.evaluation.out_of_bag import held_out_means, scores_of_summaries
 from dist_ens.evaluation.scores import num_draws
-from dist_ens.evaluation.scoring import BATCH_SIZE, evaluator_of, scorable
+from dist_ens.evaluation.scoring import evaluator_of, scorable
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.json_text import JsonDict
 from dist_ens.ground.state import State, require_state
@@ -49,7 +49,7 @@ def calibrate(
     method: str | None = _AUTO,
     conformal: str | None = None,
     level: float = 0.9,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     weights: ArrayLike | None = None,
 ) -> Calibration:
     """Fits a calibration of the pooled prediction on data that was not trained on.
@@ -73,7 +73,7 @@ def calibrate(
             `cqr` for intervals of real targets. Default: none. Each of several targets has its own
             intervals, or for labels that are 0 or 1 its own sets (`lac`), of that coverage.
         level: Coverage of the sets or intervals, in (0, 1). `calibration.at(level)` changes it.
-        batch_size: Number of examples at a time.
+        batch_size: Number of examples at a time. Default: that of `dist_ens.evaluate`.
         weights: Weights of the members in the pool, float[members], as for `Ensemble.predict`,
             which must get the same. Default: equal weights.
 

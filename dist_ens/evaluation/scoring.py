@@ -29,7 +29,8 @@ from dist_ens.losses import Objective
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import checked_metrics
 
-BATCH_SIZE = 1000
+# Examples and labels that are scored at a time. A device holds its members' outputs for them.
+_MOST_EXAMPLES, _MOST_LABELS = 1000, 16_384
 
 
 def evaluate(
@@ -40,7 +41,7 @@ def evaluate(
     objective: Objective | None = None,
     eval_loss: Callable[..., PyTree] | None = None,
     metrics: Sequence[Metric | str] | None = None,
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     intervals: bool = True,
     weights: ArrayLike | None = None,
 ) -> Scores:
@@ -63,8 +64,9 @@ def evaluate(
             (loss, metrics)`. Default: that of the ensemble.
         metrics: Metrics in addition to those of the objective, or names of its optional metrics,
             such as "balanced_accuracy", "macro_f1", "auroc" and "average_precision" of classes.
-        batch_size: Number of examples at a time. A loss function takes all examples as one batch,
-            unless this needs more than half of the free memory of a device.
+        batch_size: Number of examples at a time. Default: 1,000, or as many as have 16,384 labels
+            if those are fewer, as of texts. A loss function takes all examples as one batch, unless
+            this needs more than half of the free memory of a device.
         intervals: Whether to compute 95 % bootstrap intervals.
         weights: Weights of the members in the pool, such as those of `select`; not negative,
             float[members], in the order of the state. Default: equal weights. The weights of the
@@ -118,7 +120,7 @@ def score(
     data: Data | Examples,
     *,
     metrics: Sequence[Metric | str] = (),
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
     intervals: bool = True,
     by_size: bool = False,
     weights: ArrayLike | None = None,
@@ -135,7 +137,7 @@ def score(
                 "weights pool predictions, and the loss of this ensemble is a function, which "
                 "scores each member alone. Leave weights out."
             )
-        scores = loss_scores(here, state, examples.split, batch_size)
+        scores = loss_scores(here, state, examples.split, batch_size or _MOST_EXAMPLES)
         left_out = to_host(state.member_id)[positions_left_out(here, state)]
         return dataclasses.replace(scores, left_out=left_out.tolist()), None
     evaluator, split = evaluator_of(here, state, examples, metrics, batch_size, weights)
@@ -149,7 +151,7 @@ def score_directions(
     examples: Examples,
     *,
     metrics: Sequence[Metric | str] = (),
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
 ) -> dict[str, str | None]:
     """Returns the direction of each score: "lower", "higher" or None.
 
@@ -161,8 +163,9 @@ def score_directions(
     split = scorable(ensemble, examples, metrics).split
     try:
         if objective is None:
-            return loss_directions(of_wave, state, split, batch_size)
-        evaluator = Evaluator(ensemble, batch_size, None, objective.distribution, metrics)
+            return loss_directions(of_wave, state, split, batch_size or _MOST_EXAMPLES)
+        size = _examples_at_a_time(split) if batch_size is None else batch_size
+        evaluator = Evaluator(ensemble, size, None, objective.distribution, metrics)
         return _directions(evaluator, state, split)
     except UserError:
         raise
@@ -220,7 +223,7 @@ def evaluator_of(
     state: State,
     examples: Examples,
     metrics: Sequence[Metric | str],
-    batch_size: int,
+    batch_size: int | None,
     weights: ArrayLike | None = None,
 ) -> tuple[Evaluator, Split]:
     """Returns the evaluator of an ensemble with an objective, and the split in its labels' unit."""
@@ -241,8 +244,15 @@ def evaluator_of(
             target_std=in_tuples(std * units),
         )
     spec = Spec((), "float32", (), len(names) or None, groups, given, names or None)
-    evaluator = Evaluator(ensemble, batch_size, spec, objective.distribution, metrics)
+    size = _examples_at_a_time(split) if batch_size is None else batch_size
+    evaluator = Evaluator(ensemble, size, spec, objective.distribution, metrics)
     return evaluator if weights is None else evaluator.pooling((), weights), split
+
+
+def _examples_at_a_time(split: Split) -> int:
+    """Returns the number of examples of a split that are scored at a time by default."""
+    labels = jax.tree.leaves(split.take(np.zeros(1, np.int64))[Objective.LABELS])
+    return min(_MOST_EXAMPLES, max(1, _MOST_LABELS // max(np.size(leaf) for leaf in labels)))
 
 
 def positions_left_out(ensemble: Ensemble, state: State) -> list[int]:

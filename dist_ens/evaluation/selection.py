@@ -15,7 +15,7 @@ from dist_ens.ensemble.failures import frozen_positions
 from dist_ens.evaluation.calibration import objective_of
 from dist_ens.evaluation.evaluator import Evaluator
 from dist_ens.evaluation.examples import Examples, examples_of
-from dist_ens.evaluation.scoring import BATCH_SIZE, evaluator_of, scorable
+from dist_ens.evaluation.scoring import evaluator_of, scorable
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.numbers import require_one_of, whole_number
 from dist_ens.ground.state import State, require_state, select_members
@@ -81,7 +81,7 @@ def select(
     size: int = 5,
     metric: str = "nll",
     method: str = "greedy",
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
 ) -> Selection:
     """Chooses the best few members of an ensemble on data that was not trained on.
 
@@ -107,7 +107,7 @@ def select(
             which "lower" or "higher" is better. Stacking needs one that is a mean over the
             examples, or the root of one, and changes smoothly with the weights.
         method: Method, "greedy", "top" or "stacking".
-        batch_size: Number of examples at a time.
+        batch_size: Number of examples at a time. Default: that of `dist_ens.evaluate`.
 
     Returns:
         The selection, whose `weights` are for `predict`, `evaluate` and `calibrate`.

@@ -15,7 +15,7 @@ from dist_ens.data.frames import read_table
 from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluator, Scores, evaluate
 from dist_ens.evaluation.examples import Examples, arrays_of, examples_of
-from dist_ens.evaluation.scoring import BATCH_SIZE, positions_left_out, without_failed
+from dist_ens.evaluation.scoring import positions_left_out, without_failed
 from dist_ens.experiment.chosen import KeptChoice
 from dist_ens.experiment.config_file import NO_FILE, NOTHING, ConfigFile, OwnParts
 from dist_ens.experiment.exported import PLATFORMS, Exported, exported
@@ -250,7 +250,7 @@ class LoadedRun(NamedTuple):
                 started from a config.
             metrics: Metrics beside those of the run, or names; see `dist_ens.evaluate`.
             batch_size: Number of examples in an evaluation batch. Default: that of the run's
-                config, or 1000.
+                config, or that of `dist_ens.evaluate`.
             intervals: Whether to compute 95 % bootstrap intervals.
 
         Raises:
@@ -263,8 +263,8 @@ class LoadedRun(NamedTuple):
             data = _examples(self.run.spec, data)
         asked = self.run.experiment.evaluation if self.run else None
         of_config = () if asked is None else asked.metrics
-        if batch_size is None:
-            batch_size = BATCH_SIZE if asked is None else asked.global_batch_size
+        if batch_size is None and asked is not None:
+            batch_size = asked.global_batch_size
         return evaluate(
             self.ensemble,
             self.state,

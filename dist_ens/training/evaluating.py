@@ -21,7 +21,7 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation import Evaluation, Scores
 from dist_ens.evaluation.examples import Examples, examples_of
 from dist_ens.evaluation.label_checks import check_inputs, check_values
-from dist_ens.evaluation.scoring import BATCH_SIZE, score, score_directions
+from dist_ens.evaluation.scoring import score, score_directions
 from dist_ens.ground.errors import UserError
 from dist_ens.ground.state import State
 from dist_ens.ground.types import Batch, Data, Shapes, Specs
@@ -70,7 +70,7 @@ def eval_data_of(
     metrics: Sequence[Metric | str],
     names: Sequence[str] = (),
     batch_specs: Specs = "batch",
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
 ) -> EvalData:
     """Returns the data that is scored: `eval_data` of `fit`, or else the held-out examples."""
     if isinstance(given, EvalData):
