@@ -124,8 +124,13 @@ def kind_of(value: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, as a sentence."""
-    line = next((line for line in str(error).splitlines() if line.strip()), "")
+    """Returns the first line of an error's message, as a sentence.
+
+    >>> first_line(ValueError("Expected unique names, got:\\n- 'a' 2 times"))
+    "Expected unique names, got: - 'a' 2 times."
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    line = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     return line if line.endswith((".", "!", "?")) else line + "."
 
 
