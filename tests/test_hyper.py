@@ -276,6 +276,20 @@ def test_a_run_resumes_with_its_settings_and_not_with_others(tmp_path):
     others = sweep(8, hyper=SETTINGS | {"decay": 0.02})
     with pytest.raises(UserError, match=r"holds another run: hyper is .*decay.* there and"):
         fitted(others, checkpoints=de.Checkpoints(tmp_path))
+    # If that is asked for, the members are trained with the others from here on.
+    still = SETTINGS | {"decay": 0.0, "learning_rate": 0.0}
+    rest = sweep(8, hyper=still, execution="loop")
+    anyway = de.Checkpoints(tmp_path, resume="anyway")
+    again = fitted(rest, steps=30, checkpoints=anyway)
+    assert_same(again.state.params, whole.state.params)
+    np.testing.assert_array_equal(again.state.hyper["learning_rate"], np.zeros(8))
+
+
+def test_a_run_from_a_state_records_its_settings():
+    ensemble = sweep(2, hyper=SETTINGS | {"decay": 0.01})
+    first = fitted(ensemble, steps=4)
+    rest = fitted(ensemble, steps=8, state=first.state, log_every=4)
+    assert [record["step"] for record in rest.history if "hyper/decay/member_01" in record] == [4]
 
 
 CONFIG = {
@@ -369,6 +383,7 @@ def test_members_that_are_added_have_the_settings_of_the_larger_ensemble(tmp_pat
         ({"decay": "log_unifrm(1, 2)"}, "Did you mean 'log_uniform'"),
         ({"decay": "uniform(2, 1)"}, "uniform.2, 1. has no values. Give bounds with low < high"),
         ({"decay": object()}, r"hyper\['decay'\] is an object, and not finite numbers"),
+        ({"decay": 1j}, r"hyper\['decay'\] is a complex, and not finite numbers"),
         ({"decay": np.nan}, r"hyper\['decay'\] is a float, and not finite numbers"),
         ([0.1], "hyper is a list. Give a dict from names to values"),
         ({"rate": 0.1}, r"hyper\['learning_rate'\] is read, and hyper has rate"),
@@ -383,7 +398,22 @@ def test_wrong_settings_are_told_in_a_sentence(hyper, told):
         fitted(sweep(4, hyper=hyper))
 
 
-@pytest.mark.parametrize("bounds", [(0.0, 1.0), (2.0, 1.0), (np.nan, 1.0)])
+def test_a_network_that_branches_on_a_setting_is_told_what_to_use():
+    class Branching(nn.Module):
+        @nn.compact
+        def __call__(self, x, train, hyper):
+            x = nn.Dropout(hyper["dropout"], deterministic=not train)(x)
+            return nn.Dense(3)(x)
+
+    hyper = SETTINGS | {"decay": 0.01}
+    ensemble = de.Ensemble(Branching(), adamw, de.losses.categorical(3), num_members=2, hyper=hyper)
+    with pytest.raises(UserError, match=r"dist_ens\.models\.dropout\(x, rate, key\)"):
+        fitted(ensemble)
+
+
+@pytest.mark.parametrize(
+    "bounds", [(0.0, 1.0), (2.0, 1.0), (np.nan, 1.0), (1e-60, 1e-50), (1.0, 1e300)]
+)
 def test_wrong_bounds_are_told_where_they_are_given(bounds):
     with pytest.raises(UserError, match="log_uniform"):
         de.hyper.log_uniform(*bounds)

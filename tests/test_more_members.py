@@ -77,7 +77,7 @@ def test_scores_hold_the_gain_from_more_members_or_that_nothing_can_be_said():
     assert scored(8).scores().more_members is None
     assert "more_members" not in scored(8).scores().to_dict()
     assert scored(2).scores(intervals=True).to_dict()["more_members"] == {}
-    assert scored(8, weights=np.arange(8)).scores(intervals=True).more_members is None
+    assert scored(8, weights=np.arange(8)).scores(intervals=True).more_members == {}
 
 
 def test_scores_of_each_order_are_means_over_the_rows_that_count():

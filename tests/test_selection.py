@@ -269,7 +269,7 @@ def test_a_choice_is_kept_in_the_run_and_used_until_all_members_are(finished, tm
     page = (run / "report.html").read_text()
     assert f"<dd>{listed}</dd>" in page
     assert "made before" not in page
-    assert "more members would gain" not in page
+    assert "Nothing can be said about more members: it takes 4 or more of equal weight" in page
     # A calibration of the chosen members is used with them, and refused with others.
     found = opened.predict(x, calibrated=True, conformal=0.9)
     command(*predict, "--calibrated", "--conformal=0.9")
@@ -277,6 +277,9 @@ def test_a_choice_is_kept_in_the_run_and_used_until_all_members_are(finished, tm
     np.testing.assert_array_equal(np.load(tmp_path / "p.npz")["sets"], found.sets)
     assert "All members of step 20 predict again" in command("members", run, "choose", "--size=all")
     np.testing.assert_array_equal(de.load(run).predict(x).mean, plain)
+    command("report", run, f"--output={tmp_path / 'report.html'}")
+    page = (tmp_path / "report.html").read_text()
+    assert "all members; these scores were made before" in page
     with pytest.raises(UserError, match="The calibration was fitted for another prediction"):
         de.load(run).predict(x, calibrated=True)
     assert json.loads((run / "answers.json").read_text())["steps"]["20"]["answers"]["choice"] == {}

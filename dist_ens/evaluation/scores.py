@@ -237,8 +237,10 @@ class Evaluation:
 
     def _more_members(self) -> JsonDict | None:
         """Returns the gains from more members; see `gain_of_more`."""
-        if not self.sizes or self.member_weights is not None:
+        if not self.sizes:
             return None
+        if self.member_weights is not None:
+            return {}
         found = {}
         for name, (scores, drawn) in self._scores_by_size.items():
             metric = next(metric for metric in self.metrics if metric.name == name)

@@ -131,6 +131,12 @@ def explained_network(what: str, inputs: Inputs, advice: str) -> Iterator[None]:
         raise
     except Exception as error:  # The network of a user may raise anything.
         told = f"{type(error).__name__}: {first_line(error)}"
+        if isinstance(error, jax.errors.TracerBoolConversionError):
+            advice = (
+                "Python decides here by a number that JAX traces, such as a setting of hyper that "
+                "is the rate of linen's Dropout. Use jax.numpy.where, or "
+                "dist_ens.models.dropout(x, rate, key)."
+            )
         raise UserError(f"{what} {described(inputs)}: {told} {advice}") from error
 
 

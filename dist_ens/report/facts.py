@@ -66,8 +66,9 @@ def _weights(summary: Mapping[str, Json]) -> tuple[list[int], list[float]]:
 def _chosen(summary: Mapping[str, Json]) -> str:
     """Returns how members were chosen, or that the scores were made before, in words."""
     choice = summary.get("choice")
+    are_old = "these scores were made before, and dist-ens evaluate makes new ones"
     if choice is None:
-        return ""
+        return f"all members; {are_old}" if summary.get("member_weights") else ""
     how = f"by {choice['method']} selection on the validation {label_of(choice['metric'])}"
     ids, weights = choice["member_ids"], choice["weights"]
     scored = dict(zip(*_weights(summary), strict=True))
@@ -76,7 +77,7 @@ def _chosen(summary: Mapping[str, Json]) -> str:
     ):
         return how
     listed = listed_weights(ids, weights)
-    return f"{listed}, {how}; these scores were made before, and dist-ens evaluate makes new ones"
+    return f"{listed}, {how}; {are_old}"
 
 
 def told_of_more(gains: Mapping[str, Json]) -> list[str]:
@@ -85,11 +86,11 @@ def told_of_more(gains: Mapping[str, Json]) -> list[str]:
     >>> told_of_more({"nll": {"more": 8, "gain": 0.0041, "low": 0.0031, "high": 0.0051}})
     ['8 more members would gain 0.0041 ± 0.0010 NLL.']
     >>> told_of_more({})
-    ['Nothing can be said about more members: it takes at least 4 members and few enough rows.']
+    ['Nothing can be said about more members: it takes 4 or more of equal weight, and few rows.']
     """
     if not gains:
         return [
-            "Nothing can be said about more members: it takes at least 4 members and few enough "
+            "Nothing can be said about more members: it takes 4 or more of equal weight, and few "
             "rows."
         ]
     told = []

@@ -167,8 +167,10 @@ def _number(kind: str, value: object) -> float:
         number = float(value)  # type: ignore[arg-type]  # It may be anything.
     except (TypeError, ValueError):
         number = np.nan
-    if not np.isfinite(number):
-        raise UserError(f"{kind} takes finite numbers, and got {value!r}.")
+    with np.errstate(over="ignore", under="ignore"):
+        held = np.float32(number)
+    if not np.isfinite(held) or (held == 0) != (number == 0):
+        raise UserError(f"{kind} takes numbers that float32 holds, and got {value!r}.")
     return number
 
 
@@ -179,7 +181,10 @@ def _spec(name: object, value: object, ids: Sequence[int]) -> Drawn | dict[int, 
     if isinstance(value, Drawn):
         return value
     try:
-        values = np.asarray(value, np.float64)
+        given = np.asarray(value)
+        if given.dtype.kind == "c":  # NumPy would drop the imaginary parts.
+            raise ValueError("it is complex")
+        values = given.astype(np.float64)
         if not (isinstance(name, str) and np.isfinite(values.astype(np.float32)).all()):
             raise ValueError("it has no name, or is not finite")
     except (TypeError, ValueError) as error:

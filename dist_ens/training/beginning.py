@@ -128,7 +128,13 @@ def _resumed(job: Job, opened: OpenCheckpoints | None) -> tuple[Ensemble, State 
         structures = saved_structures(as_saved.abstract_state(job.data.batch))
         state = opened.restore_state(*structures, member_ids=as_saved.ids.tolist())
         if state is not None:
-            return as_saved, as_saved.with_record(state)
+            state = as_saved.with_record(state)
+            checkpoints = job.arguments.checkpoints
+            if state.hyper and checkpoints is not None and checkpoints.resume == "anyway":
+                with jax.transfer_guard("allow"):
+                    own = copied_like(dict(as_saved.hyper), state.hyper)
+                state = state._replace(hyper=own)
+            return as_saved, state
         # The checkpoint is damaged, and `opened` is at an older one.
     return ensemble, None
 

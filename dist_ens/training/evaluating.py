@@ -109,15 +109,17 @@ def _check_eval_labels(objective: Objective, split: Split) -> None:
 class Recording(Service):
     """The service that records the training metrics every few steps, and at the last step."""
 
-    def __init__(self, run: Runner, every_steps: int) -> None:
+    def __init__(self, run: Runner, every_steps: int, *, is_resumed: bool) -> None:
         self._run, self._every_steps, self._step = run, every_steps, run.step
+        self._has_settings = is_resumed
 
     def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Records the metrics of a call that have arrived, if a record is due."""
         previous, self._step = self._step, step
         info = self._run.info
-        if previous == 0 and info.ensemble.hyper:
-            self._run.write(0, hyper_record(info.member_ids, info.ensemble.hyper))
+        if info.ensemble.hyper and not self._has_settings:
+            self._has_settings = True
+            self._run.write(previous, hyper_record(info.member_ids, info.ensemble.hyper))
         if crossed(self._every_steps, previous, step) or step == info.last_step:
             ids = info.member_ids
             if stopped := self._run.stopped:  # Their last metrics are old.

@@ -77,6 +77,7 @@ class Run(Runner):
         )
         self.evaluating = Evaluating(self, job.eval_data, opened.member_score if opened else None)
         scores_at = self.evaluating.scores_at
+        is_resumed = opened is not None and opened.saved_step > 0
         self.best = BestState(self, job.data.batch, opened, scores_at, job.say)
         saving, checkpoints = [], job.arguments.checkpoints
         if opened is not None and checkpoints is not None and job.door.record is not None:
@@ -100,7 +101,7 @@ class Run(Runner):
             Progress(),
             Signals(self),
             self.failure_response,
-            Recording(self, job.arguments.log_every),
+            Recording(self, job.arguments.log_every, is_resumed=is_resumed),
             *job.arguments.callbacks,
             *([ProgressBar()] if job.arguments.progress else []),
             self.evaluating,
