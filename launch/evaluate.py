@@ -61,7 +61,7 @@ _CONFORMAL = flags.DEFINE_enum(
     CONFORMAL,
     "Method for conformal sets or intervals, which hold the right answer with probability --level. "
     "For classes: lac (the smallest sets), aps (larger sets for harder examples) or raps (aps with "
-    "a penalty on large sets). For real targets: cqr (the outputs of the loss quantiles, widened), "
+    "a penalty on large sets). For real targets: cqr (the predicted interval, widened), "
     "cv+ (residuals of left-out folds) or jackknife+ (residuals of bootstrap samples).",
 )
 _LEVEL = flags.DEFINE_float(

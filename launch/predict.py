@@ -134,8 +134,11 @@ def main() -> None:
 def _columns(
     predictions: dict[str, np.ndarray], row_id: str, class_names: Sequence[str] | None
 ) -> dict[str, np.ndarray]:
-    """Returns the columns of a table of predictions, [examples] each."""
-    columns = {row_id: predictions["row_id"]}
+    """Returns the columns of a table of predictions, [examples] each.
+
+    A column with the name of that of the rows' names is called `predicted_NAME`.
+    """
+    columns: dict[str, np.ndarray] = {}
     if (probs := predictions.get("probs")) is not None:
         names = np.array(class_names or range(probs.shape[1]))
         columns["prediction"] = names[probs.argmax(axis=1)]
@@ -149,7 +152,9 @@ def _columns(
         else:
             ends = class_names if class_names else range(leaf.shape[1])
             columns |= {f"{name}_{end}": leaf[:, i] for i, end in enumerate(ends)}
-    return columns
+    if row_id in columns:
+        columns[f"predicted_{row_id}"] = columns.pop(row_id)
+    return {row_id: predictions["row_id"], **columns}
 
 
 def _of_inputs(

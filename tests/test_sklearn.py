@@ -469,6 +469,19 @@ def test_a_single_row_of_a_weight_is_no_scale(diabetes):
         EnsembleRegressor(2, steps=2).fit(x, y, sample_weight=weights)
 
 
+@pytest.mark.parametrize("unit", [1e-30, 1e30])
+@pytest.mark.parametrize("calibration", [None, "variance", "cqr"])
+def test_targets_of_any_unit_have_the_same_uncertainty(diabetes, unit, calibration):
+    x, x_test, y, _ = diabetes
+    ends = []
+    for scale in (1.0, unit):
+        regressor = EnsembleRegressor(
+            2, model=(16,), max_epochs=20, calibration=calibration, random_state=0
+        ).fit(x, scale * y)
+        ends.append(regressor.predict_interval(x_test) / scale)
+    np.testing.assert_allclose(ends[1], ends[0], rtol=1e-3, atol=0.5)
+
+
 def test_a_row_may_have_several_targets(diabetes):
     x, x_test, y, y_test = diabetes
     both, both_test = (np.stack([labels, 3 - 2 * labels], axis=1) for labels in (y, y_test))

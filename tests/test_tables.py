@@ -1,6 +1,8 @@
 """Tables of a user's: the rule that training rows decide, splits, embeddings, and the commands."""
 
 import csv
+import datetime
+import decimal
 import json
 import re
 import warnings
@@ -169,12 +171,100 @@ def test_a_date_that_could_be_two_days_is_text(tmp_path):
     assert [each.kind for each in facts] == ["text", "dates", "numbers"]
 
 
+def test_times_with_an_offset_are_those_of_utc_in_every_form_of_a_table(tmp_path):
+    when = pd.Timestamp("2024-01-01", tz="Asia/Tokyo") + pd.to_timedelta(np.arange(40), unit="h")
+    rows = pd.DataFrame({"when": [each.isoformat() for each in when], "y": np.arange(40) / 7})
+    rows.to_csv(tmp_path / "t.csv", index=False)
+    rule = table(tmp_path / "t.csv", target="y").spec.table
+    days = 19722 + (np.arange(40) + 15) / 24  # Midnight in Tokyo is 15 o'clock the day before.
+    times = rows.assign(when=when)
+    forms = (tmp_path / "t.csv", rows, times, times.assign(when=when.tz_convert("Europe/Berlin")))
+    for form in (*forms, pl.from_pandas(times)):
+        np.testing.assert_allclose(rule.numbers(form).ravel(), days, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["2020-02-30", "0000-00-00", "2020-01-01 25:00:00", "2020-01-01 10:00 or later"],
+)
+def test_a_date_that_does_not_exist_makes_its_column_text_and_is_told(tmp_path, wrong):
+    file, right = tmp_path / "t.csv", "2020-01-01" if len(wrong) == 10 else "2020-01-01 10:00:00"
+    rows = pl.DataFrame(
+        {"when": [wrong] * 3 + [right] * 37, "x": range(40), "y": np.arange(40) / 7}
+    )
+    rows.write_csv(file)
+    with pytest.warns(UserWarning, match=f"'when' is text, since row 0 has '{wrong}'"):
+        rule = table(file, target="y").spec.table
+    assert rule.input_names == [f"when={each}" for each in sorted((wrong, right))] + ["x"]
+    assert table(file, target="y", leave_out=["when"]).spec.table.input_names == ["x"]
+
+
+def test_empty_lines_at_the_end_of_a_file_are_no_rows(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n,\n3,\n\n,\n\n")
+    rule = table({"a": [1.0, 2, 3, 4, 5], "b": [0.5, 1.5, 2.5, 3.5, 4.5]}, target="b").spec.table
+    np.testing.assert_array_equal(rule.numbers(tmp_path / "t.csv").ravel(), [1, np.nan, 3])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "numbers"),
+    [
+        (None, 2.5, [np.nan, 2.5]),
+        (3, 2**40, [3, 2**40]),
+        (decimal.Decimal("1.25"), None, [1.25, np.nan]),
+        (datetime.date(1970, 1, 3), datetime.date(1970, 1, 1), [2, 0]),
+        (datetime.timedelta(hours=6), None, [0.25, np.nan]),
+        (True, None, [1, np.nan]),
+    ],
+)
+def test_objects_of_pandas_that_are_numbers_count_as_numbers(first, second, numbers):
+    objects = pd.Series([first, second] * 20, dtype=object)
+    rows = pd.DataFrame({"x": objects, "n": np.arange(40.0), "y": np.arange(40) / 7})
+    rule = table(rows, target="y").spec.table
+    assert rule.columns[0].name == "x"
+    np.testing.assert_array_equal(rule.numbers(rows)[:2, 0], numbers)
+    prices = [decimal.Decimal(n % 20) / 4 for n in range(40)]
+    assert table(rows.assign(y=prices), target="y").spec.num_classes is None
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+def test_a_run_made_in_python_keeps_the_rule_of_its_table(tmp_path, standardize):
+    draw = np.random.default_rng(0)
+    rows = pd.DataFrame({"size": draw.uniform(20, 200, 300), "town": ["Kiel", "Bonn", "Ulm"] * 100})
+    rows["price"] = 3 * rows["size"] + 50 + draw.normal(0, 10, 300)
+    source = table(rows, target="price", standardize=standardize)
+    objective = de.losses.gaussian(standardize=not standardize)
+    network = de.models.mlp(source.spec.input_shape, 2, hidden_sizes=(16,))
+    ensemble = de.Ensemble(network, optax.adam(1e-2), objective, num_members=2)
+    saved = de.Checkpoints(tmp_path / "run")
+    result = de.fit(ensemble, source, steps=200, checkpoints=saved, progress=False)
+    run = de.load(tmp_path / "run", ensemble=ensemble)
+    prediction = run.predict(rows)
+    errors = np.asarray(prediction.mean) - rows["price"]
+    assert errors.std() < 20
+    expected = de.evaluate(ensemble, result.state, source).ensemble["rmse"]
+    assert run.evaluate(source).ensemble["rmse"] == pytest.approx(expected, rel=1e-5)
+    of_rows = run.evaluate(rows).ensemble["rmse"]
+    assert of_rows == pytest.approx(np.sqrt(np.square(errors).mean()), rel=1e-3)
+    exported = run.export(tmp_path / "m.jaxexport", platforms="cpu")
+    numbers = source.spec.table.numbers(rows[:7]).astype(np.float32)
+    found = jax.export.deserialize(bytearray(exported.content)).call(numbers)
+    np.testing.assert_allclose(found["mean"], prediction.mean[:7], rtol=1e-5)
+    with pytest.raises(UserError, match="The table is an array"):
+        run.predict(np.zeros((3, 4)))
+
+
 def test_an_empty_table_infinity_and_a_missing_target_are_told_with_their_row():
     rule = table(passengers(), target="survived", row_id="id").spec.table
     with pytest.raises(UserError, match="The table has no rows"):
         rule.encode(passengers()[:0])
     with pytest.raises(UserError, match="'age' has infinity in row 0"):
         rule.encode(passengers()[:2].with_columns(age=pl.lit(np.inf)))
+    for value, told in ((np.inf, "infinity in row 3"), (1.7e308, r"numbers of up to 1.7e\+308")):
+        odd = [1.5, 2.5, 3.5, value, *np.arange(16) / 7]
+        with pytest.raises(UserError, match=f"The column 'x' has {told}"):
+            table({"x": odd, "y": np.arange(20) / 7}, target="y")
+        with pytest.raises(UserError, match=f"The target 'y' has {told}"):
+            table({"x": np.arange(20) / 7, "y": odd}, target="y", standardize=True)
     prices = [1.5] * 37 + [None] + [2.5] * 22
     with pytest.raises(UserError, match="missing in 1 of 60 rows, the first in row 37"):
         table({"x": np.arange(60.0), "y": prices}, target="y")
@@ -368,7 +458,8 @@ def test_an_exported_prediction_encodes_the_numbers_of_the_columns(tmp_path):
             "'sex' has 'male' in row 0, .* A regression takes numbers",
         ),
         ({"target": "age"}, "The target 'age' is missing in .* rows"),
-        ({"target": "survived", "test": 0.0}, "test=0.0 means 0 of 400 rows for the test part"),
+        ({"target": "survived", "test": 0.0}, r"test must lie in \(0, 1\): got 0.0"),
+        ({"target": "survived", "test": 0.001}, "the largest of the 2 classes of 'survived' has"),
         ({"target": "survived", "test": "splt"}, "The table 'splt' cannot be read"),
     ],
 )
@@ -483,5 +574,25 @@ def test_rows_of_a_group_are_not_test_rows_by_a_column_of_splits():
         assert len(table(kind(rows), target="y", group="who", test=others).test) == 1
     rows["s"] = [0, 0, 0, 0, 1, 1, 1, 1]
     assert len(table(rows, target="y", group="who", test="s").test) == 4
-    with pytest.raises(UserError, match=r"test must lie in \[0, 1\): got 20"):
+    with pytest.raises(UserError, match=r"test must lie in \(0, 1\): got 20"):
         table(rows, target="y", time="x", test=20)
+
+
+def test_a_column_of_names_is_kept_beside_a_prediction_of_the_same_name(tmp_path):
+    rows = {"mean": [f"n{i}" for i in range(60)], "x": np.arange(60.0), "y": np.arange(60) / 7}
+    pl.DataFrame(rows).write_csv(tmp_path / "t.csv")
+    run_command(
+        "train",
+        "--config=configs/table.py",
+        f"--config.data.source=csv:{tmp_path}/t.csv",
+        "--config.data.target=y",
+        "--config.data.row_id=mean",
+        "--config.data.global_batch_size=16",
+        "--config.steps=2",
+        f"--workdir={tmp_path}/run",
+    )
+    words = f"--workdir={tmp_path}/run", f"--input={tmp_path}/t.csv", f"--output={tmp_path}/p.csv"
+    run_command("predict", *words)
+    found = pl.read_csv(tmp_path / "p.csv")
+    assert found.columns == ["mean", "variance", "predicted_mean"]
+    assert found["mean"].to_list() == rows["mean"]

@@ -65,6 +65,8 @@ class StepRecord:
             None without any.
         shared: SHA-256 of the arrays that all members share; None without any.
         shared_path: File that they were read from; None if the run holds them.
+        table_spec: Description of the table of a run that was made in Python, as `Spec.to_dict`
+            returns it; None for other runs.
         config: Config of the run and what belongs to it, by key; empty for a run made in Python.
     """
 
@@ -91,6 +93,7 @@ class StepRecord:
     hyper: Mapping[str, Mapping[str, float]] | None = None
     shared: str | None = None
     shared_path: str | None = None
+    table_spec: Mapping[str, Json] | None = None
     config: Mapping[str, Json] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> JsonDict:

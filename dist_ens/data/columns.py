@@ -251,6 +251,20 @@ class TableRule:
         return f"{counted(len(self.columns), 'column')}{without}"
 
 
+def check_range(what: str, numbers: np.ndarray) -> None:
+    """Raises a `UserError` if numbers, float64[rows], are too large or too small for float32."""
+    held = np.finfo(np.float32)
+    sizes = np.abs(np.nan_to_num(numbers, posinf=np.inf, neginf=np.inf))
+    row = int(sizes.argmax()) if len(sizes) else 0
+    if np.isinf(sizes).any():
+        raise UserError(f"{what} has infinity in row {row}. Correct the value.")
+    if len(sizes) and (sizes[row] > held.max or 0 < sizes[row] < held.tiny):
+        raise UserError(
+            f"{what} has numbers of up to {sizes[row]:g}, in row {row}, which do not fit in "
+            "float32. Change their unit, or correct the value."
+        )
+
+
 def labels_of(series: "Series", has_classes: bool) -> np.ndarray:
     """Returns labels of a column, none of which may be missing."""
     if has_classes:
@@ -265,6 +279,8 @@ def labels_of(series: "Series", has_classes: bool) -> np.ndarray:
                 "task='classification'."
             ) from error
         missing = np.isnan(labels)
+    if not has_classes:
+        check_range(f"The target {series.name!r}", labels)
     if missing.any():
         raise UserError(
             f"The target {series.name!r} is missing in {int(missing.sum()):,} of {len(labels):,} "
@@ -288,8 +304,6 @@ def _fitted(name: str, series: "Series", has_categories: bool) -> tuple[Column, 
     known = numbers[~is_missing]
     if not len(known):
         return Column(name), "all its values are missing"
-    if np.isinf(known).any():
-        raise UserError(f"The column {name!r} has infinity. Replace it, or leave the column out.")
     is_constant = np.ptp(known) <= _ROUNDING * np.abs(known).max()
     if is_constant and not is_missing.any():
         return Column(name), "constant"

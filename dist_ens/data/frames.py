@@ -1,7 +1,9 @@
 """Tables of any library, as frames of Narwhals, and their columns as numbers or text."""
 
 import datetime
+import decimal
 import functools
+import numbers
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -36,6 +38,11 @@ _TIME = r"^\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}"
 _SECS_OF_DAY = 86_400
 _MICROSECS_OF_DAY = 1e6 * _SECS_OF_DAY
 _TRUTH = {"true": 1.0, "false": 0.0}
+# Values that count as numbers in a column of any objects, as readers of SQL return them.
+_NUMERIC = (
+    *(numbers.Real, decimal.Decimal, np.bool_),
+    *(datetime.date, datetime.time, datetime.timedelta),
+)
 
 
 def read_table(data: object, texts: Sequence[str] = ()) -> Table:
@@ -70,16 +77,17 @@ def write_csv(file: BinaryIO, columns: Mapping[str, np.ndarray]) -> None:
 def is_text(series: "Series") -> bool:
     """Returns whether a column has text or categories, and no numbers, dates or truth values."""
     dtype = series.dtype
-    if str(dtype) == "Object":  # Pandas holds truth values beside missing ones so.
+    if str(dtype) in ("Object", "Unknown"):  # Pandas holds numbers beside None so.
         values = [value for value in _values(series) if value is not None]
-        return not values or not all(isinstance(value, bool | np.bool_) for value in values)
+        return not values or not all(isinstance(value, _NUMERIC) for value in values)
     return not (dtype.is_numeric() or dtype.is_temporal() or str(dtype) == "Boolean")
 
 
 def floats_of(series: "Series") -> np.ndarray:
     """Returns a column as float64[rows], NaN where a value is missing. Dates are counted in days.
 
-    Text that is a number, a date as 2000-12-31, or true or false, counts as such.
+    Times with a zone become those of UTC. Text that is a number, a date as 2000-12-31, or true or
+    false, counts as such.
 
     Raises:
         UserError: If the column has other text.
@@ -87,7 +95,7 @@ def floats_of(series: "Series") -> np.ndarray:
     dtype = str(series.dtype)
     if series.dtype.is_numeric() or dtype == "Boolean":
         return _as_floats(series)
-    if dtype == "Date" or dtype.endswith("time_zone=None)"):
+    if dtype == "Date" or dtype.startswith("Datetime"):
         return _as_floats(series.dt.timestamp("us")) / _MICROSECS_OF_DAY
     numbers = np.full(len(series), np.nan)
     for row, value in enumerate(_values(series)):
@@ -143,14 +151,23 @@ def _number(value: object) -> float:
     if isinstance(value, datetime.time):
         return (value.hour * 60 + value.minute) / 1440 + value.second / _SECS_OF_DAY
     if isinstance(value, datetime.date):
-        naive = value.replace(tzinfo=None) if isinstance(value, datetime.datetime) else value
-        return float(np.datetime64(naive, "us").astype(np.int64)) / _MICROSECS_OF_DAY
+        if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+            value = value.astimezone(datetime.UTC).replace(tzinfo=None)
+        return float(np.datetime64(value, "us").astype(np.int64)) / _MICROSECS_OF_DAY
     if isinstance(value, str):
         text = value.strip()
         if re.match(_DATE, text) or re.match(_TIME, text):
             return _number(datetime.datetime.fromisoformat(text))
         return _TRUTH[text.lower()] if text.lower() in _TRUTH else float(text)
     return float(value)  # type: ignore[arg-type]
+
+
+def is_number(text: str) -> bool:
+    """Returns whether a text is a number, a date or a time."""
+    try:
+        return bool(np.isfinite(_number(text))) and text.lower() not in _TRUTH
+    except ValueError:
+        return False
 
 
 def _text(value: object) -> str:
@@ -190,6 +207,9 @@ def _read_csv(path: os.PathLike[str], texts: Sequence[str]) -> "PolarsFrame":
     text = polars.read_csv(path, separator=separator, null_values=_MISSING, infer_schema=False)
     text = text.rename({name: name.strip() for name in text.columns})
     text = text.with_columns(polars.all().str.strip_chars())
+    if text.width > 1:  # An empty line at the end is no row.
+        is_row = text.select(polars.any_horizontal(polars.all().is_not_null())).to_series()
+        text = text.head(len(is_row) - (is_row.reverse().arg_max() or 0))
     # In other files, 1,037 is one number in some countries and another one in others.
     has_commas = separator == ";"
     return text.with_columns([_typed(text[n], has_commas) for n in text.columns if n not in texts])
@@ -213,8 +233,15 @@ def _typed(series: "PolarsSeries", has_commas: bool) -> "PolarsSeries":
     if known.str.to_lowercase().is_in([*_TRUTH]).all():
         return series.str.to_lowercase() == "true"
     if known.str.contains(_DATE).all():
-        return series.str.to_date("%Y-%m-%d")
-    return series.str.to_datetime() if known.str.contains(_TIME).all() else series
+        dates = series.str.to_date("%Y-%m-%d", strict=False)
+    elif known.str.contains(_TIME).all():
+        try:
+            dates = series.str.to_datetime(strict=False)
+        except polars.exceptions.ComputeError:  # The first of the texts only begins with a time.
+            return series
+    else:
+        return series
+    return dates if dates.null_count() == series.null_count() else series
 
 
 def _are_codes(known: "PolarsSeries") -> bool:

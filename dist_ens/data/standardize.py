@@ -40,7 +40,8 @@ def standardized_source(train: Examples, test: Examples, name: str) -> Source:
         split, *target = np.argwhere(target_std == 0)[0].tolist()
         raise UserError(
             f"{name}: the target {''.join(f'{number} ' for number in target)}is constant in the "
-            f"training rows of split {split}. Check that it is the target, or leave the split out."
+            f"training rows{f' of split {split}' if num_splits > 1 else ''}. Check that it is the "
+            "target."
         )
     mean = std = np.empty((num_splits, 0))
     is_table = len(shape) == 1

@@ -1,7 +1,6 @@
 """A source of tables: files of CSV and Parquet, and frames of pandas and polars."""
 
 import dataclasses
-import re
 import warnings
 from collections.abc import Sequence
 
@@ -9,8 +8,8 @@ import numpy as np
 
 from dist_ens.data.checks import check_numbers
 from dist_ens.data.class_names import class_numbers, listed, names_in
-from dist_ens.data.columns import TableRule, labels_of
-from dist_ens.data.frames import Table, floats_of, is_text, read_table, texts_of
+from dist_ens.data.columns import TableRule, check_range, labels_of
+from dist_ens.data.frames import Table, floats_of, is_number, is_text, read_table, texts_of
 from dist_ens.data.held_out import Units
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
@@ -18,11 +17,10 @@ from dist_ens.data.splits import ArraySplit, parts_of
 from dist_ens.data.standardize import Examples, standardized_source
 from dist_ens.ground.errors import UserError, counted, did_you_mean
 from dist_ens.ground.narrowing import narrowed
-from dist_ens.ground.numbers import require_fraction, require_one_of
+from dist_ens.ground.numbers import require_one_of, require_share
 
 _TASKS = ("classification", "regression")
 _MOST_CLASSES = 10  # Whole numbers with at most so many different values are classes.
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _ODD = 0.1  # Share of values that are no numbers, below which they may be slips.
 _TEST_WORDS = ("test", "true", "1", "yes")  # Values in a column of splits.
 
@@ -101,10 +99,11 @@ def table(
         raise UserError("A table is divided by group or by time. Leave one of them out.")
     if not all(is_text(frame[name]) for name in texts):
         frame = read_table(data, texts)
-    _warn_of_odd_values(frame, [n for n in frame.columns if n not in used])
-    labels_of(frame[target], has_classes)  # A message gives the row of the whole table.
+    # Messages give the row of the whole table.
+    labels_of(frame[target], has_classes)
+    _check_columns(frame, [n for n in frame.columns if n not in used])
     if isinstance(test, float | int):
-        require_fraction("test", test, "0.2 is usual.")
+        require_share("test", test, "0.2 is usual.")
         is_test = _drawn(frame, float(test), target if has_classes else None, group, time)
         train, rest = _parts(frame, is_test, f"test={test} means")
     elif by_column:
@@ -201,20 +200,21 @@ def _source_of(
     return Source(dataclasses.replace(source.spec, input_shape=shape, table=rule), *splits)
 
 
-def _warn_of_odd_values(frame: Table, names: Sequence[str]) -> None:
-    """Warns of columns of text most of whose values are numbers."""
+def _check_columns(frame: Table, names: Sequence[str]) -> None:
+    """Checks the range of columns of numbers, and warns of text most of which is numbers."""
     for name in names:
         if not is_text(frame[name]):
+            check_range(f"The column {name!r}", floats_of(frame[name]))
             continue
         texts = texts_of(frame[name])
-        numbers = {text for text in {*texts} if _NUMBER.fullmatch(text)}
+        numbers = {text for text in {*texts} if is_number(text)}
         odd = [row for row, text in enumerate(texts) if text and text not in numbers]
         known = len(texts) - texts.count("")
         if 0 < len(odd) < _ODD * known:
             warnings.warn(
                 f"The column {name!r} is text, since row {odd[0]} has {texts[odd[0]]!r}: "
-                f"{known - len(odd):,} of its {known:,} values are numbers. Correct such values, "
-                "or name the column in categories.",
+                f"{known - len(odd):,} of its {known:,} values are numbers or dates. Correct such "
+                "values, or name the column in categories.",
                 stacklevel=3,
             )
 
@@ -259,6 +259,12 @@ def _drawn(
     is_test = np.zeros(count, bool)
     # Of each class, the rows at which the share makes another whole number.
     is_test[places[by_class]] = np.floor((place + 1) * share) > np.floor(place * share)
+    if classes and not is_test.any():
+        raise UserError(
+            f"test={share:g} takes that share of each class, and the largest of the "
+            f"{of_class.max() + 1:,} classes of {classes!r} has {np.bincount(of_class).max():,} of "
+            f"the {count:,} rows. Give a larger share, or task='regression' for a number."
+        )
     return is_test
 
 

@@ -46,6 +46,9 @@ from dist_ens.members.member import (
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
 
+# Standard deviations of labels whose square float32 holds with room to spare.
+_LEAST_STD, _MOST_STD = 1e-15, 1e15
+
 
 def network_for(member: Member, objective: Objective | None, dtype: str | None) -> Member:
     """Returns the member that is trained: with its compute type, and the scale of its labels."""
@@ -268,6 +271,11 @@ def set_label_scale(
     values = values.reshape(-1, *shape)
     mean = np.average(values, axis=0, weights=weights)
     std = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
+    if (odd := std[(std > 0) & ((std < _LEAST_STD) | (std > _MOST_STD))]).size:
+        raise UserError(
+            f"The labels have a standard deviation of {odd.flat[0]:.3g}, and float32 does not hold "
+            "the variances of their predictions. Change their unit."
+        )
     held = _held(layout, mean, std)
     return state._replace(model_state={**state.model_state, **held})
 

@@ -51,7 +51,7 @@ class Exported:
         description: Description of the inputs, the outputs and the members, as JSON values.
     """
 
-    content: bytes
+    content: bytes = dataclasses.field(repr=False)
     description: JsonDict
 
 
@@ -99,6 +99,7 @@ def exported(
     from dist_ens.evaluation.calibration import Predictor, objective_of  # It imports scipy, slowly.
 
     imported("flatbuffers", "export")
+    platforms = (platforms,) if isinstance(platforms, str) else platforms
     if not platforms or {*platforms} - {*_KNOWN_PLATFORMS}:  # JAX would export for any name.
         raise UserError(
             f"platforms are {', '.join(platforms) or 'none'}. Give one or more of "

@@ -11,6 +11,7 @@ from dist_ens.checkpoint import (
     positions_of,
     saved_step,
 )
+from dist_ens.data import Spec
 from dist_ens.ensemble import Ensemble
 from dist_ens.ensemble.stopping import finished, saved_structures
 from dist_ens.experiment.build import (
@@ -116,8 +117,11 @@ def open_finished(
         if member_ids is None:
             choice = kept_choice(place_of(workdir, "folder"), checkpoint.step)
         inputs = batch.get(Objective.INPUTS) if isinstance(batch, dict) else None
+        spec = run.spec if run else None
+        if record.table_spec is not None:
+            spec = Spec.from_dict(record.table_spec)
         return LoadedRun(
-            run, own, state, checkpoint.step, parts, members, file, folder, choice, inputs
+            run, own, state, checkpoint.step, parts, members, file, folder, choice, inputs, spec
         )
 
     return moving_on(step, loaded)

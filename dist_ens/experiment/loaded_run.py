@@ -55,6 +55,7 @@ class LoadedRun(NamedTuple):
         choice: Choice of members with which the run predicts, which `dist-ens members RUN choose`
             makes. Without one, all members count equally.
         inputs: Shapes and types of the inputs of a training batch; None if they are not known.
+        spec: Description of the data of a run from a config, or on a table; None of others.
     """
 
     run: Run | None
@@ -67,6 +68,7 @@ class LoadedRun(NamedTuple):
     folder: str = "."
     choice: KeptChoice = KeptChoice()
     inputs: Shapes = None
+    spec: Spec | None = None
 
     @property
     def history(self) -> list[JsonDict]:
@@ -109,7 +111,7 @@ class LoadedRun(NamedTuple):
             UserError: If the inputs do not fit the run, or its members belong to several groups.
                 Also if the run keeps no such calibration of this step and these members.
         """
-        table = None if self.run is None else self.run.spec.table
+        table = None if self.spec is None else self.spec.table
         if table is not None:
             inputs = read_table(inputs, table.texts)
         prediction = self._predict(inputs)
@@ -155,8 +157,8 @@ class LoadedRun(NamedTuple):
             UserError: If the ensemble cannot be exported, or the run keeps no such calibration.
         """
         shapes = self.inputs if inputs is None else inputs
-        if self.run is not None and self.run.spec.table is not None:
-            columns = len(self.run.spec.table.columns)
+        if self.spec is not None and self.spec.table is not None:
+            columns = len(self.spec.table.columns)
             shapes = jax.ShapeDtypeStruct((1, columns), np.float32)
         if shapes is None:
             raise UserError("The inputs of this run are not known. Give inputs=, such as an array.")
@@ -168,7 +170,7 @@ class LoadedRun(NamedTuple):
             weights=self._pooled_weights(),
             calibration=self._kept_calibration(calibrated=calibrated, level=conformal),
             members=members,
-            spec=self.run.spec if self.run else None,
+            spec=self.spec,
         )
         if cluster.is_main():
             place, name = file_at(path, "path")
@@ -196,11 +198,11 @@ class LoadedRun(NamedTuple):
 
     def _predict(self, inputs: Inputs) -> Prediction:
         """Returns the prediction before any calibration; as `predict`."""
-        given = self.run.spec.standardization if self.run else None
+        given = self.spec.standardization if self.spec else None
         if given is not None and len(given.target_mean) > 1:
             raise UserError("Predictions of several groups are not pooled. Use dist-ens predict.")
-        if self.run is not None and self.ensemble.objective is not None:
-            inputs = convert_inputs(self.run.spec, inputs, "The argument inputs")
+        if self.spec is not None and self.ensemble.objective is not None:
+            inputs = convert_inputs(self.spec, inputs, "The argument inputs")
         state, weights = self._pooled_state(), self._pooled_weights()
         if given is None:
             return self.ensemble.predict(state, inputs, weights=weights)
@@ -259,8 +261,8 @@ class LoadedRun(NamedTuple):
         if data is None:
             source = self.open_source()
             data = Examples(source.test, source.spec)
-        elif self.run is not None:
-            data = _examples(self.run.spec, data)
+        elif self.spec is not None:
+            data = _examples(self.spec, data)
         asked = self.run.experiment.evaluation if self.run else None
         of_config = () if asked is None else asked.metrics
         if batch_size is None and asked is not None:

@@ -33,6 +33,11 @@ def require_fraction(field: str, value: float, hint: str) -> None:
     _require_number(field, value, lambda number: 0 <= number < 1, "lie in [0, 1)", hint)
 
 
+def require_share(field: str, value: float, hint: str) -> None:
+    """Raises a `UserError` unless a value is a number in (0, 1)."""
+    _require_number(field, value, lambda number: 0 < number < 1, "lie in (0, 1)", hint)
+
+
 def _require_number(
     field: str, value: SupportsFloat, fits: Callable[[float], bool], rule: str, hint: str
 ) -> None:

@@ -108,7 +108,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             classes, numbers = np.unique(labels, return_inverse=True)
             if len(classes) < 2:
                 raise ValueError(
-                    f"Classifier can't train when only one class is present: {classes[0]!r}."
+                    f"Classifier can't train when only one class is present: {classes[0]}."
                 )
         self._begin(labels)
         self.classes_ = classes
@@ -148,7 +148,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             return self._fit_on(x, labels.astype(np.int32), self._weights(labels, weights))
         numbers = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
         if (unknown := self.classes_[numbers] != labels).any():
-            raise ValueError(f"`y` has the class {labels[unknown][0]!r}, not in {self.classes_}.")
+            raise ValueError(f"`y` has the class {labels[unknown][0]}, not in {self.classes_}.")
         return self._fit_on(x, numbers.astype(np.int32), self._weights(labels, weights))
 
     def _weights(self, labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray | None:

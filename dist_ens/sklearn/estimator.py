@@ -31,7 +31,7 @@ from dist_ens.ensemble import Ensemble
 from dist_ens.evaluation.calibration import Calibration
 from dist_ens.evaluation.fit_calibration import calibrate
 from dist_ens.ground.errors import UserError
-from dist_ens.ground.numbers import require_fraction, whole_number
+from dist_ens.ground.numbers import require_share, whole_number
 from dist_ens.ground.state import State, select_members
 from dist_ens.ground.types import Batch, Network, Optimizer, OptimizerOfMember
 from dist_ens.layout import MEMBERS, Layout, to_host
@@ -161,7 +161,7 @@ class EnsembleEstimator(BaseEstimator):
         data |= {} if weights is None else {"weights": weights}
         stops_on = calibrates_on = None
         if self.early_stopping or self.calibration is not None:
-            require_fraction("validation_fraction", self.validation_fraction, "0.1 is usual.")
+            require_share("validation_fraction", self.validation_fraction, "0.1 is usual.")
         if self.early_stopping:
             data, stops_on = self._divided(data)
         if self.calibration is not None:

@@ -14,6 +14,8 @@ from dist_ens.sklearn.estimator import EnsembleEstimator
 
 # Targets are far from 0 if their range is a smaller share of it.
 _FAR = 1e-3
+# Float32 holds the variances of targets whose range lies between these.
+_NARROW, _WIDE = 1e-9, 1e9
 
 
 class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
@@ -23,7 +25,8 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
 
     Arguments and attributes are those of `EnsembleClassifier`, without classes. The default loss is
     "gaussian". A calibration is "variance", or "cqr" for conformal intervals. `ensemble_` predicts
-    targets minus `offset_`, which is 0 unless they are so far from 0 that float32 would round them.
+    `(target - offset_) / scale_`. These are 0 and 1 unless targets are so far from 0 that float32
+    would round them, or their range is so small or large that it would not hold their variances.
 
     >>> from sklearn.datasets import load_diabetes
     >>> x, y = load_diabetes(return_X_y=True)
@@ -60,7 +63,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         """
         inputs, targets, weights = self._checked(X, y, sample_weight, reset=True)
         self._begin_at(targets, weights)
-        return self._fit(inputs, targets - self.offset_, weights)
+        return self._fit(inputs, (targets - self.offset_) / self.scale_, weights)
 
     def partial_fit(
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None
@@ -76,10 +79,10 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         inputs, targets, weights = self._checked(X, y, sample_weight, reset=is_first)
         if is_first:
             self._begin_at(targets, weights)
-        return self._fit_on(inputs, targets - self.offset_, weights)
+        return self._fit_on(inputs, (targets - self.offset_) / self.scale_, weights)
 
     def _begin_at(self, targets: np.ndarray, weights: np.ndarray | None) -> None:
-        """Begins a fit to targets whose middle becomes 0, if they are far from 0."""
+        """Begins a fit, and chooses the middle and the scale of the targets that it is given."""
         self._begin(targets)
         counted = targets if weights is None else targets[weights > 0]
         low, high = counted.min(axis=0), counted.max(axis=0)
@@ -88,6 +91,10 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         # Of an objective of the user's, 0 may mean something.
         has_own = self.loss is not None and not isinstance(self.loss, str)
         self.offset_ = np.where(is_far & (not has_own), middle, 0.0)
+        width = np.where(high > low, high - low, 1.0)
+        is_odd = (width < _NARROW) | (width > _WIDE)
+        # A power of two changes no digit.
+        self.scale_ = np.where(is_odd & (not has_own), 2 ** np.floor(np.log2(width)), 1.0)
 
     @override
     def _checked(
@@ -111,12 +118,12 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         variance of their means.
         """
         found = self._predicted(X)
-        mean = found["mean"] + self.offset_
+        mean = found["mean"] * self.scale_ + self.offset_
         if not return_std:
             return mean
         if "aleatoric" not in found:  # The spread of the members alone is too small.
             raise ValueError(f"loss={self.loss!r} predicts no variance. Use loss='gaussian'.")
-        return mean, np.sqrt(found["total"])
+        return mean, np.sqrt(found["total"]) * self.scale_
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.9) -> np.ndarray:
         """Returns the ends of an interval for each target, [rows, 2] or [rows, targets, 2].
@@ -131,7 +138,8 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         """
         require_fraction("coverage", coverage, "0.9 is usual.")
         if self.calibration_ is not None and self.calibration_.conformal is not None:
-            return self._predicted(X, coverage)["interval"] + self.offset_[..., None]
+            ends = self._predicted(X, coverage)["interval"]
+            return ends * self.scale_[..., None] + self.offset_[..., None]
         mean, std = self.predict(X, return_std=True)
         half = ndtri((1 + coverage) / 2) * std
         return np.stack([mean - half, mean + half], axis=-1)

@@ -70,6 +70,8 @@ def prepared(arguments: FitArguments, door: Door) -> Job:
     if door.record is None and arguments.checkpoints is not None:
         record = record_of(ensemble, train.batch)
         record = with_data(record, train, arguments.validation, names)
+        if isinstance(data, Source) and data.spec.table is not None:
+            record = dataclasses.replace(record, table_spec=data.spec.to_dict())
         door = dataclasses.replace(door, record=record)
     return Job(arguments, door, train, eval_data, info, names, say, warn)
 
