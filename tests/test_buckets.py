@@ -89,8 +89,11 @@ def test_a_run_in_a_bucket_is_saved_resumed_and_swept_as_on_a_disk(
     with begun(run) as opened:
         assert opened.saved_step == 3
         assert opened.restore_host_file("position") == b"3"
-    # Of each step: the arrays, their two descriptions, a file of the host, and the manifest.
-    assert len(names_in(run)) == 10
+    # Of each step: the arrays, their two descriptions, a file of the host, and the manifest. A
+    # write that a slow server made try again leaves the arrays twice.
+    arrays = [name for name in names_in(run) if "/state/d/" in name]
+    assert len(names_in(run)) - len(arrays) == 8
+    assert 2 <= len(arrays) <= 4
 
 
 @pytest.mark.parametrize("num_members", [8, 1000])
@@ -268,10 +271,14 @@ def test_a_run_that_was_stopped_while_another_took_over_ends_and_writes_nothing(
             assert first.wait(120) == ExitCode.FAULT
             after = {name: place_of(run, "run").read(name) for name in names_in(run)}
     del before[".lease"], after[".lease"]
-    assert before.items() <= after.items()
-    # A save that was being written may have left parts, which are no checkpoint.
-    left = after.keys() - before.keys()
-    assert all(re.search(r"checkpoints/\d+/\w+-\d+/", name) for name in left)
+    # A save that was being written may have left parts or changed them. They are no checkpoint.
+    saved = {
+        name.removesuffix("manifest.json") for name in before if name.endswith("manifest.json")
+    }
+    changed = [name for name, content in after.items() if before.get(name) != content]
+    assert before.keys() <= after.keys()
+    assert all(re.search(r"checkpoints/\d+/\w+-\d+/", name) for name in changed)
+    assert not [name for name in changed if name.startswith(tuple(saved))]
     assert re.search(rf"^{run} is used by host .*, renewed at .* Waiting 30 s", said[0])
     # Its next step tells, or a save that is being written.
     assert re.search("(Another run writes in|another run has taken it over)", log.read_text())
