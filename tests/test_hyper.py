@@ -283,6 +283,17 @@ def test_a_run_resumes_with_its_settings_and_not_with_others(tmp_path):
     again = fitted(rest, steps=30, checkpoints=anyway)
     assert_same(again.state.params, whole.state.params)
     np.testing.assert_array_equal(again.state.hyper["learning_rate"], np.zeros(8))
+    assert again.history[0]["step"] == 20
+    assert again.history[0]["hyper/decay/member_03"] == 0
+    fewer = de.Ensemble(
+        (init, apply),
+        lambda hyper: optax.adamw(hyper["learning_rate"]),
+        de.losses.categorical(3),
+        num_members=8,
+        hyper={"learning_rate": 0.0, "dropout": 0.0},
+    )
+    with pytest.raises(UserError, match="resume='anyway' takes other values of the same names"):
+        fitted(fewer, steps=40, checkpoints=anyway)
 
 
 def test_a_run_from_a_state_records_its_settings():
@@ -383,7 +394,7 @@ def test_members_that_are_added_have_the_settings_of_the_larger_ensemble(tmp_pat
         ({"decay": "log_unifrm(1, 2)"}, "Did you mean 'log_uniform'"),
         ({"decay": "uniform(2, 1)"}, "uniform.2, 1. has no values. Give bounds with low < high"),
         ({"decay": object()}, r"hyper\['decay'\] is an object, and not finite numbers"),
-        ({"decay": 1j}, r"hyper\['decay'\] is a complex, and not finite numbers"),
+        ({"decay": np.full(4, 1j)}, r"hyper\['decay'\] is an array, and not finite numbers"),
         ({"decay": np.nan}, r"hyper\['decay'\] is a float, and not finite numbers"),
         ([0.1], "hyper is a list. Give a dict from names to values"),
         ({"rate": 0.1}, r"hyper\['learning_rate'\] is read, and hyper has rate"),

@@ -112,7 +112,7 @@ def test_every_group_scores_arrays_in_their_own_units():
     state = ensemble.init(run.batch(8))
     inputs, targets = np.array([[1.0, 2.0], [3.0, 5.0], [8.0, 1.0]]), np.array([7.0, 3.0, 5.0])
     data = {"inputs": inputs, "labels": targets}
-    scores = LoadedRun(run, ensemble, state, 0).evaluate(data, intervals=False)
+    scores = LoadedRun(run, ensemble, state, 0, spec=spec).evaluate(data, intervals=False)
     members = de.unstack_members(state.params)
     for group, (member, scored) in enumerate(zip(members, scores.groups, strict=True)):
         standard = (inputs - given.input_mean[group]) / given.input_std[group]

@@ -321,3 +321,17 @@ def test_examples_of_many_labels_are_scored_a_few_at_a_time(labels, expected):
     seen.clear()
     de.evaluate(ensemble, state, data, intervals=False)
     assert seen == {expected}
+
+
+@pytest.mark.parametrize(
+    ("unit", "fits"), [(1e-17, True), (1e17, True), (1e-20, False), (1e20, False)]
+)
+def test_labels_whose_variances_float32_does_not_hold_are_refused(unit, fits):
+    ensemble = ensemble_of(de.losses.gaussian(standardize=True), num_members=1)
+    data = data_with(TARGETS * unit)
+    if fits:
+        state = de.fit(ensemble, data, steps=2, progress=False).state
+        assert 0 < ensemble.predict(state, INPUTS).total.max() < np.inf
+        return
+    with pytest.raises(UserError, match="float32 does not hold the variances of their predictions"):
+        de.fit(ensemble, data, steps=2, progress=False)

@@ -560,6 +560,18 @@ def test_a_value_that_is_no_number_among_numbers_is_told():
         table(rows, target="y", categories=["a"])
 
 
+def test_dates_in_several_forms_and_numbers_that_no_float_holds_are_told():
+    times = [f"2024-01-02 10:00:{n:02}{'+01:00' if n % 2 else ''}" for n in range(40)]
+    rows = {"when": times, "x": np.arange(40.0), "y": np.arange(40) / 7}
+    with pytest.warns(UserWarning, match="'when' is text, although all its values are dates"):
+        table(rows, target="y")
+    with pytest.warns(UserWarning, match="row 0 has '0001-01-01T00:00:00"):
+        table(rows | {"when": ["0001-01-01T00:00:00+09:00", *["2024-01-02"] * 39]}, target="y")
+    objects = pd.Series([10**400, *range(39)], dtype=object)
+    with pytest.raises(UserError, match="'x' has '1000.* in row 0, and a number"):
+        table(pd.DataFrame(rows).assign(when=0, x=objects), target="y")
+
+
 def test_one_number_that_is_computed_in_two_ways_is_constant():
     rows = {"a": [0.3, 0.1 + 0.2] * 10, "x": np.arange(20.0), "y": np.arange(20.0)}
     assert dict(table(rows, target="y").spec.table.left_out) == {"a": "constant"}
@@ -596,3 +608,23 @@ def test_a_column_of_names_is_kept_beside_a_prediction_of_the_same_name(tmp_path
     found = pl.read_csv(tmp_path / "p.csv")
     assert found.columns == ["mean", "variance", "predicted_mean"]
     assert found["mean"].to_list() == rows["mean"]
+
+
+def test_a_run_on_a_table_with_a_loss_function_predicts_tables_too(tmp_path):
+    rows = pd.DataFrame({"x": np.arange(40.0), "y": np.arange(40) / 7})
+    source = table(rows, target="y")
+
+    def loss(params, model_state, batch, key):
+        error = batch["inputs"] @ params["w"] - batch["labels"]
+        return (error**2).mean(), (model_state, {})
+
+    network = (
+        lambda key: {"w": np.ones(1, np.float32)},
+        lambda params, inputs: inputs @ params["w"],
+    )
+    ensemble = de.Ensemble(network, optax.sgd(0.1), loss, num_members=2)
+    de.fit(ensemble, source, steps=2, checkpoints=de.Checkpoints(tmp_path), progress=False)
+    run = de.load(tmp_path, ensemble=ensemble)
+    inputs = source.spec.table.encode(rows).astype(np.float32)
+    expected = ensemble.predict(run.state, inputs).mean
+    np.testing.assert_array_equal(run.predict(rows).mean, expected)

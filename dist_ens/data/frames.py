@@ -103,7 +103,7 @@ def floats_of(series: "Series") -> np.ndarray:
             continue
         try:
             numbers[row] = _number(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, ArithmeticError):
             raise UserError(
                 f"The column {series.name!r} has {shortened(str(value))} in row {row}, and a "
                 "number, a date or true or false is needed there. Correct it, or leave the row out."
@@ -156,7 +156,7 @@ def _number(value: object) -> float:
         return float(np.datetime64(value, "us").astype(np.int64)) / _MICROSECS_OF_DAY
     if isinstance(value, str):
         text = value.strip()
-        if re.match(_DATE, text) or re.match(_TIME, text):
+        if is_date(text):
             return _number(datetime.datetime.fromisoformat(text))
         return _TRUTH[text.lower()] if text.lower() in _TRUTH else float(text)
     return float(value)  # type: ignore[arg-type]
@@ -166,8 +166,13 @@ def is_number(text: str) -> bool:
     """Returns whether a text is a number, a date or a time."""
     try:
         return bool(np.isfinite(_number(text))) and text.lower() not in _TRUTH
-    except ValueError:
+    except (ValueError, OverflowError):
         return False
+
+
+def is_date(text: str) -> bool:
+    """Returns whether a text is written like a date or a time."""
+    return bool(re.match(_DATE, text) or re.match(_TIME, text))
 
 
 def _text(value: object) -> str:

@@ -9,7 +9,15 @@ import numpy as np
 from dist_ens.data.checks import check_numbers
 from dist_ens.data.class_names import class_numbers, listed, names_in
 from dist_ens.data.columns import TableRule, check_range, labels_of
-from dist_ens.data.frames import Table, floats_of, is_number, is_text, read_table, texts_of
+from dist_ens.data.frames import (
+    Table,
+    floats_of,
+    is_date,
+    is_number,
+    is_text,
+    read_table,
+    texts_of,
+)
 from dist_ens.data.held_out import Units
 from dist_ens.data.source import Source
 from dist_ens.data.spec import Spec
@@ -101,7 +109,7 @@ def table(
         frame = read_table(data, texts)
     # Messages give the row of the whole table.
     labels_of(frame[target], has_classes)
-    _check_columns(frame, [n for n in frame.columns if n not in used])
+    _check_columns(frame, [n for n in frame.columns if n not in used | {target}])
     if isinstance(test, float | int):
         require_share("test", test, "0.2 is usual.")
         is_test = _drawn(frame, float(test), target if has_classes else None, group, time)
@@ -210,6 +218,12 @@ def _check_columns(frame: Table, names: Sequence[str]) -> None:
         numbers = {text for text in {*texts} if is_number(text)}
         odd = [row for row, text in enumerate(texts) if text and text not in numbers]
         known = len(texts) - texts.count("")
+        if known and not odd and all(is_date(text) for text in texts if text):
+            warnings.warn(
+                f"The column {name!r} is text, although all its values are dates. Write them in "
+                "one form, or give a column of dates.",
+                stacklevel=3,
+            )
         if 0 < len(odd) < _ODD * known:
             warnings.warn(
                 f"The column {name!r} is text, since row {odd[0]} has {texts[odd[0]]!r}: "

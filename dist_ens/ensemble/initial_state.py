@@ -46,8 +46,8 @@ from dist_ens.members.member import (
 if TYPE_CHECKING:
     from dist_ens.ensemble.ensemble import Ensemble
 
-# Standard deviations of labels whose square float32 holds with room to spare.
-_LEAST_STD, _MOST_STD = 1e-15, 1e15
+# Standard deviations of labels whose square float32 holds.
+_LEAST_STD, _MOST_STD = 1e-18, 1e18
 
 
 def network_for(member: Member, objective: Objective | None, dtype: str | None) -> Member:

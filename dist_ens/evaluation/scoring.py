@@ -29,7 +29,7 @@ from dist_ens.losses import Objective
 from dist_ens.metrics import Metric
 from dist_ens.metrics.metric import checked_metrics
 
-# Examples and labels that are scored at a time. A device holds its members' outputs for them.
+# Examples and labels that are scored at a time. A device holds its members' outputs for its part.
 _MOST_EXAMPLES, _MOST_LABELS = 1000, 16_384
 
 
@@ -137,7 +137,8 @@ def score(
                 "weights pool predictions, and the loss of this ensemble is a function, which "
                 "scores each member alone. Leave weights out."
             )
-        scores = loss_scores(here, state, examples.split, batch_size or _MOST_EXAMPLES)
+        size = _MOST_EXAMPLES if batch_size is None else batch_size
+        scores = loss_scores(here, state, examples.split, size)
         left_out = to_host(state.member_id)[positions_left_out(here, state)]
         return dataclasses.replace(scores, left_out=left_out.tolist()), None
     evaluator, split = evaluator_of(here, state, examples, metrics, batch_size, weights)
@@ -163,7 +164,8 @@ def score_directions(
     split = scorable(ensemble, examples, metrics).split
     try:
         if objective is None:
-            return loss_directions(of_wave, state, split, batch_size or _MOST_EXAMPLES)
+            size = _MOST_EXAMPLES if batch_size is None else batch_size
+            return loss_directions(of_wave, state, split, size)
         size = _examples_at_a_time(split) if batch_size is None else batch_size
         evaluator = Evaluator(ensemble, size, None, objective.distribution, metrics)
         return _directions(evaluator, state, split)

@@ -201,7 +201,7 @@ class LoadedRun(NamedTuple):
         given = self.spec.standardization if self.spec else None
         if given is not None and len(given.target_mean) > 1:
             raise UserError("Predictions of several groups are not pooled. Use dist-ens predict.")
-        if self.spec is not None and self.ensemble.objective is not None:
+        if self.spec is not None and (self.spec.table or self.ensemble.objective is not None):
             inputs = convert_inputs(self.spec, inputs, "The argument inputs")
         state, weights = self._pooled_state(), self._pooled_weights()
         if given is None:
@@ -246,10 +246,10 @@ class LoadedRun(NamedTuple):
         """Returns the scores on some data; see `dist_ens.evaluate`, and `predict` for the pool.
 
         Args:
-            data: Data with the keys of the training data, or a table for a run on one. Arrays and
-                batches of a table are in the units of the table, and a split is standardised as
-                the run's source does it. Default: the test split of the run's own data, if it was
-                started from a config.
+            data: Data with the keys of the training data; for a run on a table, another table in
+                its units, or a source of the same rule. A split is standardised as the run's source
+                does it. Default: the test split of the run's own data, if it was started from a
+                config.
             metrics: Metrics beside those of the run, or names; see `dist_ens.evaluate`.
             batch_size: Number of examples in an evaluation batch. Default: that of the run's
                 config, or that of `dist_ens.evaluate`.
@@ -298,7 +298,10 @@ def _examples(spec: Spec, data: Data) -> Examples:
     given = spec.standardization
     if isinstance(data, Source | Split):
         found = examples_of(data)
-        if found.spec is not None and found.spec.standardization != given:
+        has_rule = found.spec is not None and found.spec.table is not None
+        if found.spec is not None and (
+            found.spec.standardization != given or (has_rule and found.spec.table != spec.table)
+        ):
             raise UserError("The source standardises its inputs and labels by other numbers.")
         return Examples(found.split, spec)
     if spec.table is not None:

@@ -165,7 +165,7 @@ def _of_range(kind: str, low: float, high: float) -> Drawn:
 def _number(kind: str, value: object) -> float:
     try:
         number = float(value)  # type: ignore[arg-type]  # It may be anything.
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = np.nan
     with np.errstate(over="ignore", under="ignore"):
         held = np.float32(number)

@@ -123,6 +123,13 @@ def _first_state(
 def _resumed(job: Job, opened: OpenCheckpoints | None) -> tuple[Ensemble, State | None]:
     """Returns the ensemble and the state of the newest sound checkpoint; None without one."""
     ensemble = job.info.ensemble
+    saved = (None if opened is None else opened.saved_record) or {}
+    names = sorted(saved.get("hyper") or {})
+    if saved and names != [*ensemble.hyper]:
+        raise UserError(
+            f"hyper has {', '.join(ensemble.hyper) or 'no settings'}, and that of the run has "
+            f"{', '.join(names) or 'none'}. resume='anyway' takes other values of the same names."
+        )
     while opened is not None and opened.saved_step:
         as_saved = _as_saved(ensemble, opened)
         structures = saved_structures(as_saved.abstract_state(job.data.batch))

@@ -109,9 +109,9 @@ def _check_eval_labels(objective: Objective, split: Split) -> None:
 class Recording(Service):
     """The service that records the training metrics every few steps, and at the last step."""
 
-    def __init__(self, run: Runner, every_steps: int, *, is_resumed: bool) -> None:
+    def __init__(self, run: Runner, every_steps: int, *, has_settings: bool) -> None:
         self._run, self._every_steps, self._step = run, every_steps, run.step
-        self._has_settings = is_resumed
+        self._has_settings = has_settings
 
     def read(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
         """Records the metrics of a call that have arrived, if a record is due."""

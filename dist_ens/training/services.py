@@ -77,9 +77,12 @@ class Run(Runner):
         )
         self.evaluating = Evaluating(self, job.eval_data, opened.member_score if opened else None)
         scores_at = self.evaluating.scores_at
+        # A run that is resumed has recorded its settings, unless it goes on with others.
         is_resumed = opened is not None and opened.saved_step > 0
+        checkpoints = job.arguments.checkpoints
+        has_settings = is_resumed and checkpoints is not None and checkpoints.resume != "anyway"
         self.best = BestState(self, job.data.batch, opened, scores_at, job.say)
-        saving, checkpoints = [], job.arguments.checkpoints
+        saving = []
         if opened is not None and checkpoints is not None and job.door.record is not None:
             ensemble = begun.info.ensemble
             execution = None if ensemble.execution == AUTO else ensemble.execution
@@ -101,7 +104,7 @@ class Run(Runner):
             Progress(),
             Signals(self),
             self.failure_response,
-            Recording(self, job.arguments.log_every, is_resumed=is_resumed),
+            Recording(self, job.arguments.log_every, has_settings=has_settings),
             *job.arguments.callbacks,
             *([ProgressBar()] if job.arguments.progress else []),
             self.evaluating,
