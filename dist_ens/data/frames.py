@@ -212,7 +212,7 @@ def _read_csv(path: os.PathLike[str], texts: Sequence[str]) -> "PolarsFrame":
     text = polars.read_csv(path, separator=separator, null_values=_MISSING, infer_schema=False)
     text = text.rename({name: name.strip() for name in text.columns})
     text = text.with_columns(polars.all().str.strip_chars())
-    if text.width > 1:  # An empty line at the end is no row.
+    if text.width > 1:  # Rows at the end without any value, such as empty lines, are dropped.
         is_row = text.select(polars.any_horizontal(polars.all().is_not_null())).to_series()
         text = text.head(len(is_row) - (is_row.reverse().arg_max() or 0))
     # In other files, 1,037 is one number in some countries and another one in others.

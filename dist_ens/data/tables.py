@@ -209,7 +209,7 @@ def _source_of(
 
 
 def _check_columns(frame: Table, names: Sequence[str]) -> None:
-    """Checks the range of columns of numbers, and warns of text most of which is numbers."""
+    """Checks the range of columns of numbers, and warns of text that is mostly numbers or dates."""
     for name in names:
         if not is_text(frame[name]):
             check_range(f"The column {name!r}", floats_of(frame[name]))
