@@ -558,6 +558,9 @@ def test_a_value_that_is_no_number_among_numbers_is_told():
         table(rows, target="y")
     with warnings.catch_warnings(action="error"):
         table(rows, target="y", categories=["a"])
+    # A target with a slip would be classes.
+    with pytest.warns(UserWarning, match="'a' is text, since row 20"), pytest.raises(UserError):
+        table(rows, target="a")
 
 
 def test_dates_in_several_forms_and_numbers_that_no_float_holds_are_told():

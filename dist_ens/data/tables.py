@@ -109,7 +109,7 @@ def table(
         frame = read_table(data, texts)
     # Messages give the row of the whole table.
     labels_of(frame[target], has_classes)
-    _check_columns(frame, [n for n in frame.columns if n not in used | {target}])
+    _check_columns(frame, [n for n in frame.columns if n not in used])
     if isinstance(test, float | int):
         require_share("test", test, "0.2 is usual.")
         is_test = _drawn(frame, float(test), target if has_classes else None, group, time)
